@@ -19,6 +19,7 @@
 
 mod access;
 mod arguments;
+mod content;
 mod dashboard;
 mod docs_page;
 mod extract;

@@ -38,6 +38,8 @@ pub enum ProblemKind {
     UnsupportedMediaType,
     /// The body is too large.
     BodyTooLarge,
+    /// The content has no such range.
+    RangeNotSatisfiable,
     /// The body did not arrive in time.
     RequestTimeout,
     /// There is no such run.
@@ -106,7 +108,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 43] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
@@ -117,6 +119,7 @@ impl ProblemKind {
         Self::NotAcceptable,
         Self::UnsupportedMediaType,
         Self::BodyTooLarge,
+        Self::RangeNotSatisfiable,
         Self::RequestTimeout,
         Self::RunNotFound,
         Self::SessionNotFound,
@@ -176,6 +179,9 @@ impl ProblemKind {
                 (Code::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body has the wrong media type")
             }
             Self::BodyTooLarge => (Code::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large"),
+            Self::RangeNotSatisfiable => {
+                (Code::RANGE_NOT_SATISFIABLE, "range-not-satisfiable", "The content has no such range")
+            }
             Self::RequestTimeout => {
                 (Code::REQUEST_TIMEOUT, "request-timeout", "The request did not arrive in time")
             }

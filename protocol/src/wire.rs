@@ -16,9 +16,11 @@ use crate::result::TaskResult;
 /// NATS server.
 pub const MAX_INLINE: usize = 256 * 1024;
 
-/// The maximum size of a blob in bytes: four times that of the largest document or file. A reader holds a blob in memory as
-/// a whole, and anyone who may write blobs can name any size.
+/// The maximum size of a blob in bytes that is read as a whole: four times that of the largest document. A reader holds
+/// such a blob in memory, and anyone who may write blobs can name any size.
 pub const MAX_BLOB: u64 = 128 * 1024 * 1024;
+/// The maximum size of a blob in bytes that is only streamed: 4 GiB.
+pub const MAX_STREAMED_BLOB: u64 = 4 * 1024 * 1024 * 1024;
 /// The maximum nesting depth of a message. Decoding recurses, and a thread's stack is limited. A JSON value from a tool or
 /// a model may be 128 deep and fits in with the message around it.
 pub const MAX_DEPTH: usize = 192;

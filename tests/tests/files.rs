@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use millrace_protocol::file::{FilePath, WriteCondition};
+use millrace_protocol::file::{FilePath, MAX_FILE, WriteCondition};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::CommandAction;
 use millrace_protocol::subject::Topic;
@@ -126,6 +126,37 @@ async fn files_can_be_listed_shown_and_fetched_during_and_after_a_run() {
         let error = run_and_read_refusal(&server, &arguments);
         assert!(error.contains(told), "{error}");
     }
+}
+
+#[tokio::test]
+async fn large_file_is_downloaded_and_never_shown() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let id = create_run_with_files(&bus).await;
+    let size = MAX_FILE + 70_000;
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(size).expect("it is long");
+    let blob = bus.blobs().put_blob_from_file(file.into()).await.expect("it is stored");
+    let (path, writer) = (FilePath::new("/large").expect("a path"), FileAuthor { author: "task x", key: "l" });
+    let workspace = RunWorkspace::new(&bus, &id);
+    let written = workspace.write_stored_file(&path, blob, WriteCondition::Absent, writer).await;
+    assert_eq!(written.expect("it is written"), 1);
+    let folder = tempfile::tempdir().expect("a folder");
+    let (all, one) = (folder.path().join("all"), folder.path().join("one"));
+    let download = |arguments: &[&str], to: &Path| {
+        let to = to.to_str().expect("it is text");
+        run_and_read_stdout(&server, &[&["files", id.as_str()], arguments, &["--output", to]].concat())
+    };
+    download(&[], &all);
+    download(&["/large"], &one);
+    for place in [all.join("large"), one] {
+        assert_eq!(place.metadata().expect("it was written").len(), size);
+    }
+    let piped = run_millrace(&server, &["files", id.as_str(), "/large"]).stdout;
+    assert_eq!(piped.len() as u64, size);
+    let described = run_and_read_stdout(&server, &["files", id.as_str(), "/large", "--json"]);
+    let described: serde_json::Value = serde_json::from_str(&described).expect("it is JSON");
+    assert_eq!((&described["bytes"], &described["text"]), (&size.into(), &serde_json::Value::Null));
 }
 
 #[tokio::test]

@@ -79,6 +79,43 @@ async fn program_works_on_the_files_of_the_run() {
     done.await.unwrap();
 }
 
+/// The peak of this process's memory in bytes.
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_exchange_files_that_are_larger_than_the_memory_for_them() {
+    const SIZE: u64 = 160 * 1024 * 1024;
+
+    let cluster = Cluster::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    // The first attempt makes the file, the second one gets it.
+    let script = format!(
+        "cat > /dev/null; if [ -e big ]; then wc -c < big; else head -c {SIZE} /dev/zero > big; echo made; fi"
+    );
+    std::fs::write(folder.path().join("big.sh"), script).unwrap();
+    let text = "{kind: command, name: own, description: x, effect: pure, command: [sh, ./big.sh], files: {}}";
+    let make = build_order("own", "large", json!({}));
+    let (stop, done) = start_worker(&cluster, &folder, text).await;
+    let before = peak_memory();
+    cluster.publish_order(&make).await;
+    let (_, result) = cluster.await_result(&make).await;
+    assert_eq!(result.output, "made", "{result:?}");
+    let [made] = result.artifacts.as_slice() else { panic!("{result:?}") };
+    assert_eq!((made.path.as_str(), made.bytes), ("/big", SIZE));
+    let use_it = build_order("own", "use", json!({}));
+    cluster.publish_order(&use_it).await;
+    let (_, result) = cluster.await_result(&use_it).await;
+    assert_eq!(result.output, SIZE.to_string(), "{result:?}");
+    let grown = peak_memory() - before;
+    assert!(grown < SIZE / 2, "{grown} bytes of memory for a file of {SIZE}");
+    stop.cancel();
+    done.await.unwrap();
+}
+
 /// Records that a worker has run the program and was lost before it wrote the files.
 async fn lose_worker_after_program(cluster: &Cluster, order: &Order) {
     let claimed =

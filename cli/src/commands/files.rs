@@ -1,14 +1,19 @@
 //! `millrace files`: lists, shows or downloads the files of a run, whether it is in progress or has ended.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use millrace_agent::files::{FilePath, Files, FolderFiles, WriteCondition, find_nearest_names};
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_agent::files::{
+    ContentStream, FilePath, FilesError, FolderFiles, MAX_FILE, WriteCondition, find_nearest_names,
+};
 use millrace_runtime::Bus;
-use millrace_runtime::store::workspace::{FileVersionInfo, RunWorkspace, WorkspaceFile};
+use millrace_runtime::store::workspace::{FileStream, FileVersionInfo, RunWorkspace};
 
 use crate::exit::{CommandError, CommandExit};
 use crate::invocation::command_hint;
@@ -99,12 +104,8 @@ pub async fn list_or_show_files(
     if arguments.list {
         return list_versions(workspace, command, &path, arguments).await;
     }
-    let file = match arguments.version {
-        None => workspace.read_file(&path).await?,
-        Some(version) => workspace.read_file_version(&path, version).await?,
-    };
-    match file {
-        Some(file) => show_file(&file, arguments).await,
+    match workspace.open_file(&path, arguments.version).await? {
+        Some(file) => show_file(file, arguments).await,
         None if arguments.version.is_none() => list_folder(workspace, command, Some(&path), arguments).await,
         None => {
             let version = arguments.version.unwrap_or_default();
@@ -168,37 +169,80 @@ fn print_file_entries(entries: &[FileVersionInfo], json: bool) {
     }
 }
 
-/// Prints a file, or writes it to `--output`.
-async fn show_file(file: &WorkspaceFile, arguments: &FileArguments) -> Result<CommandExit, CommandError> {
+/// Prints a file, or writes it to `--output`. Files that are larger than [`MAX_FILE`] are never in memory as a whole.
+async fn show_file(mut file: FileStream, arguments: &FileArguments) -> Result<CommandExit, CommandError> {
     if let Some(output) = &arguments.output {
-        write_output_file(file, output, arguments.json)?;
+        write_output_file(file, output, arguments.json).await?;
         return Ok(CommandExit::Completed);
     }
-    let text = std::str::from_utf8(&file.bytes).ok();
+    let FileVersionInfo { path, size, .. } = file.entry.clone();
+    if size > MAX_FILE && arguments.json {
+        print_json(&FileJson::new(&file.entry, None));
+        return Ok(CommandExit::Completed);
+    }
+    let is_terminal = std::io::stdout().is_terminal();
+    if size > MAX_FILE && is_terminal {
+        return Err(CommandError::invalid_input(anyhow!(
+            "{path} is too large to show ({size} bytes); write it to a file with --output"
+        )));
+    }
+    if size > MAX_FILE {
+        while let Some(part) = file.next_part().await? {
+            print_stdout_file(&part);
+        }
+        return Ok(CommandExit::Completed);
+    }
+    let mut bytes = Vec::new();
+    while let Some(part) = file.next_part().await? {
+        bytes.extend_from_slice(&part);
+    }
+    let text = std::str::from_utf8(&bytes).ok();
     if arguments.json {
         print_json(&FileJson::new(&file.entry, text));
         return Ok(CommandExit::Completed);
     }
-    if text.is_none() && std::io::stdout().is_terminal() {
+    if text.is_none() && is_terminal {
         return Err(CommandError::invalid_input(anyhow!(
-            "{} is no text ({} bytes); write it to a file with --output",
-            file.entry.path,
-            file.entry.size
+            "{path} is no text ({size} bytes); write it to a file with --output"
         )));
     }
-    print_stdout_file(&file.bytes);
+    print_stdout_file(&bytes);
     Ok(CommandExit::Completed)
 }
 
-/// Writes a file to a path, or under its own name into an existing folder.
-fn write_output_file(file: &WorkspaceFile, output: &Path, json: bool) -> Result<(), CommandError> {
+/// Writes a file to a path, or under its own name into an existing folder. What was written of a file that can't be read to
+/// its end is removed.
+async fn write_output_file(mut file: FileStream, output: &Path, json: bool) -> Result<(), CommandError> {
     let name = file.entry.path.parts().last().unwrap_or_default();
     let place = if output.is_dir() { output.join(name) } else { output.to_owned() };
     let cannot =
         |error| CommandError::unusable_environment(anyhow!("{} can't be written: {error}", place.display()));
-    std::fs::write(&place, &file.bytes).map_err(cannot)?;
-    print_written(&place, 1, file.bytes.len() as u64, json);
+    let mut target = std::fs::File::create(&place).map_err(cannot)?;
+    let mut bytes = 0;
+    let written: Result<(), CommandError> = async {
+        while let Some(part) = file.next_part().await? {
+            target.write_all(&part).map_err(cannot)?;
+            bytes += part.len() as u64;
+        }
+        Ok(())
+    }
+    .await;
+    if written.is_err() && place.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        let _ = std::fs::remove_file(&place);
+    }
+    written?;
+    print_written(&place, 1, bytes, json);
     Ok(())
+}
+
+/// The content of a file of the workspace, for a local folder.
+struct DownloadedContent(FileStream);
+
+impl ContentStream for DownloadedContent {
+    fn next_part(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, FilesError>> {
+        async move { self.0.next_part().await.map_err(|fault| FilesError::Unavailable(fault.to_string())) }
+            .boxed()
+    }
 }
 
 fn print_written(path: &Path, files: u64, bytes: u64, json: bool) {
@@ -228,13 +272,14 @@ async fn download_all_files(
     let (mut count, mut bytes) = (0, 0);
     for entry in entries {
         // Deleted meanwhile.
-        let Some(file) = workspace.read_file(&entry.path).await? else { continue };
-        bytes += file.bytes.len() as u64;
+        let Some(file) = workspace.open_file(&entry.path, None).await? else { continue };
         let below: FilePath = entry.path.as_str()[above..].parse().map_err(CommandError::invalid_input)?;
-        target
-            .write(&below, file.bytes, WriteCondition::Always, "")
+        let mut content = DownloadedContent(file);
+        let (_, digest) = target
+            .write_content(&below, &mut content, WriteCondition::Always)
             .await
             .map_err(CommandError::unusable_environment)?;
+        bytes += digest.size;
         count += 1;
     }
     print_written(output, count, bytes, json);

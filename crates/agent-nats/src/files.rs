@@ -1,11 +1,16 @@
 //! The workspace of a run, and the memories of the account, as an agent's files.
 
+use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_agent::files::{FileContent, FileEntry, FilePath, Files, FilesError, MAX_FILE, WriteCondition};
+use millrace_agent::files::{
+    ContentStream, FileContent, FileEntry, FilePath, Files, FilesError, MAX_FILE, OpenFile, StoredContent,
+    WriteCondition,
+};
 use millrace_protocol::plan::Work;
 use millrace_protocol::work::Order;
-use millrace_runtime::store::workspace::{self, FileAuthor, FileWriteError, RunWorkspace};
+use millrace_runtime::store::blobs::BlobStream;
+use millrace_runtime::store::workspace::{self, FileAuthor, FileStream, FileWriteError, RunWorkspace};
 use millrace_runtime::{Bus, Fault};
 
 /// The workspace of a run or the memories, with the author of their writes.
@@ -49,6 +54,34 @@ fn convert_content(file: workspace::WorkspaceFile) -> FileContent {
     FileContent { entry: convert_entry(file.entry), bytes: file.bytes }
 }
 
+/// A value of the blob store.
+pub(crate) struct BlobContent(pub BlobStream);
+
+impl ContentStream for BlobContent {
+    fn next_part(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, FilesError>> {
+        async move { self.0.next_part().await.map_err(|fault| convert_read_error(&fault)) }.boxed()
+    }
+}
+
+/// The content of a file of the workspace.
+struct WorkspaceContent(FileStream);
+
+impl ContentStream for WorkspaceContent {
+    fn next_part(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, FilesError>> {
+        async move { self.0.next_part().await.map_err(|fault| convert_read_error(&fault)) }.boxed()
+    }
+}
+
+/// The error of reading a file as a whole.
+fn convert_file_error(path: &FilePath, fault: &Fault) -> FilesError {
+    match fault {
+        Fault::TooLarge { size, .. } => {
+            FilesError::TooLarge { path: path.clone(), size: *size, max: MAX_FILE }
+        }
+        fault => convert_read_error(fault),
+    }
+}
+
 fn convert_read_error(fault: &Fault) -> FilesError {
     let why = fault.to_string();
     if fault.is_transient() { FilesError::Unavailable(why) } else { FilesError::Broken(why) }
@@ -60,7 +93,7 @@ fn convert_write_error(path: &FilePath, error: FileWriteError) -> FilesError {
         FileWriteError::Stale { current } => {
             FilesError::Stale { path, current: current.map(|file| Box::new(convert_content(*file))) }
         }
-        FileWriteError::TooLarge { size } => FilesError::TooLarge { path, size, max: MAX_FILE },
+        FileWriteError::TooLarge { size, max } => FilesError::TooLarge { path, size, max },
         FileWriteError::Clash { with } => FilesError::Broken(format!(
             "{path} can't be written: {with} is a file, and a name can't be both a file and a folder"
         )),
@@ -86,9 +119,32 @@ impl Files for NatsFiles {
     fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<FileContent>, FilesError>> {
         let read = self.workspace.read_file(path);
         read.map(|read| {
-            read.map(|file| file.map(convert_content)).map_err(|fault| convert_read_error(&fault))
+            read.map(|file| file.map(convert_content)).map_err(|fault| convert_file_error(path, &fault))
         })
         .boxed()
+    }
+
+    fn open<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<OpenFile>, FilesError>> {
+        async move {
+            let opened = self.workspace.open_file(path, None).await;
+            let opened = opened.map_err(|fault| convert_read_error(&fault))?;
+            Ok(opened.map(|file| OpenFile {
+                entry: convert_entry(file.entry.clone()),
+                content: Box::new(WorkspaceContent(file)),
+            }))
+        }
+        .boxed()
+    }
+
+    fn write_stored<'a>(
+        &'a self,
+        path: &'a FilePath,
+        stored: StoredContent,
+        expected: WriteCondition,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>> {
+        let written = self.workspace.write_stored_file(path, stored.blob, expected, self.build_writer(key));
+        written.map(|done| done.map_err(|error| convert_write_error(path, error))).boxed()
     }
 
     fn write<'a>(

@@ -1,17 +1,22 @@
 //! The journal of an attempt in the log, as an agent's journal.
 
+use std::fs::File;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_agent::files::ContentStream;
 use millrace_agent::turn::{Journal, JournalError, KEEPALIVE};
 use millrace_protocol::child::Delegation;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::TaskError;
 use millrace_protocol::wait::WaitEnd;
-use millrace_protocol::wire::InlineOrStoredBytes;
+use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};
 use millrace_runtime::work::host::AttemptContext;
 use serde_json::Value;
+
+use crate::files::BlobContent;
 
 /// The journal of an attempt while an agent works on it.
 pub struct NatsJournal<'a>(pub &'a mut AttemptContext);
@@ -65,6 +70,21 @@ impl Journal for NatsJournal<'_> {
 
     fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), JournalError>> {
         async move { self.0.store_blob(&bytes).await.map_err(convert_task_error) }.boxed()
+    }
+
+    fn store_file(&mut self, file: Arc<File>) -> BoxFuture<'_, Result<BlobRef, JournalError>> {
+        async move { self.0.store_file(file).await.map_err(convert_task_error) }.boxed()
+    }
+
+    fn open_stored<'a>(
+        &'a mut self,
+        blob: &'a BlobRef,
+    ) -> BoxFuture<'a, Result<Box<dyn ContentStream>, JournalError>> {
+        async move {
+            let stream = self.0.open_stored(blob).await.map_err(convert_task_error)?;
+            Ok(Box::new(BlobContent(stream)) as Box<dyn ContentStream>)
+        }
+        .boxed()
     }
 
     fn interrupt_wait(&mut self) {

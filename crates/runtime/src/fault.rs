@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-use millrace_protocol::wire::{DecodeError, MAX_BLOB};
+use millrace_protocol::wire::DecodeError;
 
 /// A failure outside of the rules.
 #[derive(Debug, thiserror::Error)]
@@ -88,13 +88,15 @@ pub enum Fault {
         /// The name of the blob.
         sha256: String,
     },
-    /// The size of a blob, or the size in a reference to it, exceeds [`MAX_BLOB`].
-    #[error("blob {sha256} has {size} bytes; a blob may have {MAX_BLOB}")]
+    /// The size of a blob, or the size in a reference to it, exceeds the maximum.
+    #[error("blob {sha256} has {size} bytes; the maximum here is {max}")]
     TooLarge {
         /// The name of the blob.
         sha256: String,
         /// Its size in bytes.
         size: u64,
+        /// The maximum: of values that are read as a whole, or of those that are streamed.
+        max: u64,
     },
     /// The server has no storage left.
     #[error("the NATS server has no room left: {cause}; free disk space, or raise the limits of its store")]

@@ -1,7 +1,9 @@
 //! The NATS shell against a real server: appends, blobs, archives, queues and reads survive restarts of the server.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
@@ -181,6 +183,72 @@ async fn blob_is_stored_once_and_verified() {
         large,
         "the first description wins"
     );
+}
+
+/// A file of so many bytes, each part of which differs.
+fn large_file(size: usize) -> (Arc<std::fs::File>, Vec<u8>) {
+    let bytes: Vec<u8> = (0_u32..).flat_map(u32::to_le_bytes).take(size).collect();
+    let mut file = tempfile::tempfile().expect("a file");
+    file.write_all(&bytes).expect("it is written");
+    (Arc::new(file), bytes)
+}
+
+async fn read_stream(bus: &Bus, name: &str) -> (Vec<u8>, Option<Fault>) {
+    let mut read = Vec::new();
+    let mut stream = match bus.blobs().open_blob(name, None).await {
+        Ok(stream) => stream,
+        Err(fault) => return (read, Some(fault)),
+    };
+    loop {
+        match stream.next_part().await {
+            Ok(Some(part)) => read.extend_from_slice(&part),
+            Ok(None) => return (read, None),
+            Err(fault) => return (read, Some(fault)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn file_is_stored_and_read_part_by_part() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    // A part of an object has 128 KiB.
+    for size in [0, 1, 131_071, 131_072, 131_073, 5_000_001] {
+        let (file, bytes) = large_file(size);
+        let stored = bus.blobs().put_blob_from_file(file).await.expect("it is stored");
+        assert_eq!((stored.size, &stored.sha256), (size as u64, &sha256_hex(&bytes)));
+        let (read, fault) = read_stream(&bus, &stored.sha256).await;
+        assert!(fault.is_none() && read == bytes, "{size}: {} bytes, {fault:?}", read.len());
+        assert_eq!(bus.blobs().get(&stored.sha256).await.expect("it is read"), bytes, "the same object");
+    }
+}
+
+#[tokio::test]
+async fn reader_of_a_damaged_blob_never_gets_its_last_part() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let (file, bytes) = large_file(1_000_000);
+    let stored = bus.blobs().put_blob_from_file(file).await.expect("it is stored");
+    let context = async_nats::jetstream::new(bus.client().clone());
+    let about = |name: &str| format!("$O.blobs.M.{}", URL_SAFE.encode(name));
+    let stream = context.get_stream("OBJ_blobs").await.expect("it exists");
+    let described = stream.get_last_raw_message_by_subject(&about(&stored.sha256)).await.expect("it exists");
+    let publish = async |name: &str, description: String| {
+        let sent = context.publish(about(name), description.into()).await.expect("the message is sent");
+        sent.await.expect("the server accepts it");
+    };
+    let other = sha256_hex(b"another content");
+    let described = String::from_utf8_lossy(&described.payload).replace(&stored.sha256, &other);
+    publish(&other, described.clone()).await;
+    let (read, fault) = read_stream(&bus, &other).await;
+    assert!(matches!(fault, Some(Fault::Damaged { .. })), "{fault:?}");
+    assert!(read.len() < bytes.len(), "all {} bytes were read", read.len());
+    // Of several contents under a name the right one is read.
+    let real = described.replace(&other, &stored.sha256);
+    let forged = real.replace(r#""nuid":""#, r#""nuid":"x"#);
+    publish(&stored.sha256, forged).await;
+    let (read, fault) = read_stream(&bus, &stored.sha256).await;
+    assert!(fault.is_none() && read == bytes, "{fault:?}");
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use millrace_protocol::subject::{self, FileSpace};
 use millrace_runtime::nats::topology::{ClusterOptions, FILES, LIMITS};
 use millrace_runtime::store::rate_limits::{self, ClusterRateLimiter, RateLimit};
 use millrace_runtime::store::workspace::{FileAuthor, FileWriteError, RunWorkspace, WorkspaceFile};
-use millrace_runtime::{Bus, ConnectionSettings};
+use millrace_runtime::{Bus, ConnectionSettings, Fault};
 use millrace_tests::{NatsServer, wait_for_value};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -107,6 +107,35 @@ async fn every_version_is_kept_and_the_last_is_current() {
         .write_file(&file_path("/large"), vec![0; size], WriteCondition::Absent, file_author("t", "k"))
         .await;
     assert!(matches!(refused, Err(FileWriteError::TooLarge { .. })));
+}
+
+#[tokio::test]
+async fn large_file_is_only_streamed() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let files = open_workspace(&bus);
+    let large = file_path("/large");
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(MAX_FILE + 1).expect("it is long");
+    let blob = bus.blobs().put_blob_from_file(file.into()).await.expect("it is stored");
+    let author = file_author("task draft", "1");
+    let stored = |expected| files.write_stored_file(&large, blob.clone(), expected, author);
+    assert_eq!(stored(WriteCondition::Absent).await.expect("it is written"), 1);
+    assert_eq!(stored(WriteCondition::Absent).await.expect("it is the same write"), 1);
+    let refused = files.read_file(&large).await.expect_err("it is too large");
+    assert!(matches!(refused, Fault::TooLarge { max: MAX_FILE, .. }), "{refused}");
+    let mut opened = files.open_file(&large, Some(1)).await.expect("it is opened").expect("it exists");
+    let mut size = 0;
+    while let Some(part) = opened.next_part().await.expect("it is read") {
+        assert!(part.len() <= 128 * 1024, "a part of {} bytes", part.len());
+        size += part.len() as u64;
+    }
+    assert_eq!((size, opened.entry.size), (MAX_FILE + 1, MAX_FILE + 1));
+    // A writer who has not seen it learns its version without its content.
+    let other = files.write_file(&large, vec![1], WriteCondition::Absent, file_author("task other", "2")).await;
+    let Err(FileWriteError::Stale { current: Some(current) }) = other else { panic!("{other:?}") };
+    assert_eq!((current.entry.version, current.bytes), (1, Vec::new()));
+    assert!(files.open_file(&large, Some(2)).await.expect("the server responds").is_none());
 }
 
 #[tokio::test]

@@ -1,14 +1,16 @@
 //! Large values by the SHA-256 of their content.
 
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
+use axum::http::HeaderMap;
+use axum::response::Response;
+use futures::FutureExt;
 use millrace_protocol::token::Scope;
+use millrace_runtime::{Bus, Fault};
 use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes};
+use crate::content::{Content, ContentInfo, respond_with_content};
 use crate::extract::PathParts;
 use crate::problem::{Problem, ProblemKind};
-use crate::state::find_blob;
 
 /// The routes.
 pub fn routes() -> ApiRoutes {
@@ -16,23 +18,36 @@ pub fn routes() -> ApiRoutes {
 }
 
 /// Read a blob.
+///
+/// The content is streamed; the header `Range` selects a part of it. A damaged content breaks off before its end.
 #[utoipa::path(
     get, path = "/blobs/{sha256}", tag = "blobs",
     params(("sha256" = String, Path, description = "The SHA-256 of its content in hexadecimal")),
-    responses((status = 200, description = "The content, which never changes", content_type = "application/octet-stream", body = String))
+    responses(
+        (status = 200, description = "The content, which never changes", content_type = "application/octet-stream", body = String),
+        (status = 206, description = "The requested range of it", content_type = "application/octet-stream", body = String)
+    )
 )]
-async fn read_blob(gateway: Access, PathParts(sha256): PathParts<String>) -> Result<Response, Problem> {
-    let is_digest =
-        sha256.len() == 64 && sha256.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let unknown = || Problem::new(ProblemKind::BlobNotFound, format!("there is no blob {sha256:?}"));
-    let found = if is_digest { find_blob(&gateway.bus, &sha256).await? } else { None };
-    let bytes = found.ok_or_else(unknown)?;
-    let headers = [
-        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
-        (header::CONTENT_SECURITY_POLICY, "sandbox; default-src 'none'".to_owned()),
-        (header::ETAG, format!("\"{sha256}\"")),
-        (header::CACHE_CONTROL, "private, max-age=31536000, immutable".to_owned()),
-    ];
-    Ok((headers, bytes).into_response())
+async fn read_blob(
+    gateway: Access,
+    PathParts(sha256): PathParts<String>,
+    request: HeaderMap,
+) -> Result<Response, Problem> {
+    let (blob, content) = open_blob(gateway.bus.clone(), sha256.clone()).await?;
+    let cache_control = Some("private, max-age=31536000, immutable");
+    let info = ContentInfo { size: blob, etag: sha256.clone(), cache_control };
+    let bus = gateway.bus.clone();
+    let open = || async move { Ok(open_blob(bus, sha256).await?.1) }.boxed();
+    respond_with_content(&request, info, content, open).await
+}
+
+/// Returns the size of a blob and its content.
+async fn open_blob(bus: Bus, sha256: String) -> Result<(u64, Content), Problem> {
+    match bus.blobs().open_blob(&sha256, None).await {
+        Ok(blob) => Ok((blob.size(), blob.into_stream())),
+        Err(Fault::Missing { .. }) => {
+            Err(Problem::new(ProblemKind::BlobNotFound, format!("there is no blob {sha256:?}")))
+        }
+        Err(fault) => Err(fault.into()),
+    }
 }

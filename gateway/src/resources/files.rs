@@ -1,13 +1,14 @@
 //! The files of a run.
 
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use futures::FutureExt;
 use jiff::Timestamp;
 use millrace_agent::files::FilePath;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::token::Scope;
 use millrace_runtime::store::archive::read_run_from_log_or_archive;
-use millrace_runtime::store::workspace::RunWorkspace;
+use millrace_runtime::store::workspace::{FileStream, RunWorkspace};
 use millrace_views::FileJson;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,7 @@ use utoipa::IntoParams;
 use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes};
+use crate::content::{ContentInfo, respond_with_content};
 use crate::extract::{PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::{Gateway, json_response};
@@ -95,17 +97,23 @@ struct FileQuery {
 }
 
 /// Read a file of a run, or list its versions.
+///
+/// The content is streamed; the header `Range` selects a part of it. A damaged content breaks off before its end.
 #[utoipa::path(
     get, path = "/runs/{run}/files/{*path}", tag = "runs",
     params(("run" = String, Path, description = "The run"), ("path" = String, Path, description = "The file; its slashes are part of the path"), FileQuery),
-    responses((status = 200, description = "The content; its ETag is the version. With `versions` the list", content(
-        (String = "application/octet-stream"), (ref("#/components/schemas/FileList") = "application/json")
-    )))
+    responses(
+        (status = 200, description = "The content; its ETag is the version. With `versions` the list", content(
+            (String = "application/octet-stream"), (ref("#/components/schemas/FileList") = "application/json")
+        )),
+        (status = 206, description = "The requested range of it", content_type = "application/octet-stream", body = String)
+    )
 )]
 async fn read_file(
     gateway: Access,
     PathParts((run, path)): PathParts<(String, String)>,
     QueryParts(query): QueryParts<FileQuery>,
+    request: HeaderMap,
 ) -> Result<Response, Problem> {
     let (run, _) = gateway.find_run(&run).await?;
     let path = parse_path(&path)?;
@@ -131,20 +139,19 @@ async fn read_file(
         }
         (version, _) => version,
     };
-    let file = match version {
-        None => workspace.read_file(&path).await?,
-        Some(version) => workspace.read_file_version(&path, version).await?,
-    };
-    let Some(file) = file else {
+    let Some(file) = workspace.open_file(&path, version).await? else {
         let version = query.version.map(|version| format!(" of version {version}")).unwrap_or_default();
         return Err(unknown(format!("run {run} has no file {path}{version}")));
     };
-    let headers = [
-        // A browser must not run what an agent wrote.
-        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
-        (header::CONTENT_SECURITY_POLICY, "sandbox; default-src 'none'".to_owned()),
-        (header::ETAG, format!("\"{}\"", file.entry.version)),
-    ];
-    Ok((headers, file.bytes).into_response())
+    let (size, version) = (file.entry.size, file.entry.version);
+    let info = ContentInfo { size, etag: version.to_string(), cache_control: None };
+    let gone = unknown(format!("run {run} has no file {path} of version {version}"));
+    let open = || {
+        async move {
+            let file = workspace.open_file(&path, Some(version)).await?;
+            file.map(FileStream::into_stream).ok_or(gone)
+        }
+        .boxed()
+    };
+    respond_with_content(&request, info, file.into_stream(), open).await
 }

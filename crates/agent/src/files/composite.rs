@@ -6,7 +6,9 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use super::{FileContent, FileEntry, FilePath, Files, FilesError, WriteCondition, is_below};
+use super::{
+    FileContent, FileEntry, FilePath, Files, FilesError, OpenFile, StoredContent, WriteCondition, is_below,
+};
 
 /// A root backend, and other backends mounted on folders.
 pub struct CompositeFiles {
@@ -130,6 +132,37 @@ impl Files for CompositeFiles {
         async move {
             let backend = self.find_backend(path)?;
             let written = backend.files.write(&backend.path, bytes, expected, key).await;
+            written.map_err(|error| error_with_outer_path(error, backend.folder))
+        }
+        .boxed()
+    }
+
+    fn open<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<OpenFile>, FilesError>> {
+        async move {
+            let backend = self.find_backend(path)?;
+            let opened = backend.files.open(&backend.path).await;
+            opened
+                .map(|file| {
+                    file.map(|file| OpenFile {
+                        entry: entry_with_outer_path(file.entry, backend.folder),
+                        content: file.content,
+                    })
+                })
+                .map_err(|error| error_with_outer_path(error, backend.folder))
+        }
+        .boxed()
+    }
+
+    fn write_stored<'a>(
+        &'a self,
+        path: &'a FilePath,
+        stored: StoredContent,
+        expected: WriteCondition,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>> {
+        async move {
+            let backend = self.find_backend(path)?;
+            let written = backend.files.write_stored(&backend.path, stored, expected, key).await;
             written.map_err(|error| error_with_outer_path(error, backend.folder))
         }
         .boxed()

@@ -6,25 +6,33 @@
 //! are replaced atomically by renaming; of several Millrace processes one writes at a time.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_protocol::file::MAX_STREAMED_FILE;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
+use sha2::{Digest, Sha256};
 
-use super::{FileContent, FileEntry, FilePath, Files, FilesError, MAX_FILE, WriteCondition, is_below};
+use super::unfinished::{UNFINISHED, UnfinishedFile};
+use super::working_copy::hexadecimal;
+use super::{
+    ContentStream, FileContent, FileDigest, FileEntry, FilePath, Files, FilesError, MAX_FILE, OpenFile,
+    StoredContent, WriteCondition, is_below,
+};
 
 /// The maximum number of files in a folder.
 const MAX_ENTRIES: usize = 20_000;
 /// The maximum nesting of folders.
 const MAX_DEPTH: usize = 64;
-/// The name prefix of incomplete files.
-const UNFINISHED: &str = ".millrace-unfinished-";
+/// The number of bytes of a file that are in memory at a time.
+const PART_SIZE: usize = 1024 * 1024;
 
 /// A local folder. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -96,6 +104,89 @@ impl FolderFiles {
         }
     }
 
+    /// Opens a regular file on this thread; `None` if there is none. The size of the entry is that of now.
+    fn open_regular(&self, path: &FilePath) -> Result<Option<(File, FileEntry)>, FilesError> {
+        match self.open_slot(path, false)? {
+            Some(slot) => slot.open_regular(path),
+            None => Ok(None),
+        }
+    }
+
+    /// Opens a file to read it while others may replace it; `None` if there is none.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    pub fn open_file(&self, path: &FilePath) -> BoxFuture<'static, Result<Option<File>, FilesError>> {
+        let path = path.clone();
+        self.run_blocking(move |folder| Ok(folder.open_regular(&path)?.map(|(file, _)| file)))
+    }
+
+    /// Computes the SHA-256 of a file, one part in memory at a time; `None` if there is no file.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    pub fn digest_file(
+        &self,
+        path: &FilePath,
+    ) -> BoxFuture<'static, Result<Option<FileDigest>, FilesError>> {
+        let path = path.clone();
+        self.run_blocking(move |folder| folder.digest_now(&path))
+    }
+
+    fn digest_now(&self, path: &FilePath) -> Result<Option<FileDigest>, FilesError> {
+        let Some((mut file, _)) = self.open_regular(path)? else { return Ok(None) };
+        let (mut hash, mut size, mut part) = (Sha256::new(), 0, vec![0; PART_SIZE]);
+        loop {
+            let read = file.read(&mut part).map_err(|error| unreadable_error(path, &error))?;
+            if read == 0 {
+                return Ok(Some(FileDigest { size, sha256: hexadecimal(&hash.finalize()) }));
+            }
+            size += read as u64;
+            hash.update(&part[..read]);
+        }
+    }
+
+    fn create_unfinished(&self, path: &FilePath) -> Result<UnfinishedFile, FilesError> {
+        let slot = self.open_slot(path, true)?.ok_or_else(|| io_failure(path, Errno::NOENT))?;
+        UnfinishedFile::create(slot.folder, slot.name).map_err(|errno| io_failure(path, errno))
+    }
+
+    /// Puts a written file in its place if the current one is as expected, and returns its version. `begins_program`: it
+    /// begins with `#!`.
+    fn finish_file(
+        &self,
+        path: &FilePath,
+        mut unfinished: UnfinishedFile,
+        (expected, begins_program): (WriteCondition, bool),
+        written: &FileDigest,
+    ) -> Result<u64, FilesError> {
+        let _lock = self.lock_folder()?;
+        let current = self.open_regular(path)?.map(|(_, entry)| entry);
+        if !meets_condition(expected, current.as_ref()) {
+            return match current {
+                // Already written, as by an earlier run of the same call.
+                Some(current) if self.digest_now(path)?.as_ref() == Some(written) => Ok(current.version),
+                current => Err(self.stale_error(path, current)),
+            };
+        }
+        let fault = |errno| io_failure(path, errno);
+        if self.has_programs && begins_program {
+            unfinished.make_executable().map_err(fault)?;
+        }
+        unfinished.finish().map_err(fault)?;
+        let entry = self.open_regular(path)?.map(|(_, entry)| entry);
+        entry.map(|entry| entry.version).ok_or_else(|| io_failure(path, Errno::NOENT))
+    }
+
+    /// The error of a write on another version: with the current content, unless that is too large.
+    fn stale_error(&self, path: &FilePath, current: Option<FileEntry>) -> FilesError {
+        let read = |entry: FileEntry| match self.read_file(path) {
+            Ok(content) => content,
+            Err(_) => Some(FileContent { entry, bytes: Vec::new() }),
+        };
+        FilesError::Stale { path: path.clone(), current: current.and_then(read).map(Box::new) }
+    }
+
     fn replace_file(
         &self,
         path: &FilePath,
@@ -103,31 +194,55 @@ impl FolderFiles {
         expected: WriteCondition,
     ) -> Result<u64, FilesError> {
         if bytes.len() as u64 > MAX_FILE {
-            return Err(too_large_error(path, bytes.len() as u64));
+            return Err(too_large_error(path, bytes.len() as u64, MAX_FILE));
         }
-        let _lock = self.lock_folder()?;
-        let current = self.read_file(path)?;
-        if !meets_condition(expected, current.as_ref()) {
-            return match current {
-                // Already written, as by an earlier run of the same call.
-                Some(current) if current.bytes == bytes => Ok(current.entry.version),
-                current => Err(FilesError::Stale { path: path.clone(), current: current.map(Box::new) }),
+        let mut unfinished = self.create_unfinished(path)?;
+        unfinished.write(bytes).map_err(|errno| io_failure(path, errno))?;
+        let written = FileDigest { size: bytes.len() as u64, sha256: super::sha256_hex(bytes) };
+        self.finish_file(path, unfinished, (expected, bytes.starts_with(b"#!")), &written)
+    }
+
+    /// Writes a file part by part. Returns its version and its digest.
+    ///
+    /// # Errors
+    /// See [`FilesError`]; nothing was written.
+    pub async fn write_content(
+        &self,
+        path: &FilePath,
+        content: &mut dyn ContentStream,
+        expected: WriteCondition,
+    ) -> Result<(u64, FileDigest), FilesError> {
+        let created = path.clone();
+        let mut unfinished = self.run_blocking(move |folder| folder.create_unfinished(&created)).await?;
+        let (mut hash, mut size, mut first) = (Sha256::new(), 0, Vec::<u8>::new());
+        while let Some(part) = content.next_part().await? {
+            size += part.len() as u64;
+            if size > MAX_STREAMED_FILE {
+                return Err(too_large_error(path, size, MAX_STREAMED_FILE));
+            }
+            hash.update(&part);
+            first.extend(part.iter().take(2_usize.saturating_sub(first.len())));
+            let written = path.clone();
+            let writing = move |_: &Self| match unfinished.write(&part) {
+                Ok(()) => Ok(unfinished),
+                Err(errno) => Err(io_failure(&written, errno)),
             };
+            unfinished = self.run_blocking(writing).await?;
         }
-        let slot = self.open_slot(path, true)?.ok_or_else(|| io_failure(path, Errno::NOENT))?;
-        let is_program = self.has_programs && bytes.starts_with(b"#!");
-        let mode = Mode::from_raw_mode(if is_program { 0o755 } else { 0o644 });
-        slot.replace_content(bytes, mode).map_err(|errno| io_failure(path, errno))?;
-        let written = rustix::fs::statat(&slot.folder, slot.name.as_str(), AtFlags::SYMLINK_NOFOLLOW);
-        written.map(|stat| file_version(&stat)).map_err(|errno| io_failure(path, errno))
+        let digest = FileDigest { size, sha256: hexadecimal(&hash.finalize()) };
+        let (path, written, is_program) = (path.clone(), digest.clone(), first == b"#!");
+        let finish = move |folder: &Self| {
+            folder.finish_file(&path, unfinished, (expected, is_program), &written)
+        };
+        Ok((self.run_blocking(finish).await?, digest))
     }
 
     fn remove_file(&self, path: &FilePath, expected: WriteCondition) -> Result<(), FilesError> {
         let _lock = self.lock_folder()?;
         let Some(slot) = self.open_slot(path, false)? else { return Ok(()) };
-        let Some(current) = slot.read_content(path)? else { return Ok(()) };
+        let Some((_, current)) = slot.open_regular(path)? else { return Ok(()) };
         if !meets_condition(expected, Some(&current)) {
-            return Err(FilesError::Stale { path: path.clone(), current: Some(Box::new(current)) });
+            return Err(self.stale_error(path, Some(current)));
         }
         match rustix::fs::unlinkat(&slot.folder, slot.name.as_str(), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -173,17 +288,17 @@ fn open_subfolder(from: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(from, part, flags, Mode::empty())
 }
 
-fn meets_condition(expected: WriteCondition, current: Option<&FileContent>) -> bool {
+fn meets_condition(expected: WriteCondition, current: Option<&FileEntry>) -> bool {
     match expected {
         WriteCondition::Always => true,
         WriteCondition::Absent => current.is_none(),
-        WriteCondition::Version(version) => current.is_some_and(|current| current.entry.version == version),
+        WriteCondition::Version(version) => current.is_some_and(|current| current.version == version),
     }
 }
 
 impl OpenFileSlot {
-    /// Reads the file; `None` if there is none.
-    fn read_content(&self, path: &FilePath) -> Result<Option<FileContent>, FilesError> {
+    /// Opens the file if it is a regular one; `None` if there is none.
+    fn open_regular(&self, path: &FilePath) -> Result<Option<(File, FileEntry)>, FilesError> {
         // Non-blocking: opening a pipe would block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let opened = match rustix::fs::openat(&self.folder, self.name.as_str(), flags, Mode::empty()) {
@@ -195,36 +310,50 @@ impl OpenFileSlot {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(FilesError::Broken(format!("{path} is a folder or a device, not a file")));
         }
-        if file_size(&stat) > MAX_FILE {
-            return Err(too_large_error(path, file_size(&stat)));
-        }
-        let mut bytes = Vec::new();
-        let read = File::from(opened).take(MAX_FILE + 1).read_to_end(&mut bytes);
-        read.map_err(|error| FilesError::Broken(format!("{path} can't be read: {error}")))?;
-        let entry = build_file_entry(path.clone(), &stat);
-        Ok(Some(FileContent { entry: FileEntry { size: bytes.len() as u64, ..entry }, bytes }))
+        Ok(Some((File::from(opened), build_file_entry(path.clone(), &stat))))
     }
 
-    /// Writes the file atomically: readers never see a part of it.
-    fn replace_content(&self, bytes: &[u8], mode: Mode) -> Result<(), Errno> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let temporary = format!("{UNFINISHED}{}-{number}", std::process::id());
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // A process with the same id may have crashed here before.
-        let _ = rustix::fs::unlinkat(&self.folder, temporary.as_str(), AtFlags::empty());
-        let file = rustix::fs::openat(&self.folder, temporary.as_str(), flags, mode)?;
-        let mut file = File::from(file);
-        file.write_all(bytes)
-            .and_then(|()| file.sync_all())
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
-            .and_then(|()| {
-                rustix::fs::renameat(&self.folder, temporary.as_str(), &self.folder, self.name.as_str())
-            })
-            .inspect_err(|_| {
-                let _ = rustix::fs::unlinkat(&self.folder, temporary.as_str(), AtFlags::empty());
-            })
+    /// Reads the file; `None` if there is none.
+    fn read_content(&self, path: &FilePath) -> Result<Option<FileContent>, FilesError> {
+        let Some((file, entry)) = self.open_regular(path)? else { return Ok(None) };
+        if entry.size > MAX_FILE {
+            return Err(too_large_error(path, entry.size, MAX_FILE));
+        }
+        let mut bytes = Vec::new();
+        let read = file.take(MAX_FILE + 1).read_to_end(&mut bytes);
+        read.map_err(|error| unreadable_error(path, &error))?;
+        Ok(Some(FileContent { entry: FileEntry { size: bytes.len() as u64, ..entry }, bytes }))
     }
+}
+
+/// The content of a local file.
+struct LocalContent {
+    path: FilePath,
+    file: Arc<File>,
+    /// The position of the next part.
+    at: u64,
+}
+
+impl ContentStream for LocalContent {
+    fn next_part(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, FilesError>> {
+        async move {
+            let (file, at, path) = (self.file.clone(), self.at, self.path.clone());
+            let reading = tokio::task::spawn_blocking(move || {
+                let mut part = vec![0; PART_SIZE];
+                let read = file.read_at(&mut part, at).map_err(|error| unreadable_error(&path, &error))?;
+                part.truncate(read);
+                Ok(part)
+            });
+            let part = reading.await.map_err(|error| FilesError::Broken(error.to_string()))??;
+            self.at += part.len() as u64;
+            Ok(Some(Bytes::from(part)).filter(|part| !part.is_empty()))
+        }
+        .boxed()
+    }
+}
+
+fn unreadable_error(path: &FilePath, error: &std::io::Error) -> FilesError {
+    FilesError::Broken(format!("{path} can't be read: {error}"))
 }
 
 /// Collects all files below a folder, except links, devices, and files whose names are not valid paths.
@@ -327,8 +456,8 @@ fn io_failure(what: impl std::fmt::Display, errno: Errno) -> FilesError {
     }
 }
 
-fn too_large_error(path: &FilePath, size: u64) -> FilesError {
-    FilesError::TooLarge { path: path.clone(), size, max: MAX_FILE }
+fn too_large_error(path: &FilePath, size: u64, max: u64) -> FilesError {
+    FilesError::TooLarge { path: path.clone(), size, max }
 }
 
 impl Files for FolderFiles {
@@ -355,6 +484,30 @@ impl Files for FolderFiles {
     ) -> BoxFuture<'a, Result<u64, FilesError>> {
         let path = path.clone();
         self.run_blocking(move |folder| folder.replace_file(&path, &bytes, expected))
+    }
+
+    fn open<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<OpenFile>, FilesError>> {
+        let path = path.clone();
+        self.run_blocking(move |folder| {
+            let opened = folder.open_regular(&path)?;
+            Ok(opened.map(|(file, entry)| {
+                OpenFile { entry, content: Box::new(LocalContent { path, file: Arc::new(file), at: 0 }) }
+            }))
+        })
+    }
+
+    fn write_stored<'a>(
+        &'a self,
+        path: &'a FilePath,
+        mut stored: StoredContent,
+        expected: WriteCondition,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>> {
+        async move {
+            let written = self.write_content(path, stored.content.as_mut(), expected).await;
+            written.map(|(version, _)| version)
+        }
+        .boxed()
     }
 
     fn delete<'a>(

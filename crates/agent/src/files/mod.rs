@@ -17,6 +17,8 @@ mod nearest;
 pub mod permissions;
 mod program_files;
 mod skills;
+mod stream;
+mod unfinished;
 mod working_copy;
 
 use futures::FutureExt;
@@ -31,6 +33,7 @@ pub use folder::FolderFiles;
 pub use nearest::find_nearest_names;
 pub use program_files::{MaxFiles, MaxMegabytes, PathPatterns, ProgramFiles};
 pub use skills::SkillFiles;
+pub use stream::{ContentStream, InMemoryContent, OpenFile, StoredContent, read_whole_content};
 pub use working_copy::{AgentFiles, FileChange, FileChanges, FileDigest, WorkingCopy, sha256_hex};
 
 /// A file without its content.
@@ -63,11 +66,48 @@ pub trait Files: Send + Sync {
     /// See [`FilesError`].
     fn list<'a>(&'a self, folder: &'a str) -> BoxFuture<'a, Result<Vec<FileEntry>, FilesError>>;
 
-    /// Reads a file; `None` if there is none.
+    /// Reads a file of at most [`MAX_FILE`] bytes; `None` if there is none.
     ///
     /// # Errors
     /// See [`FilesError`].
     fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<FileContent>, FilesError>>;
+
+    /// Opens a file of any size to read it part by part; `None` if there is none. The default reads it as a whole.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    fn open<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<OpenFile>, FilesError>> {
+        async move {
+            let content = self.read(path).await?;
+            Ok(content.map(|FileContent { entry, bytes }| {
+                OpenFile { entry, content: Box::new(InMemoryContent::new(bytes)) }
+            }))
+        }
+        .boxed()
+    }
+
+    /// Like [`Files::write`], with a content of any size that the cluster has stored already. The default writes it as a
+    /// whole.
+    ///
+    /// # Errors
+    /// As for [`Files::write`].
+    fn write_stored<'a>(
+        &'a self,
+        path: &'a FilePath,
+        mut stored: StoredContent,
+        expected: WriteCondition,
+        key: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>> {
+        async move {
+            if stored.blob.size > MAX_FILE {
+                let (path, size) = (path.clone(), stored.blob.size);
+                return Err(FilesError::TooLarge { path, size, max: MAX_FILE });
+            }
+            let bytes = read_whole_content(stored.content.as_mut(), MAX_FILE).await?;
+            self.write(path, bytes, expected, key).await
+        }
+        .boxed()
+    }
 
     /// Writes a whole file idempotently under `key`: a second write with the same key and the same expectation has no
     /// effect. Returns the new version.
@@ -123,14 +163,14 @@ pub enum FilesError {
     Stale {
         /// The file.
         path: FilePath,
-        /// The current content; `None` if it was deleted.
+        /// The current content, empty if it has more than [`MAX_FILE`] bytes; `None` if it was deleted.
         current: Option<Box<FileContent>>,
     },
     /// The operation is not permitted. The text says what is not allowed.
     #[error("{0}")]
     Denied(String),
-    /// The file is too large for the backend.
-    #[error("{path} would have {size} bytes; the maximum is {max}")]
+    /// The file is too large to be read or written in this way.
+    #[error("{path} is too large: {size} bytes; the maximum is {max}, and only programs use larger files")]
     TooLarge {
         /// The file.
         path: FilePath,

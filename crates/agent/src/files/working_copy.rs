@@ -10,8 +10,10 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::permissions::{CompiledPermissions, FileOperation, PermissionDenied};
+use millrace_protocol::file::MAX_STREAMED_FILE;
+
 use super::{
-    FileEntry, FilePath, Files, FilesError, FolderFiles, MAX_FILE, ProgramFiles, WriteCondition, is_below,
+    FileEntry, FilePath, Files, FilesError, FolderFiles, ProgramFiles, WriteCondition, is_below,
 };
 
 /// Folders that a program makes for itself. Names that begin with a dot are ignored as well.
@@ -162,14 +164,14 @@ impl WorkingCopy {
     /// Writes one file into the folder. Returns the reason if the folder can't hold it.
     async fn copy_file(&mut self, path: &FilePath) -> Result<Option<String>, FilesError> {
         // Deleted since it was listed.
-        let Some(content) = self.agent.files.read(path).await? else { return Ok(None) };
-        let sha256 = sha256_hex(&content.bytes);
-        match self.folder.write(path, content.bytes, WriteCondition::Always, "").await {
-            Ok(local) => {
-                let version = content.entry.version;
+        let Some(mut opened) = self.agent.files.open(path).await? else { return Ok(None) };
+        match self.folder.write_content(path, opened.content.as_mut(), WriteCondition::Always).await {
+            Ok((local, FileDigest { sha256, .. })) => {
+                let version = opened.entry.version;
                 self.base_files.insert(path.clone(), BaseFile { version, local, sha256 });
                 Ok(None)
             }
+            Err(error @ FilesError::Unavailable(_)) => Err(error),
             Err(error) => {
                 self.base_files.remove(path);
                 Ok(Some(error.to_string()))
@@ -201,7 +203,7 @@ impl WorkingCopy {
             .map(|(path, file)| (path.clone(), file.version))
             .collect();
         for (path, version) in removed {
-            let reason = match self.folder.read(&path).await {
+            let reason = match self.folder.open_file(&path).await {
                 Ok(_) => self.reason_to_leave_out(&path, is_approved),
                 Err(error) => Some(error.to_string()),
             };
@@ -240,8 +242,8 @@ impl WorkingCopy {
         if is_known {
             return Ok(None);
         }
-        let reason = match entry.size > MAX_FILE {
-            true => Some(format!("{path} has {} bytes; the maximum is {MAX_FILE}", entry.size)),
+        let reason = match entry.size > MAX_STREAMED_FILE {
+            true => Some(format!("{path} has {} bytes; the maximum is {MAX_STREAMED_FILE}", entry.size)),
             false => self.reason_to_leave_out(path, is_approved),
         };
         if let Some(reason) = reason {
@@ -249,14 +251,12 @@ impl WorkingCopy {
             self.reported.insert(path.clone(), entry.version);
             return Ok(None);
         }
-        let Some(content) = self.folder.read(path).await? else { return Ok(None) };
-        let sha256 = sha256_hex(&content.bytes);
-        if base.is_some_and(|file| file.sha256 == sha256) {
+        let Some(digest) = self.folder.digest_file(path).await? else { return Ok(None) };
+        if base.is_some_and(|file| file.sha256 == digest.sha256) {
             return Ok(None);
         }
         let base = base.map(|file| file.version);
-        let content = Some(FileDigest { size: content.bytes.len() as u64, sha256 });
-        Ok(Some(FileChange { path: path.clone(), base, content }))
+        Ok(Some(FileChange { path: path.clone(), base, content: Some(digest) }))
     }
 
     /// Returns the reason for which a change of this file is not kept.
@@ -293,7 +293,11 @@ fn is_ignored(path: &FilePath) -> bool {
 /// The SHA-256 of bytes in hexadecimal.
 #[must_use]
 pub fn sha256_hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hexadecimal(&Sha256::digest(bytes))
+}
+
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -4,13 +4,17 @@
 //!
 //! A file that someone else has changed since keeps its content. The content of the program is stored next to it.
 
-use millrace_protocol::file::WriteCondition;
+use std::sync::Arc;
+
+use millrace_protocol::file::{MAX_FILE, WriteCondition};
 use millrace_protocol::result::Artifact;
 use millrace_protocol::wire::InlineOrStoredBytes;
 use serde::{Deserialize, Serialize};
 
 use super::{Journal, JournalError};
-use crate::files::{AgentFiles, FileChange, FileChanges, FileContent, FilePath, FilesError};
+use crate::files::{
+    AgentFiles, FileChange, FileChanges, FileContent, FilePath, FilesError, StoredContent,
+};
 
 /// The maximum length of a text that is recorded as it is, in bytes.
 const MAX_TEXT: usize = 16 * 1024;
@@ -129,13 +133,19 @@ async fn store_content(
 ) -> Result<RecordedChange, FileChangesError> {
     let (path, base) = (change.path.clone(), change.base);
     let Some(digest) = &change.content else { return Ok(RecordedChange { path, base, content: None }) };
-    let bytes = match crate::files::Files::read(&found.folder, &path).await? {
-        Some(content) => content.bytes,
-        None => {
-            let text = format!("{path} disappeared from the working folder after the program had ended");
-            return Err(FilesError::Unavailable(text).into());
-        }
+    let gone = || {
+        let text = format!("{path} disappeared from the working folder after the program had ended");
+        FileChangesError::from(FilesError::Unavailable(text))
     };
+    if digest.size > MAX_FILE {
+        let file = found.folder.open_file(&path).await?.ok_or_else(gone)?;
+        let blob = journal.store_file(Arc::new(file)).await?;
+        let (size, sha256) = (blob.size, blob.sha256.clone());
+        let bytes = RecordedBytes::Bytes(InlineOrStoredBytes::Stored(blob));
+        let content = Some(RecordedContent { size, sha256, bytes });
+        return Ok(RecordedChange { path, base, content });
+    }
+    let bytes = crate::files::Files::read(&found.folder, &path).await?.ok_or_else(gone)?.bytes;
     let bytes = match String::from_utf8(bytes) {
         Ok(text) if text.len() <= MAX_TEXT => RecordedBytes::Text(text),
         Ok(text) => RecordedBytes::Bytes(journal.store_value(text.into_bytes()).await?),
@@ -215,15 +225,13 @@ impl RecordedChange {
         (journal, report): (&mut dyn Journal, &mut ChangeReport),
     ) -> Result<(), FileChangesError> {
         let path = &self.path;
-        let bytes = content.load_bytes(journal).await?;
-        match agent.files.write(path, bytes, self.condition(), key).await {
+        match content.write_to(path, self.condition(), agent, key, journal).await? {
             Ok(version) => {
                 let done = if self.base.is_some() { "changed" } else { "created" };
                 report.add_written(done, path, version, content);
             }
             Err(FilesError::Stale { current, .. }) => {
-                let bytes = content.load_bytes(journal).await?;
-                let copy = self.write_beside(bytes, content, agent, key, report).await?;
+                let copy = self.write_beside(content, agent, key, (journal, report)).await?;
                 let current = current
                     .map_or_else(|| "it was deleted since".to_owned(), |current| describe_current(&current));
                 report.conflicts.push(format!("{path} was not changed: {current}; {copy}"));
@@ -237,18 +245,17 @@ impl RecordedChange {
     /// Stores the program's content next to a file that someone else has changed. Returns its place.
     async fn write_beside(
         &self,
-        bytes: Vec<u8>,
         content: &RecordedContent,
         agent: &AgentFiles,
         key: &str,
-        report: &mut ChangeReport,
+        (journal, report): (&mut dyn Journal, &mut ChangeReport),
     ) -> Result<String, FileChangesError> {
         let lost = |why: String| format!("the program's content could not be stored: {why}");
         let path = match conflict_path(&self.path, key) {
             Ok(path) => path,
             Err(why) => return Ok(lost(why)),
         };
-        match agent.files.write(&path, bytes, WriteCondition::Always, key).await {
+        match content.write_to(&path, WriteCondition::Always, agent, key, journal).await? {
             Ok(version) => {
                 report.add_written("created", &path, version, content);
                 Ok(format!("the program's content is in {path}"))
@@ -260,11 +267,26 @@ impl RecordedChange {
 }
 
 impl RecordedContent {
-    async fn load_bytes(&self, journal: &mut dyn Journal) -> Result<Vec<u8>, JournalError> {
-        match &self.bytes {
-            RecordedBytes::Text(text) => Ok(text.clone().into_bytes()),
-            RecordedBytes::Bytes(stored) => journal.load_value(stored).await,
-        }
+    /// Writes it to a file. The inner error is that of the file.
+    async fn write_to(
+        &self,
+        path: &FilePath,
+        expected: WriteCondition,
+        agent: &AgentFiles,
+        key: &str,
+        journal: &mut dyn Journal,
+    ) -> Result<Result<u64, FilesError>, JournalError> {
+        let bytes = match &self.bytes {
+            RecordedBytes::Text(text) => text.clone().into_bytes(),
+            RecordedBytes::Bytes(InlineOrStoredBytes::Stored(blob)) => {
+                let stored = StoredContent { blob: blob.clone(), content: journal.open_stored(blob).await? };
+                return Ok(agent.files.write_stored(path, stored, expected, key).await);
+            }
+            RecordedBytes::Bytes(stored @ InlineOrStoredBytes::Inline(_)) => {
+                journal.load_value(stored).await?
+            }
+        };
+        Ok(agent.files.write(path, bytes, expected, key).await)
     }
 }
 

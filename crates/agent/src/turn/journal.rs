@@ -2,6 +2,8 @@
 //! log. A journal is an ordered list of named values: on resume it is read from the front, and only steps that are not
 //! in it are carried out.
 
+use std::fs::File;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -9,12 +11,13 @@ use futures::future::{BoxFuture, ready};
 use millrace_protocol::child::Delegation;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::wait::{EndedWait, WaitEnd};
-use millrace_protocol::wire::InlineOrStoredBytes;
+use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::record::{InheritedState, SentMessages};
 use super::{ContextSettings, ConversationFormat};
+use crate::files::ContentStream;
 use crate::skills::SkillEntry;
 use crate::state::StateRules;
 
@@ -115,6 +118,26 @@ pub trait Journal: Send {
         ready(Ok(())).boxed()
     }
 
+    /// Stores the content of a file, which may be larger than the memory. It is not a step. The default has no store.
+    ///
+    /// # Errors
+    /// As for [`Journal::append_step`].
+    fn store_file(&mut self, file: Arc<File>) -> BoxFuture<'_, Result<BlobRef, JournalError>> {
+        drop(file);
+        ready(Err(JournalError::Failed("this journal stores no files".into()))).boxed()
+    }
+
+    /// Opens a value that [`Journal::store_file`] or [`Journal::store_value`] has stored, on this machine or another.
+    ///
+    /// # Errors
+    /// [`JournalError::Failed`] if it can't be read.
+    fn open_stored<'a>(
+        &'a mut self,
+        blob: &'a BlobRef,
+    ) -> BoxFuture<'a, Result<Box<dyn ContentStream>, JournalError>> {
+        ready(Err(JournalError::Failed(format!("this journal has no stored value {}", blob.sha256)))).boxed()
+    }
+
     /// Notes that the wait is interrupted by a request to the provider.
     fn interrupt_wait(&mut self) {}
 
@@ -184,6 +207,17 @@ impl<J: Journal + ?Sized> Journal for &mut J {
 
     fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), JournalError>> {
         (**self).store_blob(bytes)
+    }
+
+    fn store_file(&mut self, file: Arc<File>) -> BoxFuture<'_, Result<BlobRef, JournalError>> {
+        (**self).store_file(file)
+    }
+
+    fn open_stored<'a>(
+        &'a mut self,
+        blob: &'a BlobRef,
+    ) -> BoxFuture<'a, Result<Box<dyn ContentStream>, JournalError>> {
+        (**self).open_stored(blob)
     }
 
     fn interrupt_wait(&mut self) {

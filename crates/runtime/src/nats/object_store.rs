@@ -4,6 +4,10 @@
 //! overwritten: the parts of an object and its description are messages, and a new version has a new description after
 //! the old one.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
 use async_nats::Client;
 use async_nats::jetstream::context::{Context, PublishAckFuture};
 use async_nats::jetstream::{ErrorCode, message::PublishMessage};
@@ -22,8 +26,8 @@ use crate::Fault;
 
 /// The size of a part in bytes, as in other clients.
 const PART_SIZE: usize = 128 * 1024;
-/// The maximum number of parts that wait for their acknowledgements.
-const MAX_IN_FLIGHT: usize = 8;
+/// The number of bytes that are sent before their acknowledgements are awaited.
+const BATCH_SIZE: usize = 8 * PART_SIZE;
 /// The number of parts per request of a read.
 const PARTS_PER_PAGE: usize = 64;
 /// The error code of the server for "the last sequence of the subject is another one".
@@ -168,72 +172,200 @@ pub(crate) async fn read_unverified_object(
     read_and_join_parts(client, bucket, info, |_| true).await
 }
 
+/// Returns the SHA-256 of the content of an object, one part in memory at a time; `None` if parts are missing, or not yet
+/// there.
+///
+/// # Errors
+/// The server does not respond.
+pub(crate) async fn hash_object(
+    client: &Client,
+    bucket: &str,
+    info: &ObjectInfo,
+) -> Result<Option<Vec<u8>>, Fault> {
+    let mut parts = ObjectParts::new(client, bucket, info);
+    let mut hash = Sha256::new();
+    while let Some(part) = parts.next_part(&|_| true).await? {
+        hash.update(&part);
+    }
+    Ok(parts.is_complete().then(|| hash.finalize().to_vec()))
+}
+
 /// Joins the parts of an object that `is_part` accepts; `None` if some are missing.
 async fn read_and_join_parts(
     client: &Client,
     bucket: &str,
     info: &ObjectInfo,
-    is_part: impl Fn(&StreamRecord) -> bool,
+    is_part: impl Fn(&StreamRecord) -> bool + Sync,
 ) -> Result<Option<Vec<u8>>, Fault> {
-    if !info.has_valid_nuid() {
-        return Ok(None);
-    }
-    let size = usize::try_from(info.size).unwrap_or(usize::MAX);
+    let mut parts = ObjectParts::new(client, bucket, info);
     let mut content = Vec::new();
-    let subject = object_parts_subject(bucket, &info.nuid);
-    let mut pages =
-        PagedReader::new(client, object_stream(bucket), subject, 1).with_page_size(PARTS_PER_PAGE);
-    // Others may have added any number of parts: no more of them are read than the object has bytes.
-    while content.len() < size {
-        let records = pages.next_page().await?;
-        if records.is_empty() {
-            break;
+    while let Some(part) = parts.next_part(&is_part).await? {
+        content.extend_from_slice(&part);
+    }
+    Ok(parts.is_complete().then_some(content))
+}
+
+/// Reads the parts of an object in their order.
+pub(crate) struct ObjectParts {
+    pages: PagedReader,
+    page: std::vec::IntoIter<StreamRecord>,
+    /// The bytes that are still to come. Others may have added any number of parts: no more are read than the object has.
+    missing: u64,
+    is_valid: bool,
+}
+
+impl ObjectParts {
+    /// Starts at the first part. Sends no request.
+    pub fn new(client: &Client, bucket: &str, info: &ObjectInfo) -> Self {
+        let subject = object_parts_subject(bucket, &info.nuid);
+        let pages =
+            PagedReader::new(client, object_stream(bucket), subject, 1).with_page_size(PARTS_PER_PAGE);
+        Self { pages, page: Vec::new().into_iter(), missing: info.size, is_valid: info.has_valid_nuid() }
+    }
+
+    /// Returns the next part that `is_part` accepts; `None` after the last byte of the object, or if parts are missing.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn next_part(
+        &mut self,
+        is_part: &(dyn Fn(&StreamRecord) -> bool + Sync),
+    ) -> Result<Option<Bytes>, Fault> {
+        while self.is_valid && self.missing > 0 {
+            let Some(record) = self.page.next() else {
+                let records = self.pages.next_page().await?;
+                if records.is_empty() {
+                    break;
+                }
+                self.page = records.into_iter();
+                continue;
+            };
+            if is_part(&record) {
+                // Anything after that size was added after the object was described.
+                let length = usize::try_from(self.missing).unwrap_or(usize::MAX).min(record.payload.len());
+                self.missing -= length as u64;
+                return Ok(Some(record.payload.slice(..length)));
+            }
         }
-        for part in records.iter().filter(|part| is_part(part)) {
-            content.extend_from_slice(&part.payload);
+        Ok(None)
+    }
+
+    /// `true` if the whole object was read.
+    pub fn is_complete(&self) -> bool {
+        self.is_valid && self.missing == 0
+    }
+}
+
+/// The content of an object that is written.
+#[derive(Clone)]
+pub(crate) enum ObjectContent<'a> {
+    /// It is in memory.
+    Bytes(&'a [u8]),
+    /// It is in a file, which is read when it is sent.
+    File {
+        /// The file.
+        file: Arc<File>,
+        /// The number of its bytes.
+        size: u64,
+    },
+}
+
+impl ObjectContent<'_> {
+    /// Its number of bytes.
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::File { size, .. } => *size,
         }
     }
-    if content.len() < size {
-        return Ok(None);
+
+    /// Computes its SHA-256. A file is read on another thread.
+    ///
+    /// # Errors
+    /// The file can't be read, or is shorter than its size.
+    pub async fn digest(&self) -> std::io::Result<Vec<u8>> {
+        match self {
+            Self::Bytes(bytes) => Ok(Sha256::digest(bytes).to_vec()),
+            Self::File { file, size } => {
+                let (file, size) = (file.clone(), *size);
+                let hashing = tokio::task::spawn_blocking(move || {
+                    let (mut hash, mut at) = (Sha256::new(), 0);
+                    while at < size {
+                        let batch = read_batch(&file, at, size)?;
+                        at += batch.len() as u64;
+                        hash.update(&batch);
+                    }
+                    Ok(hash.finalize().to_vec())
+                });
+                hashing.await.map_err(std::io::Error::other)?
+            }
+        }
     }
-    // Anything after that size was added after the object was described.
-    content.truncate(size);
-    Ok(Some(content))
+
+    /// Returns the bytes from `at` on, as many as are sent at once.
+    async fn read_batch(&self, at: u64) -> std::io::Result<Bytes> {
+        match self {
+            Self::Bytes(bytes) => {
+                let at = usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
+                let end = bytes.len().min(at + BATCH_SIZE);
+                Ok(Bytes::copy_from_slice(&bytes[at..end]))
+            }
+            Self::File { file, size } => {
+                let (file, size) = (file.clone(), *size);
+                let reading = tokio::task::spawn_blocking(move || read_batch(&file, at, size));
+                reading.await.map_err(std::io::Error::other)?.map(Bytes::from)
+            }
+        }
+    }
+}
+
+fn read_batch(file: &File, at: u64, size: u64) -> std::io::Result<Vec<u8>> {
+    let length = usize::try_from(size.saturating_sub(at)).unwrap_or(usize::MAX).min(BATCH_SIZE);
+    let mut batch = vec![0; length];
+    file.read_exact_at(&mut batch, at)?;
+    Ok(batch)
 }
 
 /// Writes an object with this SHA-256. `last` is the sequence of its last description, 0 if there is none. Returns
 /// `false` if another description was added meanwhile.
 ///
 /// # Errors
-/// The server does not respond or is full.
+/// The server does not respond or is full, or the content can't be read or has changed since its digest was computed.
 pub(crate) async fn write_object(
     context: &Context,
     bucket: &str,
     name: &str,
-    bytes: &[u8],
+    content: &ObjectContent<'_>,
     digest: &[u8],
     last: u64,
 ) -> Result<bool, Fault> {
     let what = format!("storing object {name} in bucket {bucket}");
-    let nuid = new_id();
+    let (nuid, size) = (new_id(), content.size());
     let subject = object_parts_subject(bucket, &nuid);
-    let mut in_flight: Vec<PublishAckFuture> = Vec::with_capacity(MAX_IN_FLIGHT);
-    for parts in bytes.chunks(PART_SIZE * MAX_IN_FLIGHT) {
-        for part in parts.chunks(PART_SIZE) {
-            let part = message_with_id(Bytes::copy_from_slice(part));
+    let (mut at, mut hash) = (0, Sha256::new());
+    while at < size {
+        let batch = content.read_batch(at).await.map_err(|error| Fault::unavailable(&*what, error))?;
+        hash.update(&batch);
+        let mut in_flight: Vec<PublishAckFuture> = Vec::with_capacity(BATCH_SIZE / PART_SIZE);
+        for start in (0..batch.len()).step_by(PART_SIZE) {
+            let part = message_with_id(batch.slice(start..batch.len().min(start + PART_SIZE)));
             let sent = context.send_publish(subject.clone(), part).await;
             in_flight.push(sent.map_err(|error| fault_from_client_error(&what, error))?);
         }
-        for acknowledgement in in_flight.drain(..) {
+        for acknowledgement in in_flight {
             acknowledgement.await.map_err(|error| fault_from_client_error(&what, error))?;
         }
+        at += batch.len() as u64;
+    }
+    if *hash.finalize() != *digest {
+        return Err(Fault::unavailable(what, "the file changed while it was stored"));
     }
     let info = ObjectInfo {
         name: name.into(),
         bucket: bucket.into(),
         nuid,
-        size: bytes.len() as u64,
-        chunks: bytes.len().div_ceil(PART_SIZE) as u64,
+        size,
+        chunks: size.div_ceil(PART_SIZE as u64),
         digest: format_digest(digest),
         deleted: false,
     };

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::fault::{backoff, max_replica_lag};
 use crate::nats::bus::Bus;
-use crate::nats::object_store;
+use crate::nats::object_store::{self, ObjectContent};
 use crate::nats::provenance::Provenance;
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::ARCHIVE;
@@ -114,8 +114,8 @@ pub async fn archive_run(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result
     let bytes = writer.finish_archive();
     let earlier = object_store::read_object_descriptions(bus.client(), ARCHIVE, run.as_str()).await?;
     let end = earlier.last().map_or(0, |stored| stored.sequence);
-    let digest = Sha256::digest(&bytes);
-    if !object_store::write_object(bus.request_context(), ARCHIVE, run.as_str(), &bytes, &digest, end).await?
+    let (digest, content) = (Sha256::digest(&bytes), ObjectContent::Bytes(&bytes));
+    if !object_store::write_object(bus.request_context(), ARCHIVE, run.as_str(), &content, &digest, end).await?
     {
         return Err(Fault::unavailable(format!("archiving run {run}"), "another process is archiving it"));
     }

@@ -5,12 +5,14 @@
 //! are idempotent: a write with the same key is recognised, also if the response to the first one was lost.
 
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
-use futures::FutureExt;
+use bytes::Bytes;
 use futures::future::BoxFuture;
-use millrace_protocol::file::{FilePath, FileVersion, MAX_FILE, WriteCondition};
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
+use millrace_protocol::file::{FilePath, FileVersion, MAX_FILE, MAX_STREAMED_FILE, WriteCondition};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::subject::{self, FileSpace};
-use millrace_protocol::wire::{InlineOrStoredBytes, WireMessage, encode_body, encode_with_inline_body};
+use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, WireMessage, encode_body, encode_with_inline_body};
 use serde_bytes::ByteBuf;
 use tracing::warn;
 
@@ -22,7 +24,7 @@ use crate::nats::direct_get;
 use crate::nats::error::fault_from_client_error;
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::FILES;
-use crate::store::blobs::sha256_hex;
+use crate::store::blobs::{BlobStream, sha256_hex};
 
 /// Larger contents go to the blob store, because a listing reads every message in full.
 const MAX_INLINE: usize = 64 * 1024;
@@ -61,6 +63,55 @@ pub struct WorkspaceFile {
     pub bytes: Vec<u8>,
 }
 
+/// A version of a file whose content is read part by part.
+pub struct FileStream {
+    /// Its metadata.
+    pub entry: FileVersionInfo,
+    parts: FileParts,
+}
+
+enum FileParts {
+    Inline(Option<Bytes>),
+    Stored(BlobStream),
+}
+
+impl FileStream {
+    /// Returns the next part; `None` after the last one. The last part is returned only if the whole content is right.
+    ///
+    /// # Errors
+    /// The content is damaged or incomplete, or the server does not respond.
+    pub async fn next_part(&mut self) -> Result<Option<Bytes>, Fault> {
+        match &mut self.parts {
+            FileParts::Inline(bytes) => Ok(bytes.take()),
+            FileParts::Stored(blob) => blob.next_part().await,
+        }
+    }
+
+    /// Returns the parts as a stream. It ends after an error.
+    #[must_use]
+    pub fn into_stream(self) -> BoxStream<'static, Result<Bytes, Fault>> {
+        let next = |mut file: Self| async move { Ok(file.next_part().await?.map(|part| (part, file))) };
+        futures::stream::try_unfold(self, next).boxed()
+    }
+}
+
+/// The content of a new version.
+enum NewContent {
+    Bytes(Vec<u8>),
+    Stored(BlobRef),
+    Deletion,
+}
+
+impl NewContent {
+    fn size(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Stored(blob) => blob.size,
+            Self::Deletion => 0,
+        }
+    }
+}
+
 /// The author of a write, and its idempotency key.
 #[derive(Debug, Clone, Copy)]
 pub struct FileAuthor<'a> {
@@ -76,14 +127,16 @@ pub enum FileWriteError {
     /// The current version is not the expected one.
     #[error("version conflict: the file has changed")]
     Stale {
-        /// The current file; `None` if there is none.
+        /// The current file, without its content if that is larger than [`MAX_FILE`]; `None` if there is none.
         current: Option<Box<WorkspaceFile>>,
     },
-    /// It is larger than [`MAX_FILE`].
-    #[error("the file would have {size} bytes; the limit is {MAX_FILE}")]
+    /// It is larger than the maximum.
+    #[error("the file would have {size} bytes; the limit is {max}")]
     TooLarge {
         /// Its size in bytes.
         size: u64,
+        /// The limit: [`MAX_FILE`], or [`MAX_STREAMED_FILE`] if it is stored already.
+        max: u64,
     },
     /// The path conflicts with another file: a name can't be both a file and a folder.
     #[error("path conflict with the file {with}: a name can't be both a file and a folder")]
@@ -181,7 +234,7 @@ impl RunWorkspace {
     /// Returns the current version of a file; `None` if there is no file.
     ///
     /// # Errors
-    /// The server does not respond, or the content can't be read.
+    /// The server does not respond, or the content can't be read, or not as a whole: see [`RunWorkspace::open_file`].
     pub fn read_file<'a>(
         &'a self,
         path: &'a FilePath,
@@ -210,6 +263,39 @@ impl RunWorkspace {
                 Some(head) => self.load_content(head).await,
                 None => Ok(None),
             }
+        }
+        .boxed()
+    }
+
+    /// Opens the current version of a file, or an earlier one, to read it part by part; `None` if there is no such version,
+    /// or it is a deletion.
+    ///
+    /// # Errors
+    /// The server does not respond, or the content is missing or damaged.
+    pub fn open_file<'a>(
+        &'a self,
+        path: &'a FilePath,
+        version: Option<u64>,
+    ) -> BoxFuture<'a, Result<Option<FileStream>, Fault>> {
+        async move {
+            let found = match version {
+                None => self.read_subject_tip(path).await?.head,
+                Some(version) => {
+                    let all = self.read_history(path).await?;
+                    all.into_iter().find(|head| head.entry.version == version)
+                }
+            };
+            let Some(DecodedVersion { version, entry }) = found else { return Ok(None) };
+            let parts = match version.content {
+                None => return Ok(None),
+                Some(InlineOrStoredBytes::Inline(bytes)) => {
+                    FileParts::Inline(Some(Bytes::from(bytes.into_vec())).filter(|bytes| !bytes.is_empty()))
+                }
+                Some(InlineOrStoredBytes::Stored(blob)) => {
+                    FileParts::Stored(self.bus.blobs().open_blob(&blob.sha256, Some(blob.size)).await?)
+                }
+            };
+            Ok(Some(FileStream { entry, parts }))
         }
         .boxed()
     }
@@ -253,9 +339,30 @@ impl RunWorkspace {
         async move {
             let size = bytes.len() as u64;
             if size > MAX_FILE {
-                return Err(FileWriteError::TooLarge { size });
+                return Err(FileWriteError::TooLarge { size, max: MAX_FILE });
             }
-            self.append_version(path, Some(bytes), expected, writer).await
+            self.append_version(path, &NewContent::Bytes(bytes), expected, writer).await
+        }
+        .boxed()
+    }
+
+    /// Like [`RunWorkspace::write_file`], with a content that is in the blob store already and may be larger.
+    ///
+    /// # Errors
+    /// See [`FileWriteError`]; nothing was written.
+    pub fn write_stored_file<'a>(
+        &'a self,
+        path: &'a FilePath,
+        content: BlobRef,
+        expected: WriteCondition,
+        writer: FileAuthor<'a>,
+    ) -> BoxFuture<'a, Result<u64, FileWriteError>> {
+        async move {
+            let size = content.size;
+            if size > MAX_STREAMED_FILE {
+                return Err(FileWriteError::TooLarge { size, max: MAX_STREAMED_FILE });
+            }
+            self.append_version(path, &NewContent::Stored(content), expected, writer).await
         }
         .boxed()
     }
@@ -270,17 +377,17 @@ impl RunWorkspace {
         expected: WriteCondition,
         writer: FileAuthor<'a>,
     ) -> BoxFuture<'a, Result<u64, FileWriteError>> {
-        self.append_version(path, None, expected, writer).boxed()
+        async move { self.append_version(path, &NewContent::Deletion, expected, writer).await }.boxed()
     }
 
     async fn append_version(
         &self,
         path: &FilePath,
-        bytes: Option<Vec<u8>>,
+        new: &NewContent,
         expected: WriteCondition,
         writer: FileAuthor<'_>,
     ) -> Result<u64, FileWriteError> {
-        let size = bytes.as_ref().map_or(0, |bytes| bytes.len() as u64);
+        let size = new.size();
         let mut content = None;
         loop {
             let FileSubjectTip { head, last } = self.read_subject_tip(path).await?;
@@ -289,14 +396,17 @@ impl RunWorkspace {
             }
             if !meets_write_condition(head.as_ref(), expected) {
                 let current = match head {
+                    Some(head) if head.entry.size > MAX_FILE => {
+                        Some(WorkspaceFile { entry: head.entry, bytes: Vec::new() })
+                    }
                     Some(head) => self.load_content(head).await?,
                     None => None,
                 };
                 return Err(FileWriteError::Stale { current: current.map(Box::new) });
             }
-            if let (None, Some(bytes)) = (&content, &bytes) {
+            if content.is_none() && !matches!(new, NewContent::Deletion) {
                 self.check_path_conflicts(path, head.as_ref()).await?;
-                content = Some(self.store_content(bytes).await?);
+                content = self.store_content(new).await?;
             }
             let version = FileVersion {
                 version: head.as_ref().map_or(0, |head| head.entry.version) + 1,
@@ -314,12 +424,18 @@ impl RunWorkspace {
         }
     }
 
-    /// Stores a content inline or in the blob store.
-    async fn store_content(&self, bytes: &[u8]) -> Result<InlineOrStoredBytes, Fault> {
-        if bytes.len() <= MAX_INLINE {
-            return Ok(InlineOrStoredBytes::Inline(ByteBuf::from(bytes)));
-        }
-        Ok(InlineOrStoredBytes::Stored(self.bus.blobs().put_blob(bytes).await?))
+    /// Stores a content inline or in the blob store; `None` for a deletion.
+    async fn store_content(&self, new: &NewContent) -> Result<Option<InlineOrStoredBytes>, Fault> {
+        Ok(match new {
+            NewContent::Deletion => None,
+            NewContent::Stored(blob) => Some(InlineOrStoredBytes::Stored(blob.clone())),
+            NewContent::Bytes(bytes) if bytes.len() <= MAX_INLINE => {
+                Some(InlineOrStoredBytes::Inline(ByteBuf::from(bytes.as_slice())))
+            }
+            NewContent::Bytes(bytes) => {
+                Some(InlineOrStoredBytes::Stored(self.bus.blobs().put_blob(bytes).await?))
+            }
+        })
     }
 
     async fn publish_version(
@@ -534,6 +650,9 @@ impl RunWorkspace {
     async fn load_content(&self, head: DecodedVersion) -> Result<Option<WorkspaceFile>, Fault> {
         match &head.version.content {
             None => Ok(None),
+            Some(InlineOrStoredBytes::Stored(BlobRef { sha256, size })) if *size > MAX_FILE => {
+                Err(Fault::TooLarge { sha256: sha256.clone(), size: *size, max: MAX_FILE })
+            }
             Some(content) => {
                 let bytes = self.bus.blobs().read_inline_or_stored(content).await?;
                 Ok(Some(WorkspaceFile { entry: head.entry, bytes }))

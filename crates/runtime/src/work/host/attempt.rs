@@ -2,6 +2,7 @@
 //! handles failures of the journal: a handler that returns the error of a step does the right thing, and for one that
 //! ignores the error every later step fails too.
 
+use std::fs::File;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskSpec};
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::{ErrorKind, MAX_SUMMARY, TaskError, TaskResult};
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
-use millrace_protocol::wire::InlineOrStoredBytes;
+use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};
 use millrace_protocol::work::{Assignment, Order, WorkOutcome};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,6 +26,7 @@ use super::ClusterReader;
 use crate::Fault;
 use crate::log::journal::{Journal, JournalError};
 use crate::nats::bus::Bus;
+use crate::store::blobs::BlobStream;
 
 /// The delay after the first release of work; it doubles with each further release in a row.
 const MIN_DELAY: Duration = Duration::from_secs(1);
@@ -256,6 +258,29 @@ impl AttemptContext {
     pub async fn load_value(&mut self, stored: &InlineOrStoredBytes) -> Result<Vec<u8>, TaskError> {
         match self.bus.blobs().read_inline_or_stored(stored).await {
             Ok(bytes) => Ok(bytes),
+            Err(fault) => Err(self.end_with_fault(fault)),
+        }
+    }
+
+    /// Stores the content of a file, which may be larger than the memory.
+    ///
+    /// # Errors
+    /// As for a step.
+    pub async fn store_file(&mut self, file: Arc<File>) -> Result<BlobRef, TaskError> {
+        self.check_journal_is_writable()?;
+        match self.bus.blobs().put_blob_from_file(file).await {
+            Ok(stored) => Ok(stored),
+            Err(fault) => Err(self.end_with_storing_fault(fault)),
+        }
+    }
+
+    /// Opens a value that was stored, in this process or another, to read it part by part.
+    ///
+    /// # Errors
+    /// It can't be read: the handler must return.
+    pub async fn open_stored(&mut self, blob: &BlobRef) -> Result<BlobStream, TaskError> {
+        match self.bus.blobs().open_blob(&blob.sha256, Some(blob.size)).await {
+            Ok(stream) => Ok(stream),
             Err(fault) => Err(self.end_with_fault(fault)),
         }
     }
