@@ -144,7 +144,7 @@ mod tests {
             if let Some(etag) = if_range {
                 headers.insert(header::IF_RANGE, HeaderValue::from_str(etag).unwrap());
             }
-            requested_range(&headers, "\"2\"", 10).map_err(|problem| problem.status().as_u16())
+            requested_range(&headers, "\"2\"", 10).map_err(|problem| problem.into_response().status().as_u16())
         };
         assert_eq!(asked("bytes=0-3", None), Ok(Some((0, 3))));
         assert_eq!(asked("bytes=4-", None), Ok(Some((4, 9))));

@@ -524,6 +524,7 @@ impl Files for FolderFiles {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::sync::atomic::Ordering;
 
     use super::*;
 

@@ -1,0 +1,88 @@
+//! Real documents of other projects: the words that independent libraries find in them, at the same pages, slides and sheets.
+//! `tests/real/collect.py` collects them from a package index; `MILLRACE_REAL_DOCUMENTS` names the folder. They are not part
+//! of this repository, since not all licences allow that.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use millrace_documents::{Extractor, detect_binary_format, markdown};
+use serde::Deserialize;
+
+/// The share of words that must be found: the libraries divide some words in other ways, such as at ligatures.
+const MIN_SHARE: f64 = 0.95;
+
+#[derive(Deserialize)]
+struct ExpectedDocument {
+    file: String,
+    places: Vec<ExpectedPlace>,
+}
+
+#[derive(Deserialize)]
+struct ExpectedPlace {
+    place: Option<String>,
+    words: Vec<String>,
+}
+
+/// The text of a document by place.
+fn read_places(ending: &str, bytes: &[u8]) -> Result<Vec<(Option<String>, String)>, String> {
+    if ending == "html" {
+        let text = String::from_utf8_lossy(bytes);
+        let read = markdown::html_to_markdown(&text, &["script", "style", "title"], 256);
+        return read.map(|text| vec![(None, text)]).map_err(|error| error.to_string());
+    }
+    let format = detect_binary_format(bytes, Some(ending)).ok_or("it has no known format")?;
+    let read = Extractor::at(env!("CARGO_BIN_EXE_millrace-extractor")).extract_text(format, bytes);
+    let document = read.map_err(|error| error.to_string())?;
+    Ok(document.parts.into_iter().map(|part| (part.place, part.text)).collect())
+}
+
+/// The share of the expected words that are found at their places.
+fn share_of_found_words(expected: &ExpectedDocument, read: &[(Option<String>, String)]) -> f64 {
+    let (mut all, mut found) = (0_u32, 0_u32);
+    for place in &expected.places {
+        let text: String = read
+            .iter()
+            .filter(|(at, _)| place.place.is_none() || *at == place.place)
+            .map(|(_, text)| text.as_str())
+            .collect();
+        let unescaped = text.replace('\\', "");
+        all += u32::try_from(place.words.len()).unwrap();
+        let is_found = |word: &&String| unescaped.contains(word.as_str());
+        found += u32::try_from(place.words.iter().filter(is_found).count()).unwrap();
+    }
+    f64::from(found) / f64::from(all.max(1))
+}
+
+#[test]
+fn words_of_real_documents_are_found_at_their_places() {
+    let Some(folder) = std::env::var_os("MILLRACE_REAL_DOCUMENTS") else {
+        println!("skipped: MILLRACE_REAL_DOCUMENTS names no folder of tests/real/collect.py");
+        return;
+    };
+    let folder = Path::new(&folder);
+    let expected = fs::read_to_string(folder.join("expected.json")).unwrap();
+    let expected: BTreeMap<String, Vec<ExpectedDocument>> = serde_json::from_str(&expected).unwrap();
+    let mut faults = Vec::new();
+    for (ending, documents) in &expected {
+        let mut shares = Vec::new();
+        for document in documents {
+            let bytes = fs::read(folder.join(&document.file)).unwrap();
+            match read_places(ending, &bytes) {
+                Ok(read) => {
+                    let share = share_of_found_words(document, &read);
+                    shares.push(share);
+                    if share < MIN_SHARE {
+                        faults.push(format!("{}: {:.0} % of the words", document.file, share * 100.0));
+                    }
+                }
+                Err(error) => faults.push(format!("{}: {error}", document.file)),
+            }
+        }
+        let mean = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
+        println!("{ending}: {} documents, {:.1} % of the words", documents.len(), mean * 100.0);
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
