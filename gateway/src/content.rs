@@ -15,13 +15,13 @@ use crate::problem::{Problem, ProblemKind};
 /// A content that ends with an error instead of its last part if it is damaged.
 pub type Content = BoxStream<'static, Result<Bytes, Fault>>;
 
-/// What is known of a content before it is read.
+/// The metadata of a content.
 pub struct ContentInfo {
     /// Its size in bytes.
     pub size: u64,
     /// Its ETag, without the quotes.
     pub etag: String,
-    /// How long others may keep it.
+    /// The value of `Cache-Control`.
     pub cache_control: Option<&'static str>,
 }
 

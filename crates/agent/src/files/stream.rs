@@ -12,7 +12,7 @@ pub trait ContentStream: Send {
     /// Returns the next part; `None` after the last one.
     ///
     /// # Errors
-    /// The content can't be read on, or is damaged: what was returned before must not be used.
+    /// The content is damaged, or reading failed. The caller discards the earlier parts.
     fn next_part(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, FilesError>>;
 }
 

@@ -287,7 +287,7 @@ impl BlobStore {
         Err(fault)
     }
 
-    /// Repeats a read while a replica may lag behind its leader.
+    /// Repeats a failed read as long as a replica may lag behind its leader.
     async fn retry_while_replicas_lag<T, F: Future<Output = Result<T, Fault>>>(
         &self,
         read: impl Fn() -> F,
