@@ -69,11 +69,7 @@ pub async fn respond_with_content(
 }
 
 /// Returns the first and the last byte that a request asks for; `None` for all. Several ranges are answered with all.
-fn requested_range(
-    request: &HeaderMap,
-    etag: &str,
-    size: u64,
-) -> Result<Option<(u64, u64)>, Problem> {
+fn requested_range(request: &HeaderMap, etag: &str, size: u64) -> Result<Option<(u64, u64)>, Problem> {
     let text = |name| request.get(name).and_then(|value| value.to_str().ok());
     let Some(range) = text(header::RANGE) else { return Ok(None) };
     // The client has a part of another version.
@@ -144,7 +140,8 @@ mod tests {
             if let Some(etag) = if_range {
                 headers.insert(header::IF_RANGE, HeaderValue::from_str(etag).unwrap());
             }
-            requested_range(&headers, "\"2\"", 10).map_err(|problem| problem.into_response().status().as_u16())
+            requested_range(&headers, "\"2\"", 10)
+                .map_err(|problem| problem.into_response().status().as_u16())
         };
         assert_eq!(asked("bytes=0-3", None), Ok(Some((0, 3))));
         assert_eq!(asked("bytes=4-", None), Ok(Some((4, 9))));

@@ -137,7 +137,8 @@ async fn large_file_is_downloaded_and_never_shown() {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(size).expect("it is long");
     let blob = bus.blobs().put_blob_from_file(file.into()).await.expect("it is stored");
-    let (path, writer) = (FilePath::new("/large").expect("a path"), FileAuthor { author: "task x", key: "l" });
+    let (path, writer) =
+        (FilePath::new("/large").expect("a path"), FileAuthor { author: "task x", key: "l" });
     let workspace = RunWorkspace::new(&bus, &id);
     let written = workspace.write_stored_file(&path, blob, WriteCondition::Absent, writer).await;
     assert_eq!(written.expect("it is written"), 1);

@@ -641,7 +641,10 @@ async fn uploaded_documents_belong_to_the_run() {
     assert_eq!((blob.status, blob.text().as_str()), (200, "# Notes"));
     let part = Request::new("GET", &format!("/api/v1/blobs/{digest}")).header("Range", "bytes=2-4");
     let part = gateway.send(part).await;
-    assert_eq!((part.status, part.text().as_str(), part.header("content-range")), (206, "Not", Some("bytes 2-4/7")));
+    assert_eq!(
+        (part.status, part.text().as_str(), part.header("content-range")),
+        (206, "Not", Some("bytes 2-4/7"))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,9 +4,9 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
+use bytes::Bytes;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::files::{

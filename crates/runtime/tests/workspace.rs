@@ -132,7 +132,8 @@ async fn large_file_is_only_streamed() {
     }
     assert_eq!((size, opened.entry.size), (MAX_FILE + 1, MAX_FILE + 1));
     // A writer who has not seen it learns its version without its content.
-    let other = files.write_file(&large, vec![1], WriteCondition::Absent, file_author("task other", "2")).await;
+    let other =
+        files.write_file(&large, vec![1], WriteCondition::Absent, file_author("task other", "2")).await;
     let Err(FileWriteError::Stale { current: Some(current) }) = other else { panic!("{other:?}") };
     assert_eq!((current.entry.version, current.bytes), (1, Vec::new()));
     assert!(files.open_file(&large, Some(2)).await.expect("the server responds").is_none());

@@ -125,10 +125,7 @@ impl FolderFiles {
     ///
     /// # Errors
     /// See [`FilesError`].
-    pub fn digest_file(
-        &self,
-        path: &FilePath,
-    ) -> BoxFuture<'static, Result<Option<FileDigest>, FilesError>> {
+    pub fn digest_file(&self, path: &FilePath) -> BoxFuture<'static, Result<Option<FileDigest>, FilesError>> {
         let path = path.clone();
         self.run_blocking(move |folder| folder.digest_now(&path))
     }
@@ -231,9 +228,8 @@ impl FolderFiles {
         }
         let digest = FileDigest { size, sha256: hexadecimal(&hash.finalize()) };
         let (path, written, is_program) = (path.clone(), digest.clone(), first == b"#!");
-        let finish = move |folder: &Self| {
-            folder.finish_file(&path, unfinished, (expected, is_program), &written)
-        };
+        let finish =
+            move |folder: &Self| folder.finish_file(&path, unfinished, (expected, is_program), &written);
         Ok((self.run_blocking(finish).await?, digest))
     }
 
@@ -490,8 +486,9 @@ impl Files for FolderFiles {
         let path = path.clone();
         self.run_blocking(move |folder| {
             let opened = folder.open_regular(&path)?;
-            Ok(opened.map(|(file, entry)| {
-                OpenFile { entry, content: Box::new(LocalContent { path, file: Arc::new(file), at: 0 }) }
+            Ok(opened.map(|(file, entry)| OpenFile {
+                entry,
+                content: Box::new(LocalContent { path, file: Arc::new(file), at: 0 }),
             }))
         })
     }

@@ -79,8 +79,9 @@ pub trait Files: Send + Sync {
     fn open<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<OpenFile>, FilesError>> {
         async move {
             let content = self.read(path).await?;
-            Ok(content.map(|FileContent { entry, bytes }| {
-                OpenFile { entry, content: Box::new(InMemoryContent::new(bytes)) }
+            Ok(content.map(|FileContent { entry, bytes }| OpenFile {
+                entry,
+                content: Box::new(InMemoryContent::new(bytes)),
             }))
         }
         .boxed()

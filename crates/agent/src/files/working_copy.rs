@@ -12,9 +12,7 @@ use sha2::{Digest, Sha256};
 use super::permissions::{CompiledPermissions, FileOperation, PermissionDenied};
 use millrace_protocol::file::MAX_STREAMED_FILE;
 
-use super::{
-    FileEntry, FilePath, Files, FilesError, FolderFiles, ProgramFiles, WriteCondition, is_below,
-};
+use super::{FileEntry, FilePath, Files, FilesError, FolderFiles, ProgramFiles, WriteCondition, is_below};
 
 /// Folders that a program makes for itself. Names that begin with a dot are ignored as well.
 const IGNORED: [&str; 2] = ["node_modules", "__pycache__"];

@@ -12,9 +12,7 @@ use millrace_protocol::wire::InlineOrStoredBytes;
 use serde::{Deserialize, Serialize};
 
 use super::{Journal, JournalError};
-use crate::files::{
-    AgentFiles, FileChange, FileChanges, FileContent, FilePath, FilesError, StoredContent,
-};
+use crate::files::{AgentFiles, FileChange, FileChanges, FileContent, FilePath, FilesError, StoredContent};
 
 /// The maximum length of a text that is recorded as it is, in bytes.
 const MAX_TEXT: usize = 16 * 1024;

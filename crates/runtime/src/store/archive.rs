@@ -115,7 +115,8 @@ pub async fn archive_run(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result
     let earlier = object_store::read_object_descriptions(bus.client(), ARCHIVE, run.as_str()).await?;
     let end = earlier.last().map_or(0, |stored| stored.sequence);
     let (digest, content) = (Sha256::digest(&bytes), ObjectContent::Bytes(&bytes));
-    if !object_store::write_object(bus.request_context(), ARCHIVE, run.as_str(), &content, &digest, end).await?
+    if !object_store::write_object(bus.request_context(), ARCHIVE, run.as_str(), &content, &digest, end)
+        .await?
     {
         return Err(Fault::unavailable(format!("archiving run {run}"), "another process is archiving it"));
     }

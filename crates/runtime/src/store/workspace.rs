@@ -12,7 +12,9 @@ use futures::{FutureExt, StreamExt};
 use millrace_protocol::file::{FilePath, FileVersion, MAX_FILE, MAX_STREAMED_FILE, WriteCondition};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::subject::{self, FileSpace};
-use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, WireMessage, encode_body, encode_with_inline_body};
+use millrace_protocol::wire::{
+    BlobRef, InlineOrStoredBytes, WireMessage, encode_body, encode_with_inline_body,
+};
 use serde_bytes::ByteBuf;
 use tracing::warn;
 
