@@ -74,7 +74,7 @@ pub struct FileStream {
 
 enum FileParts {
     Inline(Option<Bytes>),
-    Stored(BlobStream),
+    Stored(Box<BlobStream>),
 }
 
 impl FileStream {
@@ -293,9 +293,9 @@ impl RunWorkspace {
                 Some(InlineOrStoredBytes::Inline(bytes)) => {
                     FileParts::Inline(Some(Bytes::from(bytes.into_vec())).filter(|bytes| !bytes.is_empty()))
                 }
-                Some(InlineOrStoredBytes::Stored(blob)) => {
-                    FileParts::Stored(self.bus.blobs().open_blob(&blob.sha256, Some(blob.size)).await?)
-                }
+                Some(InlineOrStoredBytes::Stored(blob)) => FileParts::Stored(Box::new(
+                    self.bus.blobs().open_blob(&blob.sha256, Some(blob.size)).await?,
+                )),
             };
             Ok(Some(FileStream { entry, parts }))
         }
