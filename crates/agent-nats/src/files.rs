@@ -74,12 +74,10 @@ impl ContentStream for WorkspaceContent {
 
 /// The error of reading a file as a whole.
 fn convert_file_error(path: &FilePath, fault: &Fault) -> FilesError {
-    match fault {
-        Fault::TooLarge { size, .. } => {
-            FilesError::TooLarge { path: path.clone(), size: *size, max: MAX_FILE }
-        }
-        fault => convert_read_error(fault),
+    if let Fault::TooLarge { size, .. } = fault {
+        return FilesError::TooLarge { path: path.clone(), size: *size, max: MAX_FILE };
     }
+    convert_read_error(fault)
 }
 
 fn convert_read_error(fault: &Fault) -> FilesError {
