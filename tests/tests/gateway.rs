@@ -639,7 +639,7 @@ async fn uploaded_documents_belong_to_the_run() {
     let digest = millrace_runtime::store::blobs::sha256_hex(b"# Notes");
     let blob = gateway.get(&format!("/blobs/{digest}")).await;
     assert_eq!((blob.status, blob.text().as_str()), (200, "# Notes"));
-    let part = Request::new("GET", &format!("/api/v1/blobs/{digest}")).header("Range", "bytes=2-4");
+    let part = Request::new("GET", format!("/api/v1/blobs/{digest}")).header("Range", "bytes=2-4");
     let part = gateway.send(part).await;
     assert_eq!(
         (part.status, part.text().as_str(), part.header("content-range")),
