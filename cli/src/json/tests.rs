@@ -54,13 +54,14 @@ fn close_objects(schema: &mut Value, is_part: bool) {
 #[test]
 fn every_command_prints_json_and_has_a_schema() {
     let cli = crate::Cli::command();
-    // The processes of a cluster log; `schema` prints JSON only, and the JSON of `trace --otlp` is that of OTLP.
+    // The processes of a cluster log; `schema` prints JSON only, that of `mcp` is MCP's, and that of `trace --otlp` OTLP's.
     let without = [
         "supervisor",
         "worker",
         "critic",
         "metrics",
         "serve",
+        "mcp",
         "schema",
         "trace",
         "completions",
