@@ -81,7 +81,9 @@ def test_run_is_submitted_followed_and_read(kind: str, gateway: Gateway) -> None
     labels = {"client": kind, "number": "2"}
     follow_up = call(kind, gateway.url, "submit", "say more", plan=chain(1), after=[run], labels=labels)
     assert call(kind, gateway.url, "run.wait", follow_up.id)["after"][0]["run"] == run.id
-    lines = call(kind, gateway.url, "runs", label=[f"client={kind}", "number"])
+    # A supervisor writes the line of a run after the decision.
+    selected = {"label": [f"client={kind}", "number"]}
+    lines = wait_until("line of the run", lambda: call(kind, gateway.url, "runs", **selected))
     assert [(line["run"], line["labels"]) for line in lines] == [(follow_up.id, labels)]
     assert call(kind, gateway.url, "runs", label="client=other") == []
 

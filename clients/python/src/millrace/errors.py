@@ -182,6 +182,12 @@ class BodyTooLarge(ProblemError):
     kind = "body-too-large"
 
 
+class RangeNotSatisfiable(ProblemError):
+    """The file or blob has no such range."""
+
+    kind = "range-not-satisfiable"
+
+
 class RequestTimeout(ProblemError):
     """The body did not arrive in time."""
 
