@@ -58,8 +58,8 @@ pub async fn prepare_session_turn(
     SessionTurn { position, earlier, documents }
 }
 
-/// Returns the results of a run; `None` if it was deleted, or was resumed and has not ended. Results that can't be read are left
-/// out, and the run says so.
+/// Returns the results of a run; `None` if it was deleted, or was resumed and has not ended. For results that can't be
+/// read, the summary says so.
 async fn read_results(bus: &Bus, run: &RunId) -> Option<EarlierResults> {
     let started = Instant::now();
     loop {

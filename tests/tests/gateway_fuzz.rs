@@ -23,7 +23,7 @@ use process::GatewayProcess;
 
 /// The number of examples for each operation; `MILLRACE_FUZZ_EXAMPLES` changes it.
 const EXAMPLES: &str = "10";
-/// What an answer must be.
+/// The checks of schemathesis for each response.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
                       response_schema_conformance,response_headers_conformance";
 

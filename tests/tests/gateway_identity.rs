@@ -180,7 +180,7 @@ async fn connections_are_encrypted_and_a_new_certificate_is_used() {
         call_with_tls(port, folder.path()).await.filter(|(_, other)| *other != serial)
     })
     .await;
-    // What is no certificate replaces none.
+    // An invalid key file replaces no certificate.
     std::fs::write(&key, "no key").unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(call_with_tls(port, folder.path()).await.is_some());

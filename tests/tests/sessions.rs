@@ -129,7 +129,7 @@ async fn runs_of_a_session_run_in_their_order_while_supervisors_are_killed() {
         let after: Vec<&RunId> = plan.run.start.as_ref().unwrap().after.iter().map(|it| &it.run).collect();
         assert_eq!(after, ordered[..position as usize - 1].iter().collect::<Vec<_>>());
     }
-    // What the last run sees: the result of the completed one, and that the other one failed.
+    // The last run sees the result of the completed run and the failure of the other one.
     let plan = read_plan(&bus, &ordered[2]).await.unwrap();
     let failed = ordered.iter().zip([0, 1]).find(|(run, _)| **run == runs[1]);
     let start = plan.run.start.unwrap();

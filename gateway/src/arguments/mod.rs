@@ -137,7 +137,7 @@ impl AccessArguments {
 
 #[cfg(test)]
 impl AccessArguments {
-    /// The options of a server behind a proxy.
+    /// The options of a gateway behind a reverse proxy.
     pub fn behind_proxy() -> Self {
         Self { behind_proxy: true, ..Self::default() }
     }

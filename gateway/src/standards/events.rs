@@ -1,4 +1,4 @@
-//! The events of a run, read from the API: what happened after a position, and what happens until a deadline.
+//! The events of a run, read from the API: those after a position, and new ones until a deadline.
 
 use std::time::Duration;
 

@@ -143,7 +143,7 @@ pub struct QuestionView {
     /// The criteria to judge it by.
     #[serde(default)]
     pub criteria: Vec<String>,
-    /// When it was asked.
+    /// The time of the question.
     pub asked_at: String,
     /// When it expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -106,7 +106,7 @@ async fn get_run(api: &ApiClient, arguments: JsonObject) -> Result<RunView, ApiP
 async fn read_events(api: &ApiClient, arguments: JsonObject) -> Result<EventsResult, ApiProblem> {
     let EventsArguments { run, after, level, timeout_seconds, limit } = parse(arguments)?;
     let mut stream = RunEvents::open(api, &run, &after, level.name()).await?;
-    // What is in the log already arrives without a wait for it.
+    // Time to read the events that are in the log already, also without a wait.
     let wait = Duration::from_secs(timeout_seconds.min(MAX_WAIT)).max(Duration::from_millis(500));
     let mut events = stream.read_batch(limit.clamp(1, MAX_EVENTS), Instant::now() + wait).await;
     let ended = events.last().is_some_and(RunEvent::is_end);

@@ -82,7 +82,7 @@ pub struct RunsResult {
 pub struct CapabilityResult {
     /// The name, as tasks of a plan name it.
     pub name: String,
-    /// What it does.
+    /// The description for planners.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
     /// The number of workers that have it.
