@@ -23,7 +23,7 @@ Examples:
 pub const FILES: [&str; 4] = ["plan", "capability", "evaluation", "api"];
 
 /// Everything that has a schema.
-pub const NAMES: [&str; 44] = [
+pub const NAMES: [&str; 45] = [
     "api",
     "plan",
     "capability",
@@ -53,6 +53,7 @@ pub const NAMES: [&str; 44] = [
     "delete",
     "prune",
     "retention",
+    "sessions",
     "limits",
     "token",
     "audit",
