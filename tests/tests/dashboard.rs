@@ -110,6 +110,27 @@ async fn run_is_started_with_dropped_documents_and_followed_to_its_report() {
     browser.wait_for_text(".slider", "As of decision 1").await;
     browser.wait_for_text(".run-head .state", "running").await;
     assert_no_errors(&browser, "the run").await;
+
+    // Of a large run the page has the newest events; the earlier ones are read when somebody looks at them.
+    let large = load::submit_large_run(&cluster, 1_000, 0).await;
+    browser.open(&format!("/runs/{large}/log")).await;
+    browser.wait_for_text(".run-head .state", "completed").await;
+    browser.wait_for_text(".log", "Decisions").await;
+    while browser
+        .evaluate(
+            "return document.querySelector('.log header + div')?.innerText.startsWith('Decisions 1 to')",
+        )
+        .await
+        != json!(true)
+    {
+        browser.click(".log a", "Earlier").await;
+        browser.wait_until_read().await;
+    }
+    browser.wait_for_text(".log-line", "").await;
+    browser.evaluate("document.querySelector('.log .virtual').scrollTop = 0").await;
+    browser.click(".log-line", "run started").await;
+    browser.wait_for_text(".decision", "Many parts").await;
+    assert_no_errors(&browser, "the log of a large run").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -221,7 +242,7 @@ async fn page_of_5000_tasks_stays_smooth_under_load() {
     browser.wait_for_text("h2", "No runs yet").await;
     let first = "return [performance.getEntriesByName('millrace.rendered')[0].startTime, performance.getEntriesByName('first-contentful-paint')[0]?.startTime]";
     println!("dashboard: rendered, and painted after {} ms", browser.evaluate(first).await);
-    let run = load::submit_large_run(&cluster).await;
+    let run = load::submit_large_run(&cluster, 5_000, load::DELAY_MS).await;
     let minutes = std::env::var("MILLRACE_DASHBOARD_MINUTES").ok().and_then(|text| text.parse().ok());
     let time = std::time::Duration::from_secs_f64(minutes.unwrap_or(2.0) * 60.0 / 4.0);
     for load in load::measure_views(&browser, &run, time).await {

@@ -1,5 +1,5 @@
 // Values that change, and hooks that render again when they do.
-import { useEffect, useMemo, useReducer, useRef } from "../vendor/vendor.mjs";
+import { useEffect, useReducer } from "../vendor/vendor.mjs";
 
 /**
  * A value with subscribers.
@@ -47,24 +47,6 @@ export function useStore(store) {
     return stop;
   }, [store]);
   return store.value;
-}
-
-/**
- * Returns what is derived from a list that only grows, item by item. It begins anew with another list.
- * @template T
- * @param {any[]} items @param {number} version Changes when the list has grown.
- * @param {() => T} create @param {(derived: T, item: any) => void} add
- * @returns {T}
- */
-export function useGrowing(items, version, create, add) {
-  const state = useRef({ items: /** @type {any[]} */ ([]), count: 0, derived: /** @type {T | null} */ (null) });
-  return useMemo(() => {
-    const now = state.current;
-    if (now.items !== items || now.derived === null) Object.assign(now, { items, count: 0, derived: create() });
-    const derived = /** @type {T} */ (now.derived);
-    for (; now.count < items.length; now.count += 1) add(derived, items[now.count]);
-    return derived;
-  }, [items, version]);
 }
 
 /** The time, each second; it stands still while the page is hidden. */

@@ -7,10 +7,8 @@ use serde_json::{Value, json};
 use super::browser::Browser;
 use super::local::LocalCluster;
 
-/// The number of tasks.
-const TASKS: usize = 5_000;
-/// The work of a task. A worker has 8 slots and a task has 5 events, so that there are about 50 events in a second.
-const DELAY_MS: u64 = 800;
+/// The work of a task under load. A worker has 8 slots and a task has 5 events, so that there are about 50 events in a second.
+pub const DELAY_MS: u64 = 800;
 /// The views that are measured, one after the other.
 const VIEWS: [&str; 4] = ["Graph", "Tasks", "Timeline", "Log"];
 
@@ -22,8 +20,8 @@ pub struct ViewLoad {
     pub p95: f64,
 }
 
-/// Submits a run of 5,000 tasks: levels of 100 tasks, each of which depends on two of the level before.
-pub async fn submit_large_run(cluster: &LocalCluster) -> String {
+/// Submits a run of levels of 100 tasks, each of which depends on two of the level before and works for `delay_ms`.
+pub async fn submit_large_run(cluster: &LocalCluster, tasks: usize, delay_ms: u64) -> String {
     let task = |number: usize| {
         let before: Vec<String> = match number < 100 {
             true => Vec::new(),
@@ -32,10 +30,10 @@ pub async fn submit_large_run(cluster: &LocalCluster) -> String {
                 .map(|next| format!("t{}", (number / 100 - 1) * 100 + (number + next) % 100))
                 .collect(),
         };
-        json!({ "id": format!("t{number}"), "objective": format!("Part {number}"), "capability": "echo", "depends_on": before, "parameters": { "delay_ms": DELAY_MS } })
+        json!({ "id": format!("t{number}"), "objective": format!("Part {number}"), "capability": "echo", "depends_on": before, "parameters": { "delay_ms": delay_ms } })
     };
-    let tasks: Vec<Value> = (0..TASKS).map(task).collect();
-    cluster.submit(&json!({ "objective": "Five thousand parts", "plan": { "tasks": tasks } })).await
+    let tasks: Vec<Value> = (0..tasks).map(task).collect();
+    cluster.submit(&json!({ "objective": "Many parts", "plan": { "tasks": tasks } })).await
 }
 
 /// Measures each view of a run for a time.

@@ -59,6 +59,12 @@ export class Segments {
     else if (type === "run_ended" || type === "run_interrupted") for (const id of this.rows.keys()) this.begin(id, event, null);
   }
 
+  /** The segments up to a time. @param {number} time @returns {Map<string, Segment[]>} */
+  until(time) {
+    const clip = (/** @type {Segment} */ segment) => (segment.end === null || segment.end <= time ? segment : { ...segment, end: null, failed: false });
+    return new Map([...this.rows].map(([id, row]) => [id, row.filter((segment) => segment.start <= time).map(clip)]));
+  }
+
   /** Ends the segment of a task, and begins the next one if there is one. @param {string} id @param {any} event @param {string | null} kind */
   begin(id, event, kind) {
     const row = this.rows.get(id) ?? [];

@@ -10,33 +10,14 @@ export const spendRow = (key, name, usage, href) => ({ key, name, href, tokens: 
 /** @param {{tokens: number, cost: number}} a @param {{tokens: number, cost: number}} b */
 export const bySpend = (a, b) => b.cost - a.cost || b.tokens - a.tokens;
 
-/** The usage after each event that adds to it. @param {any[]} events @param {(usage: any) => number} measure */
-function overTime(events, measure) {
-  /** @type {{times: number[], values: number[]}} */
-  const line = { times: [], values: [] };
-  let sum = 0;
-  for (const event of events) {
-    const used = [event.usage, event.verdict?.usage, event.error?.usage].reduce((total, usage) => total + (usage ? measure(usage) : 0), 0);
-    if (line.times.length === 0 && event.type === "run_started") {
-      line.times.push(Date.parse(event.at));
-      line.values.push(0);
-    }
-    if (used === 0) continue;
-    sum += used;
-    line.times.push(Date.parse(event.at));
-    line.values.push(sum);
-  }
-  return line;
-}
-
 const AMOUNTS = /** @type {Record<string, (value: number) => string>} */ ({ cost_micros: money, tokens: count, input_tokens: count, output_tokens: count, cached_tokens: count, model_calls: count, wall_time: (value) => `${Math.round(value)} s`, steps: count });
 
 /** @param {import("../screens/run.mjs").TabProperties} properties */
-export function Spend({ run, events, version, at }) {
+export function Spend({ run, history, version, at, until }) {
   const { spend, budget } = run;
   const limits = Object.entries(budget?.limits ?? {}).filter(([name, value]) => name in AMOUNTS && typeof value === "number");
   const hasCost = run.usage.cost_micros > 0;
-  const line = useMemo(() => overTime(events, hasCost ? (usage) => usage.cost_micros ?? 0 : tokens), [version, at, hasCost]);
+  const line = useMemo(() => (hasCost ? history.cost : history.tokens).until(until), [history, version, at, hasCost]);
   const format = { count, money };
   const roles = [spendRow("planner", "planner", spend.planner), spendRow("workers", "workers", spend.workers), spendRow("critics", "critics", spend.critics)].filter((row) => row.calls > 0 || row.tokens > 0);
   const capabilities = Object.entries(spend.by_capability ?? {}).map(([name, usage]) => spendRow(name, name, usage)).filter((row) => row.tokens > 0 || row.calls > 0).sort(bySpend);

@@ -1,4 +1,4 @@
-// What the page knows of one run: its state as the server folds it, and all its events as they are in the log.
+// What the page knows of one run: its state as the server folds it, and the history of its events.
 //
 // The state is read again after events, at intervals that grow with the time that reading takes. Between two reads the states
 // of tasks follow the events, so that a large run is live too.
@@ -6,6 +6,7 @@ import { ApiError, runPath, send } from "../api.mjs";
 import { connection } from "../connection.mjs";
 import { Store } from "../store.mjs";
 import { follow } from "../stream.mjs";
+import { History } from "./history.mjs";
 
 /** The shortest time between two reads of the state. */
 const PAUSE = 250;
@@ -36,7 +37,7 @@ const STATE_AFTER = {
  * @typedef {object} RunView
  * @property {any} run The run as of `sequence`; `null` until it was read.
  * @property {number} sequence
- * @property {any[]} events All events up to now, oldest first.
+ * @property {History} history The events up to now.
  * @property {any} error Why it could not be read.
  * @property {boolean} isEnded
  * @property {number} version Grows with each change.
@@ -46,10 +47,8 @@ const STATE_AFTER = {
 export class RunStore extends Store {
   /** @param {string} id */
   constructor(id) {
-    super(/** @type {RunView} */ ({ run: null, sequence: 0, events: [], error: null, isEnded: false, version: 0 }));
+    super(/** @type {RunView} */ ({ run: null, sequence: 0, history: new History(), error: null, isEnded: false, version: 0 }));
     this.id = id;
-    /** @type {any[]} */
-    this.events = [];
     this.lastId = "";
     this.readAfter = 0;
     this.timer = 0;
@@ -105,7 +104,7 @@ export class RunStore extends Store {
     for (const { id, data } of events) {
       if (!id) continue;
       this.lastId = id;
-      this.events.push(data);
+      this.value.history.add(data);
       isChanged = true;
       if (data.sequence > this.value.sequence) this.patch(data);
     }
@@ -122,7 +121,7 @@ export class RunStore extends Store {
       return;
     }
     this.frame = 0;
-    this.change({ events: this.events });
+    this.change({});
     // The page is rendered before timers run.
     setTimeout(() => {
       const now = performance.now();
@@ -164,8 +163,7 @@ export class RunStore extends Store {
       this.readAfter = Math.max(PAUSE, (performance.now() - started) * SHARE);
       this.tasks = new Map(run.tasks.map((/** @type {any} */ task) => [task.id, task]));
       this.change({ run, sequence, error: null });
-      const last = this.events.at(-1);
-      if (last && last.sequence > sequence) this.schedule();
+      if (this.value.history.last > sequence) this.schedule();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       if (!error.isTransient || !this.value.run) this.change({ error });

@@ -4,10 +4,10 @@ import { runPath, useHasResource, useResource } from "../api.mjs";
 import { duration, timeOfDay } from "../format.mjs";
 import { html } from "../html.mjs";
 import { withQuery } from "../router.mjs";
-import { clock, useGrowing, useStore } from "../store.mjs";
+import { clock, useStore } from "../store.mjs";
 import { Empty, VirtualList } from "../ui/basics.mjs";
 import { Glyph, tone } from "../ui/states.mjs";
-import { KINDS, Segments, scaleOf, timeByKind } from "./segments.mjs";
+import { KINDS, scaleOf, timeByKind } from "./segments.mjs";
 
 /** The time between two reads of the steps of a live run. */
 const EVERY = 3_000;
@@ -31,16 +31,16 @@ function stepsOf(data) {
 }
 
 /** @param {import("../screens/run.mjs").TabProperties} properties */
-export function Timeline({ run, events, version, query, at, now: until }) {
+export function Timeline({ run, history, version, query, at, now: end, until }) {
   const isLive = !run.end && !at;
   const tick = useStore(clock);
-  const now = isLive ? Math.max(tick, Date.now()) : until;
+  const now = isLive ? Math.max(tick, Date.now()) : end;
   const hasSteps = useHasResource("/runs/{run}/timeline");
-  const { rows } = useGrowing(events, version, () => new Segments(), (segments, event) => segments.add(event));
+  const rows = useMemo(() => (at ? history.segments.until(until) : history.segments.rows), [history, at, until]);
   const { data } = useResource(hasSteps ? runPath(run.run, "timeline") : null, at ? { at } : {}, { every: isLive ? EVERY : 0 });
   const steps = useMemo(() => stepsOf(data), [data]);
   const isCollapsed = query.idle !== "shown";
-  const from = events.length > 0 ? Date.parse(events[0].at) : now;
+  const from = history.timeAt(0) ?? now;
   const { position, gaps } = useMemo(() => scaleOf(rows.values(), from, Math.max(now, from + 1), isCollapsed), [rows, isCollapsed, isLive ? Math.floor(now / 1000) : version + now]);
   const states = new Map(run.tasks.map((/** @type {any} */ task) => [task.id, task]));
   const ordered = useMemo(() => [...rows.entries()].filter(([, segments]) => segments.length > 0).sort((a, b) => a[1][0].start - b[1][0].start || (a[0] < b[0] ? -1 : 1)), [rows, version]);

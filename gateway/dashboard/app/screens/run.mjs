@@ -24,11 +24,12 @@ import { TaskDrawer } from "../run/drawer.mjs";
 /**
  * @typedef {object} TabProperties
  * @property {any} run The run as of the time that the reader chose.
- * @property {any[]} events Its events up to then.
- * @property {number} version Grows with each change of the events.
+ * @property {import("../run/history.mjs").History} history Its events, also those after then.
+ * @property {number} version Grows with each change of the history.
  * @property {Record<string, string>} query
  * @property {number} now The time until which what is in progress counts.
  * @property {string} [at] The sequence that the reader chose.
+ * @property {number} until The time of the decision that the reader chose, in milliseconds; without one, no limit.
  * @property {() => void} refresh Reads the run again, after a command.
  */
 
@@ -63,8 +64,7 @@ export function RunScreen({ route }) {
     ...TABS.map(([name, label], index) => ({ keys: String(index + 1), about: label, action: () => go(to(name)) })),
     { keys: "Escape", about: "Close the task", action: () => setQuery({ task: "" }) },
   ]);
-  const isWhole = Boolean(query.at) && view.events.at(-1)?.sequence > Number(query.at);
-  const events = useMemo(() => (query.at ? view.events.filter((event) => event.sequence <= Number(query.at)) : view.events), [query.at, view.events, query.at && !isWhole ? view.version : 0]);
+  const { history } = view;
   const open = useMemo(() => (view.run?.tasks ?? []).reduce((/** @type {number} */ sum, /** @type {any} */ task) => sum + openQuestionsOf(task), 0), [view.run]);
   if (!view.run) {
     if (!view.error) return html`<${Loading} height=${420} />`;
@@ -73,14 +73,14 @@ export function RunScreen({ route }) {
   }
   // While an earlier state is being read, the one before it stays.
   const run = query.at ? (past.data ?? view.run) : view.run;
-  const lastEvent = events.at(-1);
-  const end = run.end?.at ?? (query.at ? lastEvent?.at : null);
+  const until = query.at ? (history.timeAt(history.countUntil(Number(query.at)) - 1) ?? Infinity) : Infinity;
+  const end = run.end?.at ? Date.parse(run.end.at) : until;
   const label = (/** @type {string} */ name, /** @type {string} */ text) => (name === "questions" && open > 0 ? html`${text} <span class="count">${open}</span>` : text);
   const View = tab[2];
-  const properties = { run, events, version: view.version, query, at: query.at, now: end ? Date.parse(end) : Date.now(), refresh: () => store.refresh() };
+  const properties = { run, history, version: view.version, query, at: query.at, until, now: Number.isFinite(end) ? end : Date.now(), refresh: () => store.refresh() };
   return html`<div class="run">
     <${RunHead} ...${properties} live=${view.run} />
-    <${TimeSlider} events=${view.events} at=${query.at} version=${view.version} />
+    <${TimeSlider} history=${history} at=${query.at} />
     ${past.error && html`<${Failure} error=${past.error} title="The earlier state could not be read" retry=${past.reload} />`}
     <${Tabs} label="Views of the run" current=${tab[0]} tabs=${TABS.map(([name, text]) => ({ id: name, name: label(name, text), href: to(name) }))} />
     <div class=${`run-body ${query.task && tab[0] !== "journal" ? "with-drawer" : ""}`}>
