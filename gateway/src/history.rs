@@ -47,7 +47,7 @@ impl RunState {
     }
 
     /// Adds a decision. Returns `false` if it does not follow the last one.
-    fn add_decision(&mut self, record: &StreamRecord, decision: &Decision) -> bool {
+    pub fn add_decision(&mut self, record: &StreamRecord, decision: &Decision) -> bool {
         if decision.previous != self.sequence() {
             return false;
         }
@@ -105,6 +105,11 @@ impl HistoryCache {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps a state for later requests.
+    pub fn keep(&self, run: RunId, state: Arc<RunState>) {
+        self.lock().insert(run, state);
+    }
+
     /// Returns the history of a run up to its last decision.
     ///
     /// # Errors
@@ -118,7 +123,7 @@ impl HistoryCache {
             },
             None => read_state(bus, run).await?,
         };
-        self.lock().insert(run.clone(), state.clone());
+        self.keep(run.clone(), state.clone());
         Ok(state)
     }
 }

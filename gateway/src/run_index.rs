@@ -280,15 +280,13 @@ impl RunIndex {
         let prefix = format!("$KV.{RUNS}.");
         let next = self.read().next.max(1);
         let mut pages = PagedReader::new(bus.client(), bucket_stream(RUNS), format!("{prefix}>"), next);
-        loop {
+        while !pages.is_over() {
             let records = pages.next_page().await?;
-            if records.is_empty() {
-                *reading = Some(started);
-                return Ok(());
-            }
             let mut content = self.content.write().unwrap_or_else(PoisonError::into_inner);
             records.iter().for_each(|record| content.add_record(&prefix, record));
         }
+        *reading = Some(started);
+        Ok(())
     }
 }
 

@@ -56,8 +56,7 @@ impl Gateway {
     /// # Errors
     /// There is no such run, or the cluster does not respond.
     pub async fn find_run(&self, id: &str) -> Result<(RunId, Option<RunSummary>), Problem> {
-        let unknown = || Problem::new(ProblemKind::RunNotFound, format!("there is no run {id:?}"));
-        let run = RunId::new(id).map_err(|_| unknown())?;
+        let run = parse_run(id)?;
         if let Some(summary) = registry::read_summary(&self.bus, &run).await? {
             return Ok((run, Some(summary)));
         }
@@ -65,7 +64,7 @@ impl Gateway {
             true => Ok((run, None)),
             false => {
                 self.refuse_deleted(&run).await?;
-                Err(unknown())
+                Err(unknown_run(id))
             }
         }
     }
@@ -90,16 +89,34 @@ impl Gateway {
             return Ok(Arc::new(read_state_at(&self.bus, run, at).await?));
         }
         let state = self.histories.read(&self.bus, run).await?;
-        if state.last.is_none()
-            && let Some(damage) = read_log_damage(&self.bus, run).await?
-        {
-            let detail = format!(
-                "the log of run {run} is damaged: {damage}; restore a backup, or submit the run again"
-            );
-            return Err(Problem::new(ProblemKind::LogDamaged, detail));
+        if state.last.is_none() {
+            self.refuse_damaged(run).await?;
         }
         Ok(state)
     }
+
+    /// Refuses a run whose log is damaged.
+    ///
+    /// # Errors
+    /// It is, or the cluster does not respond.
+    pub async fn refuse_damaged(&self, run: &RunId) -> Result<(), Problem> {
+        let Some(damage) = read_log_damage(&self.bus, run).await? else { return Ok(()) };
+        let detail =
+            format!("the log of run {run} is damaged: {damage}; restore a backup, or submit the run again");
+        Err(Problem::new(ProblemKind::LogDamaged, detail))
+    }
+}
+
+/// Parses the id of a run.
+///
+/// # Errors
+/// No run can have this id.
+pub fn parse_run(id: &str) -> Result<RunId, Problem> {
+    RunId::new(id).map_err(|_| unknown_run(id))
+}
+
+fn unknown_run(id: &str) -> Problem {
+    Problem::new(ProblemKind::RunNotFound, format!("there is no run {id:?}"))
 }
 
 /// Returns the command that resumes a run that has ended, if it can be resumed.

@@ -1,5 +1,8 @@
 //! Waits for the end of a run, or for the decision on a message, woken by the follower of the run's lane.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use millrace_client::{MessageDecision, RunEndState, message_decision};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Decision;
@@ -7,33 +10,57 @@ use millrace_runtime::Fault;
 use millrace_runtime::fault::backoff;
 
 use crate::feed::{FeedStep, RunFeed};
+use crate::history::RunState;
+use crate::problem::Problem;
 use crate::state::Gateway;
 
-/// Waits for the end of a run after sequence `seen`, at which it was open. Retries transient faults.
+/// The time without a decision after which it is checked whether there is such a run, and whether its log is damaged.
+const CHECK_AFTER: Duration = Duration::from_millis(250);
+
+/// Waits until a run has ended and returns its state. Retries transient faults.
+///
+/// The history is folded while it is followed, so that the log of a short run is read once.
 ///
 /// # Errors
-/// A decision is unreadable.
-pub async fn await_end(gateway: &Gateway, run: &RunId, seen: u64) -> Result<RunEndState, Fault> {
-    let mut feed = RunFeed::new(&gateway.bus, &gateway.hub, run, false, seen);
-    let (mut end, mut failures) = (RunEndState::No, 0);
+/// There is no such run, a decision is unreadable, or the log is damaged.
+pub async fn await_end(gateway: &Gateway, run: &RunId) -> Result<Arc<RunState>, Problem> {
+    let mut feed = RunFeed::new(&gateway.bus, &gateway.hub, run, false, 0);
+    let (mut state, mut end) = (RunState::default(), RunEndState::No);
+    let (mut failures, mut is_checked) = (0, false);
     loop {
-        match feed.next_step().await {
-            Ok(FeedStep::Messages(messages)) => {
+        let is_new = state.last.is_none() && !is_checked;
+        let limit = if is_new { CHECK_AFTER } else { Duration::MAX };
+        match tokio::time::timeout(limit, feed.next_step()).await {
+            Ok(Ok(FeedStep::Messages(messages))) => {
                 for message in messages {
-                    end = message.content(&gateway.bus).await?.end.unwrap_or(end);
+                    let decision: Decision = gateway.bus.decode_record(&message.record).await?;
+                    end = decision.events.iter().fold(end, RunEndState::after_event);
+                    if !state.add_decision(&message.record, &decision) {
+                        return gateway.read_history(run, None).await;
+                    }
                 }
                 match end {
-                    RunEndState::No => {}
+                    RunEndState::No => continue,
                     // It may have been resumed since.
                     RunEndState::Resumable => feed.read_again(),
-                    RunEndState::Final => return Ok(end),
+                    RunEndState::Final => break,
                 }
             }
-            Ok(FeedStep::EndOfLog) if end == RunEndState::No => failures = 0,
-            Ok(FeedStep::EndOfLog | FeedStep::Complete) => return Ok(end),
-            Err(fault) => retry(fault, &mut failures).await?,
+            Ok(Ok(FeedStep::EndOfLog)) if end == RunEndState::No => failures = 0,
+            Ok(Ok(FeedStep::EndOfLog)) => break,
+            // Its end is in the archive.
+            Ok(Ok(FeedStep::Complete)) => return gateway.read_history(run, None).await,
+            Ok(Err(fault)) => retry(fault, &mut failures).await?,
+            Err(_) => {
+                gateway.find_run(run.as_str()).await?;
+                gateway.refuse_damaged(run).await?;
+                is_checked = true;
+            }
         }
     }
+    let state = Arc::new(state);
+    gateway.histories.keep(run.clone(), state.clone());
+    Ok(state)
 }
 
 /// Waits for the decision on the message at sequence `fact`, whose idempotency key is `id`. Retries transient faults.

@@ -41,11 +41,19 @@ pub use run_feed::{RunChange, RunFeed};
 /// # Errors
 /// The server does not answer, or refuses.
 pub async fn submit_run(bus: &Bus, submission: &Submission) -> Result<RunId, Fault> {
+    submit_new_run(bus, submission).await.map(|(run, _)| run)
+}
+
+/// Submits a run under a new id and returns the id with the sequence of the submission.
+///
+/// # Errors
+/// The server does not answer, or refuses.
+pub async fn submit_new_run(bus: &Bus, submission: &Submission) -> Result<(RunId, u64), Fault> {
     for _ in 0..10 {
         let run = generate_run_id(bus, submission.session.as_ref());
         // Otherwise another client took the same id in the same second: try another id.
-        if submit_run_with_id(bus, &run, submission).await?.is_some() {
-            return Ok(run);
+        if let Some(sequence) = submit_run_with_id(bus, &run, submission).await? {
+            return Ok((run, sequence));
         }
     }
     Err(Fault::unavailable("submitting a run", "no unused run id after ten attempts"))

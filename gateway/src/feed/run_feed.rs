@@ -43,6 +43,8 @@ struct Following {
     since: Instant,
     /// `true` if the log was read up to the beginning of the subscription.
     is_live: bool,
+    /// `true` if the reader has not been told yet that this was the end of the log.
+    is_at_end: bool,
 }
 
 /// The next part of a feed.
@@ -79,12 +81,15 @@ impl RunFeed {
             let Some(following) = &mut self.following else {
                 let subscription = self.hub.subscribe(self.lane, Some(self.run.clone())).await?;
                 let since = Instant::now();
-                self.following = Some(Following { subscription, since, is_live: false });
+                self.following = Some(Following { subscription, since, is_live: false, is_at_end: false });
                 continue;
             };
             if !following.is_live {
                 let is_caught_up = following.since.elapsed() >= max_replica_lag(self.bus.settings().replicas);
                 return self.read_log(is_caught_up).await;
+            }
+            if std::mem::take(&mut following.is_at_end) {
+                return Ok(FeedStep::EndOfLog);
             }
             if let Some(step) = self.next_live().await {
                 return Ok(step);
@@ -101,7 +106,8 @@ impl RunFeed {
     async fn read_log(&mut self, is_caught_up: bool) -> Result<FeedStep, Fault> {
         let filter = self.filter.clone();
         let pages = PagedReader::new(self.bus.client(), lane_stream(self.lane), filter, self.seen + 1);
-        let records = pages.with_page_size(PAGE).next_page().await?;
+        let mut pages = pages.with_page_size(PAGE);
+        let records = pages.next_page().await?;
         // The order matters: a run is marked as archived before its messages are removed from the lane. If it is not marked
         // after the read, no message of this page was missing.
         self.hub.index().refresh(&self.bus).await?;
@@ -122,6 +128,9 @@ impl RunFeed {
             return Ok(FeedStep::EndOfLog);
         };
         self.seen = last.sequence;
+        if let Some(following) = self.following.as_mut().filter(|_| is_caught_up && pages.is_over()) {
+            (following.is_live, following.is_at_end) = (true, true);
+        }
         let messages = records.into_iter().filter_map(LaneMessage::from_record);
         Ok(FeedStep::Messages(messages.filter(|message| self.is_wanted(message)).collect()))
     }

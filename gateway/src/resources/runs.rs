@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::{SignedDuration, Timestamp};
-use millrace_client::{RunEndState, read_task_result};
+use millrace_client::read_task_result;
 use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::result::TaskResult;
@@ -27,7 +27,7 @@ use crate::history::RunState;
 use crate::html::html_page_of_markdown;
 use crate::problem::{Problem, ProblemKind};
 use crate::run_index::{IndexedRun, RunPosition};
-use crate::state::{Gateway, json_response, resume_command, versioned_json_response};
+use crate::state::{Gateway, json_response, parse_run, resume_command, versioned_json_response};
 use crate::waiting::await_end;
 
 /// The number of runs in a list if the client does not choose one.
@@ -283,23 +283,20 @@ async fn wait_for_run(
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<WaitQuery>,
 ) -> Result<Response, Problem> {
-    let (run, _) = gateway.find_run(&run).await?;
+    let run = parse_run(&run)?;
     let timeout = Duration::from_secs(query.timeout.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT));
-    let state = gateway.read_history(&run, None).await?;
-    let has_ended = state.plan().run.end.is_some()
-        || tokio::select! {
-            outcome = tokio::time::timeout(timeout, await_end(&gateway, &run, state.sequence())) => match outcome {
-                Ok(end) => end? != RunEndState::No,
-                Err(_) => false,
-            },
-            () = gateway.shutdown.cancelled() => false,
-        };
-    let state = gateway.read_history(&run, None).await?;
-    let mut response = render_run(&gateway, &run, &state).await?;
-    if !has_ended {
+    let ended = tokio::select! {
+        outcome = tokio::time::timeout(timeout, await_end(&gateway, &run)) => outcome.ok().transpose()?,
+        () = gateway.shutdown.cancelled() => None,
+    };
+    let Some(state) = ended else {
+        gateway.find_run(run.as_str()).await?;
+        let state = gateway.read_history(&run, None).await?;
+        let mut response = render_run(&gateway, &run, &state).await?;
         *response.status_mut() = StatusCode::ACCEPTED;
-    }
-    Ok(response)
+        return Ok(response);
+    };
+    render_run(&gateway, &run, &state).await
 }
 
 /// Reads the deliverable of a run that has ended.

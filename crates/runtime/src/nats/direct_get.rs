@@ -59,6 +59,12 @@ impl PagedReader {
         Self { size, ..self }
     }
 
+    /// Returns `true` if the last page ended with the last message.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
     /// Returns the next messages, or none after the last.
     ///
     /// # Errors
@@ -179,10 +185,31 @@ pub async fn read_at_sequence(
     stream: &str,
     sequence: u64,
 ) -> Result<Option<StreamRecord>, Fault> {
-    let mut pages = PagedReader::new(client, stream.into(), ">".into(), sequence);
-    pages.size = 1;
-    let next = pages.next_page().await?.into_iter().next();
-    Ok(next.filter(|record| record.sequence == sequence))
+    let what = || format!("reading message {sequence} of {stream}");
+    let subject = format!("$JS.API.DIRECT.GET.{stream}");
+    let request = serde_json::json!({ "seq": sequence }).to_string();
+    let mut tries = 0;
+    let message = loop {
+        match client.request(subject.clone(), request.clone().into()).await {
+            Ok(message) => break message,
+            Err(error) if tries < MAX_RETRIES => {
+                tries += 1;
+                tracing::debug!(stream, %error, tries, "stream read failed; retrying");
+                tokio::time::sleep(crate::fault::backoff(tries)).await;
+            }
+            Err(error) => return Err(Fault::unavailable(what(), error)),
+        }
+    };
+    match refused_status(&message) {
+        None => record_from_response(message)
+            .map(Some)
+            .ok_or_else(|| Fault::unavailable(what(), "the message has no sequence")),
+        Some(404) => Ok(None),
+        Some(status) => {
+            let why = message.description.unwrap_or_else(|| status.to_string());
+            Err(Fault::unavailable(what(), why))
+        }
+    }
 }
 
 /// The end of a page.
@@ -215,9 +242,7 @@ async fn request_page(
             .await
             .map_err(|_| Fault::unavailable(what, "the response is incomplete"))?
             .ok_or_else(|| Fault::unavailable(what, "the connection was closed"))?;
-        // A redirected status may be stored as a message. Only a message of the stream has a sequence.
-        let is_stored = server_header(&message, "Nats-Sequence").is_some();
-        match message.status.filter(|_| !is_stored).map(|status| status.as_u16()) {
+        match refused_status(&message) {
             None => records.push(
                 record_from_response(message)
                     .ok_or_else(|| Fault::unavailable(what, "a message has no sequence"))?,
@@ -237,6 +262,13 @@ async fn request_page(
             }
         }
     }
+}
+
+/// Returns the status of a response without a message. A redirected status may be stored as a message; only a message of the
+/// stream has a sequence.
+fn refused_status(message: &Message) -> Option<u16> {
+    let is_stored = server_header(message, "Nats-Sequence").is_some();
+    message.status.filter(|_| !is_stored).map(|status| status.as_u16())
 }
 
 /// Returns a header that the server added to a message. The server adds its headers last: the publisher of the message

@@ -26,6 +26,7 @@ use millrace_protocol::plan::{
     Budget, CapabilityRegistry, Document, EarlierRun, PlannerConsultMode, PlanningMode, Submission,
     find_criteria_problem, find_earlier_runs_problem,
 };
+use millrace_protocol::subject::Topic;
 use millrace_protocol::token::Scope;
 use millrace_runtime::log::read_topic;
 use millrace_runtime::store::blobs::sha256_hex;
@@ -142,20 +143,20 @@ async fn submit_run(
         }
     };
     let Some(key) = key else {
-        let run = millrace_client::submit_run(&gateway.bus, &submission).await?;
-        return submitted(&gateway, &run, StatusCode::CREATED).await;
+        let (run, sequence) = millrace_client::submit_new_run(&gateway.bus, &submission).await?;
+        return Ok(submitted(&run, sequence, StatusCode::CREATED));
     };
     let keyed =
         KeyedSubmission { run: generate_run_id(&gateway.bus, submission.session.as_ref()), request: digest };
     match claim_key(&gateway.bus, (&gateway.caller.name, &key), &keyed).await? {
         KeyClaim::New => {
-            submit_with_id(&gateway, &keyed.run, &submission).await?;
-            submitted(&gateway, &keyed.run, StatusCode::CREATED).await
+            let sequence = submit_with_id(&gateway, &keyed.run, &submission).await?;
+            Ok(submitted(&keyed.run, sequence, StatusCode::CREATED))
         }
         KeyClaim::Existing(earlier) if earlier.request == keyed.request => {
             // The process that claimed the key may have died before it submitted the run.
-            submit_with_id(&gateway, &earlier.run, &submission).await?;
-            submitted(&gateway, &earlier.run, StatusCode::OK).await
+            let sequence = submit_with_id(&gateway, &earlier.run, &submission).await?;
+            Ok(submitted(&earlier.run, sequence, StatusCode::OK))
         }
         KeyClaim::Existing(earlier) => Err(Problem::new(
             ProblemKind::KeyReused,
@@ -167,28 +168,28 @@ async fn submit_run(
     }
 }
 
-/// Submits a run under its id, unless it was submitted before.
-async fn submit_with_id(gateway: &Gateway, run: &RunId, submission: &Submission) -> Result<(), Problem> {
+/// Submits a run under its id, unless it was submitted before, and returns the sequence of the submission.
+async fn submit_with_id(gateway: &Gateway, run: &RunId, submission: &Submission) -> Result<u64, Problem> {
     // An archived run has left its lane, so that the lane would accept its submission again.
     if registry::read_summary(&gateway.bus, run).await?.is_none() {
         // A repeated request does not bring a deleted run back.
         gateway.refuse_deleted(run).await?;
-        submit_run_with_id(&gateway.bus, run, submission).await?;
+        if let Some(sequence) = submit_run_with_id(&gateway.bus, run, submission).await? {
+            return Ok(sequence);
+        }
     }
-    Ok(())
+    let records = read_topic(&gateway.bus, gateway.bus.lane_of_run(run), run, &Topic::Submitted).await?;
+    // An archived run is visible at any sequence.
+    Ok(records.first().map_or(0, |record| record.sequence))
 }
 
-async fn submitted(gateway: &Gateway, run: &RunId, status: StatusCode) -> Result<Response, Problem> {
-    let topic = millrace_protocol::subject::Topic::Submitted;
-    let records = read_topic(&gateway.bus, gateway.bus.lane_of_run(run), run, &topic).await?;
-    // An archived run is visible at any sequence.
-    let sequence = records.first().map_or(0, |record| record.sequence);
+fn submitted(run: &RunId, sequence: u64, status: StatusCode) -> Response {
     let mut response =
         json_response(status, &Written { sequence, outcome: CommandOutcome::RunSubmitted { run } });
     if let Ok(path) = HeaderValue::from_str(&format!("/api/v1/runs/{run}")) {
         response.headers_mut().insert(header::LOCATION, path);
     }
-    Ok(response)
+    response
 }
 
 fn digest_of_request(body: &SubmissionBody, uploaded: &[Document]) -> String {
