@@ -52,6 +52,8 @@ fn every_benchmark_reports_figure_and_baseline() {
         "delegate_start",
         "delegate_end",
         "delegate_hop",
+        "archived_list",
+        "archived_delete",
     ] {
         let value = report["growth"][name]["figure"].as_f64();
         assert!(

@@ -80,8 +80,11 @@ impl Assets {
         let digests: Vec<String> =
             files.iter().map(|(path, bytes)| format!("{path} {}", sha256_hex(bytes))).collect();
         let build = sha256_hex(digests.join("\n").as_bytes())[..BUILD_DIGITS].to_owned();
-        let modules = files.keys().filter(|path| path.ends_with(".mjs"));
+        let mut modules: Vec<&String> = files.keys().filter(|path| path.ends_with(".mjs")).collect();
+        // The libraries first: they are the largest module.
+        modules.sort_by_key(|path| !path.starts_with("vendor/"));
         let links: Vec<String> = modules
+            .iter()
             .map(|path| format!(r#"<link rel="modulepreload" href="/assets/{build}/{path}">"#))
             .collect();
         let files = files.into_iter().map(|(path, bytes)| {

@@ -19,6 +19,7 @@
 //! stored messages. This process takes no part in what is measured: it submits plans, and reads the log afterwards.
 
 mod agents;
+mod archived;
 mod baseline;
 mod cluster;
 mod delegate;
@@ -57,8 +58,8 @@ pub struct BenchArguments {
     /// Benchmarks to run
     #[arg(value_enum, default_value = "all")]
     benchmarks: Vec<Benchmark>,
-    /// Number of tasks in each plan [default: 20000; chain 2000; layered and growth 100000; agents and slots 1000; parked
-    /// and waiting_runs 10000; delegate 500; runs 5000; stream 1000]
+    /// Number of tasks in each plan [default: 20000; chain 2000; layered, growth and archived_runs 100000; agents and slots
+    /// 1000; parked and waiting_runs 10000; delegate 500; runs 5000; stream 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     tasks: Option<u32>,
     /// Number of rounds; the median counts. Layers of 100,000 tasks are measured once
@@ -120,6 +121,8 @@ before. The ratio is the fraction of the baseline's speed: 1 is as fast.
   stream            open event streams of a gateway: memory of each, and the time
                     from the append of a decision to its arrival at the client,
                     compared with a JetStream consumer in the same run
+  archived_runs     beside that many archived runs: the time of lists, filters,
+                    pages, reads and deletions over HTTP
 
 All processes share this machine with the server and with this command; other load affects the results.";
 
@@ -153,12 +156,14 @@ enum Benchmark {
     Runs,
     /// Event streams over HTTP
     Stream,
+    /// Requests to a cluster with many archived runs
+    ArchivedRuns,
     /// Everything
     All,
 }
 
 impl Benchmark {
-    const EACH: [Self; 13] = [
+    const EACH: [Self; 14] = [
         Self::Agents,
         Self::FanOut,
         Self::FanOutReviewed,
@@ -172,6 +177,7 @@ impl Benchmark {
         Self::Delegate,
         Self::Runs,
         Self::Stream,
+        Self::ArchivedRuns,
     ];
 
     fn default_task_count(self) -> u32 {
@@ -182,7 +188,7 @@ impl Benchmark {
             Self::Runs => 5_000,
             Self::Parked | Self::WaitingRuns => 10_000,
             Self::Delegate => 500,
-            Self::Layered | Self::Growth | Self::All => 100_000,
+            Self::Layered | Self::Growth | Self::ArchivedRuns | Self::All => 100_000,
         }
     }
 
@@ -201,6 +207,7 @@ impl Benchmark {
             Self::Delegate => "delegate",
             Self::Runs => "runs",
             Self::Stream => "stream",
+            Self::ArchivedRuns => "archived_runs",
             Self::All => "all",
         }
     }
@@ -325,6 +332,10 @@ async fn measure_benchmark(
             let figures = streams::measure_streams(&options, tasks).await?;
             report.comparisons.insert(benchmark.benchmark_name(), figures.comparison);
             report.growth.extend(figures.bounds);
+            return Ok(());
+        }
+        Benchmark::ArchivedRuns => {
+            report.growth.extend(archived::measure_archived_runs(&options, tasks).await?);
             return Ok(());
         }
         Benchmark::All => return Ok(()),

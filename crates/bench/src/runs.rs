@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use millrace_protocol::ids::RunId;
 use serde_json::json;
 
 use crate::cluster::{BenchCluster, BenchOptions};
@@ -87,7 +88,8 @@ async fn run_all(cluster: &BenchCluster, runs: u32) -> anyhow::Result<Vec<Durati
     Ok(all)
 }
 
-async fn run_one(connection: &mut HttpConnection) -> anyhow::Result<()> {
+/// Submits a run, waits for its end and returns its id.
+pub async fn run_one(connection: &mut HttpConnection) -> anyhow::Result<RunId> {
     let task = json!({ "id": "a", "objective": "say it", "capability": "echo" });
     let body = json!({ "objective": "say it", "plan": { "tasks": [task] } }).to_string();
     let submitted = connection.send("POST", "/api/v1/runs", &body).await?.json(201)?;
@@ -95,5 +97,5 @@ async fn run_one(connection: &mut HttpConnection) -> anyhow::Result<()> {
     let path = format!("/api/v1/runs/{run}/wait?timeout=60");
     let ended = connection.send("GET", &path, "").await?.json(200)?;
     ensure!(ended["state"] == "completed", "run {run} ended as {}", ended["state"]);
-    Ok(())
+    Ok(RunId::new(run)?)
 }
