@@ -111,7 +111,7 @@ async fn run_is_started_with_dropped_documents_and_followed_to_its_report() {
     browser.wait_for_text(".run-head .state", "running").await;
     assert_no_errors(&browser, "the run").await;
 
-    // Of a large run the page has the newest events; the earlier ones are read when somebody looks at them.
+    // The page has only the newest events of a large run. It reads the earlier ones on demand.
     let large = load::submit_large_run(&cluster, 1_000, 0).await;
     browser.open(&format!("/runs/{large}/log")).await;
     browser.wait_for_text(".run-head .state", "completed").await;

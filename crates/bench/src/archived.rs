@@ -27,7 +27,7 @@ const ARCHIVING: Duration = Duration::from_secs(60);
 /// The aim for each kind of request, in milliseconds.
 const AIM_MS: f64 = 50.0;
 
-/// Measures requests beside `runs` archived runs.
+/// Measures requests to a cluster with `runs` archived runs.
 pub async fn measure_archived_runs(
     options: &BenchOptions,
     runs: u32,
@@ -60,11 +60,11 @@ pub async fn measure_archived_runs(
         BoundedFigure::with_maximum(what, "ms", quantile(times.into_iter(), 0.99), AIM_MS)
     };
     Ok(BTreeMap::from([
-        ("archived_list", p99("the newest runs, beside archived runs (p99)", listed)),
-        ("archived_filter", p99("runs by label, state, text or time, beside archived runs (p99)", filtered)),
-        ("archived_page", p99("a page of 1,000 runs, from the newest to the oldest (p99)", paged)),
-        ("archived_read", p99("an archived run, beside others (p99)", read)),
-        ("archived_delete", p99("the request to delete an archived run (p99)", deleted)),
+        ("archived_list", p99("list of the newest runs (p99)", listed)),
+        ("archived_filter", p99("list filtered by label, state, text or time (p99)", filtered)),
+        ("archived_page", p99("page of 1,000 runs, of the whole list (p99)", paged)),
+        ("archived_read", p99("read of an archived run (p99)", read)),
+        ("archived_delete", p99("request to delete an archived run (p99)", deleted)),
     ]))
 }
 

@@ -43,7 +43,7 @@ struct Following {
     since: Instant,
     /// `true` if the log was read up to the beginning of the subscription.
     is_live: bool,
-    /// `true` if the reader has not been told yet that this was the end of the log.
+    /// `true` if the next step is the end of the log.
     is_at_end: bool,
 }
 
