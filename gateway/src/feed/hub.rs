@@ -41,6 +41,8 @@ const QUEUED_ITEMS: usize = 64;
 const POLL_UNNOTIFIED: Duration = Duration::from_millis(100);
 /// The poll interval once the subscription has delivered something.
 const POLL_NOTIFIED: Duration = Duration::from_secs(2);
+/// The time from the start of a read to that of the next one in a busy lane: it then reads several messages at once.
+const BUSY: Duration = Duration::from_millis(2);
 /// The interval at which the summaries are read while nothing is appended.
 const POLL_SUMMARIES: Duration = Duration::from_millis(250);
 /// The delays before the reads after a notification: a message may be delivered before it is stored.
@@ -252,12 +254,16 @@ impl LaneReader {
             if is_idle {
                 return;
             }
-            match self.read_page(summaries_due <= Instant::now()).await {
-                Ok(true) => {
+            let started = Instant::now();
+            match self.read_page(summaries_due <= started).await {
+                Ok(count @ 1..) => {
                     (failures, summaries_due) = (0, Instant::now() + POLL_SUMMARIES);
+                    if count < PAGE {
+                        tokio::time::sleep_until(started + BUSY).await;
+                    }
                     continue;
                 }
-                Ok(false) => {
+                Ok(_) => {
                     failures = 0;
                     if summaries_due <= Instant::now() {
                         summaries_due = Instant::now() + POLL_SUMMARIES;
@@ -285,21 +291,21 @@ impl LaneReader {
         }
     }
 
-    /// Reads the next messages and delivers them. Returns `true` if there were any.
-    async fn read_page(&self, reads_summaries: bool) -> Result<bool, Fault> {
+    /// Reads the next messages, delivers them and returns their number.
+    async fn read_page(&self, reads_summaries: bool) -> Result<usize, Fault> {
         let lane = self.follower.lane;
         let head = self.follower.lock().head;
         let filter = subject::all_subjects_of_lane(lane);
         let pages = PagedReader::new(self.bus.client(), lane_stream(lane), filter, head + 1);
         let records = pages.with_page_size(PAGE).next_page().await?;
         if records.is_empty() && !reads_summaries {
-            return Ok(false);
+            return Ok(0);
         }
         // The order matters: see the documentation of this module.
         self.index.refresh(&self.bus).await?;
         let mut state = self.follower.lock();
         let has_hole = self.handle_archived_runs(&mut state);
-        let Some(last) = records.last() else { return Ok(false) };
+        let (Some(last), count) = (records.last(), records.len()) else { return Ok(0) };
         state.head = last.sequence;
         let messages: Vec<Arc<LaneMessage>> =
             records.into_iter().filter_map(LaneMessage::from_record).collect();
@@ -307,7 +313,7 @@ impl LaneReader {
             state.whole.iter().for_each(|mailbox| mailbox.close());
         }
         self.deliver(&mut state, messages);
-        Ok(true)
+        Ok(count)
     }
 
     /// Sends the subscribers of archived runs to the archive. Returns `true` if the follower has missed a message of one.
