@@ -27,7 +27,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Answer questions of runs", &["inbox", "answer"]),
     (
         "Set up and check",
-        &["doctor", "config", "completions", "man", "schema", "limits", "token", "nats-config"],
+        &["doctor", "config", "completions", "man", "schema", "limits", "token", "webhook", "nats-config"],
     ),
     (
         "Operate",

@@ -35,7 +35,7 @@ use millrace_views::history;
 use commands::{
     add, answer, audit, backup, bench, cancel, completions, config, delete, edit, eval, files, inbox, limits,
     list, logs, man, mcp, memories, message, metrics, pause, prune, replay, restore, resume, retention,
-    retry, run, schema, sessions, show, signal, status, submit, token, trace, up, watch,
+    retry, run, schema, sessions, show, signal, status, submit, token, trace, up, watch, webhook,
 };
 use exit::{CommandError, CommandExit, run_until_interrupt};
 use settings::SettingsSources;
@@ -105,6 +105,8 @@ enum Command {
     Memories(memories::MemoriesArguments),
     /// Create, list and revoke tokens of the HTTP API
     Token(token::TokenArguments),
+    /// Create, list, test and delete webhooks
+    Webhook(webhook::WebhookArguments),
     /// List administrative actions: who changed tokens and limits
     Audit(audit::AuditArguments),
     /// Delete ended runs with their events, results and files
@@ -245,6 +247,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Retention(_)
         | Command::Limits(_)
         | Command::Token(_)
+        | Command::Webhook(_)
         | Command::Audit(_)
         | Command::Replay(_)
         | Command::Trace(_)
@@ -320,6 +323,9 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         }
         Command::Token(arguments) => {
             run_until_interrupt(&shutdown, Box::pin(token::run_command(arguments))).await?
+        }
+        Command::Webhook(arguments) => {
+            run_until_interrupt(&shutdown, Box::pin(webhook::run_command(arguments))).await?
         }
         Command::Audit(arguments) => run_until_interrupt(&shutdown, audit::run_command(arguments)).await?,
         Command::Replay(arguments) => {

@@ -47,7 +47,7 @@ use std::time::Duration;
 
 use access::Authenticator;
 use arguments::AccessArguments;
-use millrace_address_policy::Cidr;
+use millrace_address_policy::{Cidr, ReceiverPolicy};
 use millrace_client::author_name;
 use millrace_runtime::ops::health::HttpArgs;
 use millrace_runtime::ops::metrics::names::ProcessKind;
@@ -62,7 +62,7 @@ use standards::McpServer;
 use state::Gateway;
 use tls::ReloadedCertificate;
 use trace_export::{ExportSettings, OtlpReceiver, TAKEOVER, TraceExporter};
-use webhooks::{ReceiverPolicy, WebhookSender};
+use webhooks::WebhookSender;
 
 /// The address if the user gives none.
 pub const DEFAULT_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7070);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, ETAG, HeaderName};
 use axum::response::{IntoResponse, Response};
+use millrace_address_policy::ReceiverPolicy;
 use millrace_client::read_log_damage;
 use millrace_plan_file::limits::suggest_larger_budget;
 use millrace_protocol::ids::RunId;
@@ -21,7 +22,6 @@ use crate::feed::LaneHub;
 use crate::history::{HistoryCache, RunState, read_state_at};
 use crate::problem::{Problem, ProblemKind};
 use crate::run_index::RunIndex;
-use crate::webhooks::ReceiverPolicy;
 
 /// The state that all requests share.
 pub struct Gateway {

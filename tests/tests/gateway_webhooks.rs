@@ -218,7 +218,51 @@ async fn webhooks_are_tested_repeated_rotated_and_disabled() {
         .collect();
     assert_eq!(actions, ["webhook_created", "webhook_secret_replaced", "webhook_changed", "webhook_deleted"]);
 
+    receiver.answer_with(204);
+    assert_command_manages_webhooks(&cluster, &url);
     assert_refuses_private_receivers(&cluster, &receiver).await;
+}
+
+/// Runs `millrace webhook` with `--json`, and returns its exit code and its objects.
+fn webhook_command(cluster: &TestCluster, arguments: &[&str]) -> (Option<i32>, Vec<Value>) {
+    let mut command = cluster.millrace_command();
+    let output = command.arg("webhook").args(arguments).arg("--json").output().unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    (output.status.code(), lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+}
+
+/// Checks that the command does with webhooks what the API does.
+fn assert_command_manages_webhooks(cluster: &TestCluster, url: &str) {
+    let run = |arguments: &[&str]| webhook_command(cluster, arguments);
+    let (code, refused) = run(&["add", url]);
+    assert_eq!((code, refused[0]["type"].as_str()), (Some(2), Some("error")), "{refused:?}");
+    let add = ["add", url, "--event", "run_ended,task_failed", "--label", "team=search"];
+    let (code, created) = run(&[&add[..], &ALLOW].concat());
+    assert_eq!(code, Some(0), "{created:?}");
+    let (id, secret) = (text(&created[0]["id"]), text(&created[0]["secret"]));
+    assert_eq!(created[0]["events"], json!(["run_ended", "task_failed"]));
+    let (_, listed) = run(&[]);
+    assert!(listed.len() == 1 && listed[0].get("secret").is_none() && listed[0]["id"] == id, "{listed:?}");
+
+    let (code, tested) = run(&["test", &id]);
+    assert_eq!((code, &tested[0]["state"]), (Some(0), &json!("delivered")), "{tested:?}");
+    let delivery = text(&tested[0]["id"]);
+    let (code, again) = run(&["redeliver", &id, &delivery]);
+    assert_eq!((code, &again[0]["attempts"]), (Some(0), &json!(2)), "{again:?}");
+    let (_, deliveries) = run(&["deliveries", &id, "--state", "delivered"]);
+    assert!(deliveries.len() == 1 && deliveries[0]["id"] == delivery, "{deliveries:?}");
+
+    assert_eq!(run(&["pause", &id]).1[0]["disabled_because"], "by_user");
+    let (code, paused) = run(&["test", &id]);
+    let message = text(&paused[0]["message"]);
+    assert!(code == Some(2) && message.contains("webhook resume"), "{code:?} {message}");
+    assert_eq!(run(&["resume", &id]).1[0]["enabled"], true);
+    let changed = run(&["update", &id, "--event", "run_started", "--all-labels"]).1;
+    assert_eq!((&changed[0]["events"], &changed[0]["labels"]), (&json!(["run_started"]), &json!([])));
+    let rotated = run(&["rotate", &id, "--keep-earlier-for", "1h"]).1;
+    assert!(text(&rotated[0]["secret"]) != secret && rotated[0]["earlier_secret_until"].is_string());
+    assert_eq!(run(&["delete", &id]).1[0]["type"], "webhook_deleted");
+    assert_eq!(run(&["show", &id]).0, Some(2));
 }
 
 /// Checks that a gateway without permission connects to no address of this machine.

@@ -41,3 +41,4 @@ pub mod token;
 pub mod trace;
 pub mod up;
 pub mod watch;
+pub mod webhook;

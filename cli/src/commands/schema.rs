@@ -23,7 +23,7 @@ Examples:
 pub const FILES: [&str; 4] = ["plan", "capability", "evaluation", "api"];
 
 /// Everything that has a schema.
-pub const NAMES: [&str; 45] = [
+pub const NAMES: [&str; 46] = [
     "api",
     "plan",
     "capability",
@@ -56,6 +56,7 @@ pub const NAMES: [&str; 45] = [
     "sessions",
     "limits",
     "token",
+    "webhook",
     "audit",
     "replay",
     "status",

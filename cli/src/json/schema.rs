@@ -5,10 +5,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Value, json};
 
 use super::{
-    AnswerLine, AuditLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DoctorJson,
-    EntryLine, ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson,
-    LogLineJson, PlannerTranscript, PruneJson, QuestionLine, ReplayJson, RetentionJson, RunDeletionJson,
-    RunListLine, RunResult, SessionLine, TaskTranscript, TokenJson,
+    AnswerLine, AuditLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DeliveryJson,
+    DoctorJson, EntryLine, ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson,
+    LimitJson, LogLineJson, PlannerTranscript, PruneJson, QuestionLine, ReplayJson, RetentionJson,
+    RunDeletionJson, RunListLine, RunResult, SessionLine, TaskTranscript, TokenJson, WebhookJson,
 };
 use crate::commands::config::SettingsDocument;
 
@@ -61,6 +61,7 @@ pub fn output_schema(name: &str) -> Option<Value> {
         "logs" => (Lines, vec![add::<LogLineJson<'static>>, error]),
         "files" | "memories" => (Lines, vec![add::<FileJson<'static>>, outcome, error]),
         "token" => (Lines, vec![add::<TokenJson<'static>>, outcome, error]),
+        "webhook" => (Lines, vec![add::<WebhookJson<'static>>, add::<DeliveryJson<'static>>, outcome, error]),
         "audit" => (Lines, vec![add::<AuditLine<'static>>, error]),
         "delete" => (Lines, vec![add::<RunDeletionJson<'static>>, error]),
         "prune" => (Document, vec![add::<PruneJson>, error]),

@@ -3,6 +3,7 @@
 //! so that the connection goes to the address that was checked.
 
 mod public_address;
+mod receiver;
 mod resolver;
 
 use std::borrow::Cow;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use public_address::AddressClass;
 use public_address::{equivalent_addresses, non_public_class};
+pub use receiver::ReceiverPolicy;
 pub use resolver::{CheckedResolver, DnsLookup, SystemDns};
 
 /// A network: an address and a prefix length.

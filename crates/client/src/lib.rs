@@ -14,6 +14,7 @@ pub mod questions;
 mod read;
 pub mod retention;
 mod run_feed;
+pub mod webhooks;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{RunId, SessionId};

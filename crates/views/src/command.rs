@@ -1,6 +1,6 @@
 //! The outcomes of commands.
 
-use millrace_protocol::ids::RunId;
+use millrace_protocol::ids::{RunId, WebhookId};
 use millrace_protocol::plan::Event;
 use millrace_protocol::token::{ScopeSet, StoredToken, TokenId, TokenText};
 use schemars::JsonSchema;
@@ -76,6 +76,13 @@ pub enum CommandOutcome<'a> {
         id: &'a TokenId,
         /// The name of its holder.
         name: &'a str,
+    },
+    /// A webhook was deleted.
+    WebhookDeleted {
+        /// Its id.
+        id: &'a WebhookId,
+        /// The URL of its receiver.
+        url: &'a str,
     },
     /// A retention rule was set.
     RetentionRuleSet {

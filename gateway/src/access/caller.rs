@@ -104,15 +104,20 @@ impl Access {
 }
 
 impl Access {
+    /// The caller as the audit names it.
+    #[must_use]
+    pub fn actor(&self) -> Actor {
+        let Caller { name, token, address, .. } = &*self.caller;
+        let address = address.map(|address| address.to_string());
+        Actor { name: name.clone(), token: token.clone(), address }
+    }
+
     /// Records an administrative action, before it is carried out.
     ///
     /// # Errors
     /// The cluster does not respond.
     pub async fn record(&self, action: AuditAction) -> Result<(), Problem> {
-        let Caller { name, token, address, .. } = &*self.caller;
-        let address = address.map(|address| address.to_string());
-        let by = Actor { name: name.clone(), token: token.clone(), address };
-        let record = AuditRecord { at: Timestamp::now(), by, action };
+        let record = AuditRecord { at: Timestamp::now(), by: self.actor(), action };
         Ok(record_action(&self.gateway.bus, &record).await?)
     }
 }

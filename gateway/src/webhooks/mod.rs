@@ -41,7 +41,6 @@ use crate::state::Gateway;
 use follower::{DeliveryFollower, WebhookTable};
 use queue::{DeliveryKey, DeliveryQueue, MAX_WAITING};
 use receiver::ReceiverClient;
-pub use receiver::ReceiverPolicy;
 
 /// The name of the position.
 const NAME: &str = "webhooks";

@@ -2,22 +2,19 @@
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use millrace_protocol::ids::{MessageId, WebhookId};
+use millrace_client::webhooks;
 use millrace_protocol::token::Scope;
 use millrace_protocol::webhook::StoredDelivery;
-use millrace_runtime::nats::published_bucket::PublishedEntry;
-use millrace_runtime::store::webhooks as store;
-use millrace_runtime::{Bus, clock};
 use millrace_views::{DeliveryJson, DeliveryStateName};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 use utoipa_axum::routes;
 
-use super::{MAX_CHANGES, contention, find_enabled_webhook, find_webhook, invalid};
+use super::invalid;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::Problem;
 use crate::state::json_response;
 
 /// The number of deliveries in a reply, if the client does not choose one.
@@ -31,21 +28,6 @@ pub fn routes() -> ApiRoutes {
         .scoped(Scope::Admin, routes!(list_deliveries))
         .scoped(Scope::Admin, routes!(get_delivery))
         .scoped(Scope::Admin, routes!(redeliver))
-}
-
-async fn find_delivery(
-    bus: &Bus,
-    webhook: &WebhookId,
-    id: &str,
-) -> Result<PublishedEntry<StoredDelivery>, Problem> {
-    let unknown = || {
-        let detail = format!(
-            "the webhook {webhook} has no delivery {id:?}; they are removed a week after their last change"
-        );
-        Problem::new(ProblemKind::DeliveryNotFound, detail)
-    };
-    let id: MessageId = id.parse().map_err(|_| unknown())?;
-    store::read_delivery(bus, webhook, &id).await?.ok_or_else(unknown)
 }
 
 /// Deliveries.
@@ -89,16 +71,12 @@ async fn list_deliveries(
     }
     let parse = |text: String| text.parse().map_err(|_| invalid("cursor: it is not one of a reply"));
     let before: Option<u64> = cursor.filter(|text| !text.is_empty()).map(parse).transpose()?;
-    let webhook = find_webhook(&access.bus, &webhook).await?.value;
     let is_wanted =
         |delivery: &StoredDelivery| state.is_none_or(|state| DeliveryStateName::of(&delivery.state) == state);
-    // One more tells whether there is a next part.
-    let mut found = store::read_deliveries(&access.bus, &webhook.id, before, limit + 1, is_wanted).await?;
-    let has_more = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| has_more).map(|last| last.sequence.to_string());
-    let deliveries = found.iter().map(|entry| DeliveryJson::new(&entry.value)).collect();
-    Ok(json_response(StatusCode::OK, &DeliveryList { deliveries, next: next.unwrap_or_default() }))
+    let page = webhooks::list_deliveries(&access.bus, &webhook, before, limit, is_wanted).await?;
+    let deliveries = page.deliveries.iter().map(DeliveryJson::new).collect();
+    let next = page.next.map(|sequence| sequence.to_string()).unwrap_or_default();
+    Ok(json_response(StatusCode::OK, &DeliveryList { deliveries, next }))
 }
 
 /// Read a delivery.
@@ -114,9 +92,8 @@ async fn get_delivery(
     access: Access,
     PathParts((webhook, delivery)): PathParts<(String, String)>,
 ) -> Result<Response, Problem> {
-    let webhook = find_webhook(&access.bus, &webhook).await?.value;
-    let entry = find_delivery(&access.bus, &webhook.id, &delivery).await?;
-    Ok(json_response(StatusCode::OK, &DeliveryJson::new(&entry.value)))
+    let delivery = webhooks::read_delivery(&access.bus, &webhook, &delivery).await?;
+    Ok(json_response(StatusCode::OK, &DeliveryJson::new(&delivery)))
 }
 
 /// Deliver a message again. It has the same id, and is attempted for three more days.
@@ -132,13 +109,6 @@ async fn redeliver(
     access: Access,
     PathParts((webhook, delivery)): PathParts<(String, String)>,
 ) -> Result<Response, Problem> {
-    let webhook = find_enabled_webhook(&access.bus, &webhook).await?;
-    for _ in 0..MAX_CHANGES {
-        let entry = find_delivery(&access.bus, &webhook.id, &delivery).await?;
-        let again = entry.value.redelivered(clock::now());
-        if store::write_delivery(&access.bus, &again, entry.sequence).await?.is_some() {
-            return Ok(json_response(StatusCode::ACCEPTED, &DeliveryJson::new(&again)));
-        }
-    }
-    Err(contention())
+    let again = webhooks::redeliver(&access.bus, &webhook, &delivery).await?;
+    Ok(json_response(StatusCode::ACCEPTED, &DeliveryJson::new(&again)))
 }
