@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use millrace_documents::text::decode_text;
 use millrace_documents::{Extractor, detect_binary_format, markdown};
 use serde::Deserialize;
 
@@ -20,6 +21,9 @@ const WITHOUT_TEXT: &str = "Sample_Td-matrix";
 struct ExpectedDocument {
     file: String,
     places: Vec<ExpectedPlace>,
+    /// The lines, if it is a source file: all of them must be the same.
+    #[serde(default)]
+    lines: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -35,10 +39,25 @@ fn read_places(ending: &str, bytes: &[u8]) -> Result<Vec<(Option<String>, String
         let read = markdown::html_to_markdown(&text, &["script", "style", "title"], 256);
         return read.map(|text| vec![(None, text)]).map_err(|error| error.to_string());
     }
+    if ["csv", "source"].contains(&ending) {
+        if let Some(format) = detect_binary_format(bytes, Some(ending)) {
+            return Err(format!("it is taken for {format:?}"));
+        }
+        return Ok(vec![(None, decode_text(bytes, None).ok_or("it is no text")?)]);
+    }
     let format = detect_binary_format(bytes, Some(ending)).ok_or("it has no known format")?;
     let read = Extractor::at(env!("CARGO_BIN_EXE_millrace-extractor")).extract_text(format, bytes);
     let document = read.map_err(|error| error.to_string())?;
     Ok(document.parts.into_iter().map(|part| (part.place, part.text)).collect())
+}
+
+/// Returns the number of the first line that differs; `None` if none does.
+fn find_different_line(expected: &[String], read: &[(Option<String>, String)]) -> Option<usize> {
+    let text: String = read.iter().map(|(_, text)| text.as_str()).collect();
+    let text = text.replace("\r\n", "\n").replace('\r', "\n");
+    let lines: Vec<&str> = text.split('\n').collect();
+    let count = lines.len().max(expected.len());
+    (0..count).find(|at| lines.get(*at).copied() != expected.get(*at).map(String::as_str)).map(|at| at + 1)
 }
 
 /// The share of the expected words that are found at their places.
@@ -77,6 +96,11 @@ fn words_of_real_documents_are_found_at_their_places() {
                 Ok(read) => {
                     let share = share_of_found_words(document, &read);
                     shares.push(share);
+                    if let Some(line) =
+                        document.lines.as_ref().and_then(|lines| find_different_line(lines, &read))
+                    {
+                        faults.push(format!("{}: line {line} differs", document.file));
+                    }
                     if share < MIN_SHARE {
                         faults.push(format!("{}: {:.0} % of the words", document.file, share * 100.0));
                     }

@@ -4,9 +4,10 @@
     V/bin/python collect.py FOLDER
 
 The documents are the test data of packages of the Python Package Index with permissive licences. FOLDER/expected.json has the
-words of each document by place, as an independent library reads them.
+words of each document by place, as an independent library reads them, and the lines of source files as Python reads them.
 """
 
+import csv
 import email
 import email.policy
 import html.parser
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tokenize
 import urllib.error
 import urllib.request
 import zipfile
@@ -30,16 +32,19 @@ from pdfminer.high_level import extract_pages
 from pdfminer.layout import LTTextContainer
 
 EACH = 10
+# Endings of source files, which are one kind of document. Four of each ending are taken at most.
+SOURCES = ["py", "js", "c", "cpp", "css"]
+EACH_SOURCE = 4
 HIDDEN = ["script", "style", "title", "template", "form", "button"]
 # Name and version of each package, the licence of its test data, and the endings that are taken from it.
 PACKAGES = [
     ("python-docx", "1.2.0", "MIT", ["docx"]),
     ("python-pptx", "1.0.2", "MIT", ["pptx"]),
     ("pypdf", "6.1.1", "BSD-3-Clause", ["pdf"]),
-    ("csvkit", "2.1.0", "MIT", ["xlsx", "xls"]),
+    ("csvkit", "2.1.0", "MIT", ["xlsx", "xls", "csv"]),
     ("pyexcel", "0.7.3", "BSD-3-Clause", ["xlsx", "xls"]),
     ("agate-excel", "0.4.1", "MIT", ["xlsx", "xls"]),
-    ("sphinx", "8.2.3", "BSD-2-Clause", ["html"]),
+    ("sphinx", "8.2.3", "BSD-2-Clause", ["html", "py", "js", "c", "cpp", "css"]),
     ("pymupdf", "1.26.4", "AGPL-3.0; they are only read", ["epub"]),
 ]
 
@@ -146,14 +151,34 @@ def of_html(path):
     return [(None, " ".join(text.texts))]
 
 
-READERS = {"docx": of_docx, "pptx": of_pptx, "xlsx": of_xlsx, "xls": of_xls, "pdf": of_pdf, "epub": of_epub, "eml": of_eml, "html": of_html}
+def of_csv(path):
+    encoding = "latin-1" if "latin1" in path.name else "utf-8-sig"
+    with path.open(encoding=encoding, newline="") as lines:
+        return [(None, " ".join(cell for row in csv.reader(lines) for cell in row))]
+
+
+def lines_of_source(path):
+    with path.open("rb") as lines:
+        encoding, _ = tokenize.detect_encoding(lines.readline)
+    # Only the three usual ends of lines: `splitlines` knows more.
+    return re.split(r"\r\n|\n|\r", path.read_bytes().decode(encoding))
+
+
+def of_source(path):
+    return [(None, " ".join(lines_of_source(path)))]
+
+
+READERS = {"docx": of_docx, "pptx": of_pptx, "xlsx": of_xlsx, "xls": of_xls, "pdf": of_pdf, "epub": of_epub, "eml": of_eml, "html": of_html, "csv": of_csv}
+READERS |= {ending: of_source for ending in SOURCES}
 
 
 def add(found, folder, ending, name, content):
-    taken = found.setdefault(ending, [])
-    if len(taken) == EACH:
+    kind = "source" if ending in SOURCES else ending
+    taken = found.setdefault(kind, [])
+    of_ending = [one for one in taken if one["file"].endswith(f".{ending}")]
+    if len(taken) == EACH or (kind == "source" and len(of_ending) == EACH_SOURCE):
         return
-    path = folder / f"{ending}-{len(taken)}-{name}.{ending}"
+    path = folder / f"{kind}-{len(taken)}-{name}.{ending}"
     path.write_bytes(content)
     try:
         places = READERS[ending](path)
@@ -165,7 +190,8 @@ def add(found, folder, ending, name, content):
     if sum(len(place["words"]) for place in places) < 3:
         path.unlink()
         return
-    taken.append({"file": path.name, "places": places})
+    lines = lines_of_source(path) if kind == "source" else None
+    taken.append({"file": path.name, "places": places, "lines": lines})
 
 
 def main():
