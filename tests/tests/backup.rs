@@ -375,6 +375,58 @@ fn start_three_servers(accounts: &str) -> [NatsServer; 3] {
     })
 }
 
+/// A webhook of a receiver that no test reaches. Returns its secret.
+fn add_webhook(cluster: &TestCluster) -> Value {
+    let add = ["webhook", "add", "https://receiver.example/", "--event", "task_failed", "--json"];
+    run_and_parse_json(cluster.millrace_command().args(add))["secret"].clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn backup_made_before_a_prune_restores_everything() {
+    let _alone = lock_machine();
+    let home = tempfile::tempdir().unwrap();
+    let cluster = TestCluster::start_with_workers(cluster_setup(), 1);
+    let bus = cluster.connect_bus().await;
+    let secret = add_webhook(&cluster);
+    let run = run_id("old");
+    // One result is in a message, and the other one is a blob.
+    let tasks = vec![echo_task("small", &json!({})), echo_task("large", &json!({"bytes": 400_000}))];
+    submit_run(&bus, &run, &fixed_submission(tasks)).await;
+    let files = RunWorkspace::new(&bus, &run);
+    let path: FilePath = "/data/large.csv".parse().unwrap();
+    let writer = FileAuthor { author: "test", key: "k" };
+    files.write_file(&path, file_content(&path, 1), WriteCondition::Absent, writer).await.unwrap();
+    let before = run_ending(&wait_for_run_history(&bus, &run, TIMEOUT).await);
+    wait_for_summary(&bus, &run, "archived", |summary| summary.archived).await;
+    let folder = home.path().join("backup");
+    run_and_parse_json(cluster.millrace_command().args(["backup", path_text(&folder), "--json"]));
+
+    wait_for_value(TIMEOUT, "the run to be deleted", async || {
+        let prune = ["prune", "--older-than", "0s", "--json"];
+        run_and_parse_json(cluster.millrace_command().args(prune));
+        read_run_summary(&bus, &run).await.is_none().then_some(())
+    })
+    .await;
+    wait_for_value(TIMEOUT, "its file to be deleted", async || {
+        files.list_files(None).await.unwrap().is_empty().then_some(())
+    })
+    .await;
+    cluster.stop_all();
+
+    let (_server, restored, report) = restore_into_new_server(&folder).await;
+    assert!(report.missing.is_empty(), "{:?}", report.missing);
+    assert_eq!(run_ending(&wait_for_run_history(&restored, &run, TIMEOUT).await), before);
+    assert_eq!(check_file_versions(&restored, &run).await, 1);
+    let results = History::read_from_log(&restored, &run).await.unwrap().accepted_results();
+    for result in results.values() {
+        restored.blobs().read_inline_or_stored(result).await.unwrap();
+    }
+    // The receiver of a webhook verifies messages by the secret that it knows.
+    let webhooks = millrace_runtime::store::webhooks::read_webhooks(&restored).await.unwrap();
+    let secrets: Vec<String> = webhooks.iter().map(|entry| entry.value.secret.reveal()).collect();
+    assert_eq!(json!(secrets), json!([secret]));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn backup_of_one_server_restores_to_three_replicas() {
     let _alone = lock_machine();
