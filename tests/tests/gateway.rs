@@ -808,6 +808,8 @@ async fn sessions_have_their_runs_in_order_and_lists_select_by_session() {
     assert_eq!(listed["runs"].as_array().unwrap().len(), 3);
     let sessions = gateway.get("/sessions?limit=1").await.json();
     assert_eq!((&sessions["total"], &sessions["sessions"][0]["session"]), (&json!(1), &json!("chat")));
+    assert_eq!(sessions["next"], "", "there is no second session");
+    assert_eq!(gateway.get("/sessions?cursor=x").await.status, 400);
     assert_eq!(gateway.get("/sessions/none").await.status, 404);
     assert_eq!(gateway.get("/sessions?limit=0").await.status, 400);
     assert_eq!(gateway.post("/runs", &of_session("not a name", 0)).await.status, 400);

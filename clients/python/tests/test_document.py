@@ -158,7 +158,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(client.clear_limit, "openai:gpt")
     call(client.checks)
     call(client.check_plan, {"tasks": []}, run=RUN)
-    call(client.sessions, 5, 10)
+    call(client.sessions, 5)
     call(client.session, "chat")
     call(client.spend, "day", state="completed", label="team", since="30d", until="1d")
     call(run.tasks, "running", at=3)

@@ -164,6 +164,8 @@ export type SessionList = {
   sessions: Session[]
   /** The number of all sessions. */
   total: number
+  /** The `cursor` of the next part; empty at the end. */
+  next: string
 }
 
 /** A session in a list: a line of `millrace sessions --json`. */
@@ -3110,6 +3112,12 @@ export type CommandOutcome = {
   /** The name of its holder. */
   name: string
 } | {
+  type: "webhook_deleted"
+  /** Its id. */
+  id: WebhookId
+  /** The URL of its receiver. */
+  url: string
+} | {
   type: "retention_rule_set"
   /** Its name. */
   name: string
@@ -3157,6 +3165,8 @@ export type ScopeSet = Scope[]
 
 /** A kind of operations of the HTTP API. No scope includes another one. */
 export type Scope = "read" | "submit" | "steer" | "answer" | "admin"
+
+export type WebhookId = string
 
 /** A change of a file. */
 export type FileChangeJson = {
@@ -3231,6 +3241,12 @@ export type WrittenCommandOutcome = {
   id: TokenId
   /** The name of its holder. */
   name: string
+} | {
+  type: "webhook_deleted"
+  /** Its id. */
+  id: WebhookId
+  /** The URL of its receiver. */
+  url: string
 } | {
   type: "retention_rule_set"
   /** Its name. */
@@ -3407,8 +3423,6 @@ export type AuditAction = {
   /** The model, or the provider with `*`. */
   model: string
 }
-
-export type WebhookId = string
 
 /** A webhook. */
 export type WebhookJson = {
@@ -4013,8 +4027,8 @@ export interface Operations {
     arguments: {
       /** The number of sessions, 50 by default and at most 1000. */
       limit?: number
-      /** The number of newer sessions to leave out. */
-      offset?: number
+      /** The `next` of the part before. Sessions that have changed since are not in later parts. */
+      cursor?: string
     }
     response: SessionList
   }

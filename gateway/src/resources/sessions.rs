@@ -1,7 +1,10 @@
 //! `/sessions` and `/sessions/{session}`: the sessions of all runs, and the runs of one.
 
+use std::cmp::Reverse;
+
 use axum::http::StatusCode;
 use axum::response::Response;
+use jiff::Timestamp;
 use millrace_protocol::ids::SessionId;
 use millrace_protocol::token::Scope;
 use millrace_views::{RunListLine, SessionLine, SessionRuns, SessionTable, sort_runs_of_session};
@@ -33,6 +36,34 @@ pub struct SessionList {
     pub sessions: Vec<SessionLine>,
     /// The number of all sessions.
     pub total: usize,
+    /// The `cursor` of the next part; empty at the end.
+    pub next: String,
+}
+
+/// The position of a session in the list: its last change, newest first, and its name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct SessionPosition {
+    updated: Reverse<Timestamp>,
+    session: SessionId,
+}
+
+impl SessionPosition {
+    fn of(line: &SessionLine) -> Self {
+        Self { updated: Reverse(line.updated_at.timestamp()), session: line.session.clone() }
+    }
+
+    /// Returns the position as an opaque text.
+    fn to_cursor(&self) -> String {
+        let text = format!("{} {}", self.updated.0.as_nanosecond(), self.session);
+        data_encoding::BASE64URL_NOPAD.encode(text.as_bytes())
+    }
+
+    fn parse(cursor: &str) -> Option<Self> {
+        let text = String::from_utf8(data_encoding::BASE64URL_NOPAD.decode(cursor.as_bytes()).ok()?).ok()?;
+        let (updated, session) = text.split_once(' ')?;
+        let updated = Timestamp::from_nanosecond(updated.parse().ok()?).ok()?;
+        Some(Self { updated: Reverse(updated), session: SessionId::new(session).ok()? })
+    }
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -41,8 +72,8 @@ pub struct SessionList {
 struct ListQuery {
     /// The number of sessions, 50 by default and at most 1000.
     limit: Option<usize>,
-    /// The number of newer sessions to leave out.
-    offset: Option<usize>,
+    /// The `next` of the part before. Sessions that have changed since are not in later parts.
+    cursor: Option<String>,
 }
 
 /// List sessions by their last changes, newest first.
@@ -61,12 +92,24 @@ async fn list_sessions(
             return Err(Problem::new(ProblemKind::InvalidRequest, detail));
         }
     };
+    let after = query.cursor.filter(|cursor| !cursor.is_empty()).map(|cursor| {
+        SessionPosition::parse(&cursor).ok_or_else(|| {
+            let detail = "cursor: it is not one that a list has returned";
+            Problem::new(ProblemKind::InvalidRequest, detail)
+        })
+    });
+    let after = after.transpose()?;
     let mut table = SessionTable::default();
     gateway.runs.visit_runs(&gateway.bus, |run| table.add_run(&run.summary)).await?;
     let all = table.into_lines();
     let total = all.len();
-    let sessions = all.into_iter().skip(query.offset.unwrap_or(0)).take(limit).collect();
-    Ok(json_response(StatusCode::OK, &SessionList { sessions, total }))
+    let is_later = |line: &SessionLine| after.as_ref().is_none_or(|after| SessionPosition::of(line) > *after);
+    let mut later = all.into_iter().filter(is_later);
+    let sessions: Vec<SessionLine> = later.by_ref().take(limit).collect();
+    let has_more = later.next().is_some();
+    let next = sessions.last().filter(|_| has_more).map(|last| SessionPosition::of(last).to_cursor());
+    let next = next.unwrap_or_default();
+    Ok(json_response(StatusCode::OK, &SessionList { sessions, total, next }))
 }
 
 /// Read a session: its totals, and its runs in their order.
@@ -93,4 +136,23 @@ async fn read_session(gateway: Access, PathParts(name): PathParts<String>) -> Re
     sort_runs_of_session(&mut summaries);
     let runs = summaries.into_iter().map(|summary| RunListLine::new(&summary.run, Some(summary))).collect();
     Ok(json_response(StatusCode::OK, &SessionRuns { session: line, runs }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_read_back_and_have_the_order_of_the_list() {
+        let position = |second, name| SessionPosition {
+            updated: Reverse(Timestamp::from_second(second).unwrap()),
+            session: SessionId::new(name).unwrap(),
+        };
+        let newest = position(9, "b");
+        assert_eq!(SessionPosition::parse(&newest.to_cursor()), Some(newest.clone()));
+        assert!(newest < position(8, "a") && position(8, "a") < position(8, "b"));
+        for wrong in ["", "x", &data_encoding::BASE64URL_NOPAD.encode(b"1 a/b")] {
+            assert_eq!(SessionPosition::parse(wrong), None, "{wrong}");
+        }
+    }
 }

@@ -146,6 +146,8 @@ class SessionList(TypedDict):
     """The sessions, by their last changes, newest first."""
     total: int
     """The number of all sessions."""
+    next: str
+    """The `cursor` of the next part; empty at the end."""
 
 
 class SessionLine(TypedDict):
@@ -4708,6 +4710,15 @@ class CommandOutcomeTokenRevoked(TypedDict):
     """The name of its holder."""
 
 
+class CommandOutcomeWebhookDeleted(TypedDict):
+    """A webhook was deleted."""
+    type: Literal["webhook_deleted"]
+    id: WebhookId
+    """Its id."""
+    url: str
+    """The URL of its receiver."""
+
+
 class CommandOutcomeRetentionRuleSet(TypedDict):
     """A retention rule was set."""
     type: Literal["retention_rule_set"]
@@ -4877,6 +4888,17 @@ class WrittenCommandOutcomeTokenRevoked(TypedDict):
     """Its id."""
     name: str
     """The name of its holder."""
+
+
+class WrittenCommandOutcomeWebhookDeleted(TypedDict):
+    """A webhook was deleted."""
+    sequence: int
+    """The sequence, in the lane of the run, at which the write is visible: `at=` and `after=` accept it."""
+    type: Literal["webhook_deleted"]
+    id: WebhookId
+    """Its id."""
+    url: str
+    """The URL of its receiver."""
 
 
 class WrittenCommandOutcomeRetentionRuleSet(TypedDict):
@@ -5913,6 +5935,7 @@ CommandOutcome = Union[
     CommandOutcomeLimitCleared,
     CommandOutcomeTokenCreated,
     CommandOutcomeTokenRevoked,
+    CommandOutcomeWebhookDeleted,
     CommandOutcomeRetentionRuleSet,
     CommandOutcomeRetentionRuleRemoved,
     CommandOutcomeBlobGraceSet,
@@ -5932,6 +5955,8 @@ Scope = Literal["read", "submit", "steer", "answer", "admin"]
 ScopeSet = list[Scope]
 """The scopes of a caller."""
 
+WebhookId = str
+
 FileChangeName = Literal["new", "changed", "removed"]
 """The kind of a change."""
 
@@ -5944,6 +5969,7 @@ WrittenCommandOutcome = Union[
     WrittenCommandOutcomeLimitCleared,
     WrittenCommandOutcomeTokenCreated,
     WrittenCommandOutcomeTokenRevoked,
+    WrittenCommandOutcomeWebhookDeleted,
     WrittenCommandOutcomeRetentionRuleSet,
     WrittenCommandOutcomeRetentionRuleRemoved,
     WrittenCommandOutcomeBlobGraceSet,
@@ -5968,8 +5994,6 @@ AuditAction = Union[
     AuditActionLimitCleared,
 ]
 """The kinds of administrative actions."""
-
-WebhookId = str
 
 WebhookEventKind = Literal[
     "run_started",

@@ -197,10 +197,20 @@ class AsyncClient:
             if not cursor:
                 return
 
-    async def sessions(self, limit: int | None = None, offset: int = 0) -> list[SessionLine]:
-        """Returns sessions with their totals, by their last changes, newest first: 50, or `limit`, after `offset`."""
-        query = query_of(limit=limit, offset=offset or None)
-        return cast(SessionList, await self._read("/sessions", query))["sessions"]
+    async def sessions(self, limit: int | None = None) -> AsyncIterator[SessionLine]:
+        """Lists sessions with their totals, by their last changes, newest first, part by part as the iteration goes on, and at most
+        `limit` of them.
+        """
+        left, cursor = limit, None
+        while left is None or left > 0:
+            size = None if left is None else min(left, MAX_PAGE)
+            part = cast(SessionList, await self._read("/sessions", query_of(limit=size, cursor=cursor)))
+            for line in part["sessions"][:left]:
+                yield line
+            left = None if left is None else left - len(part["sessions"])
+            cursor = part["next"]
+            if not cursor:
+                return
 
     async def session(self, name: str) -> SessionRuns:
         """Returns a session with its runs, in their order."""
