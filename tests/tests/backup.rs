@@ -402,7 +402,7 @@ async fn backup_made_before_a_prune_restores_everything() {
     run_and_parse_json(cluster.millrace_command().args(["backup", path_text(&folder), "--json"]));
 
     wait_for_value(TIMEOUT, "the run to be deleted", async || {
-        let prune = ["prune", "--older-than", "0s", "--json"];
+        let prune = ["prune", "--older-than", "1s", "--json"];
         run_and_parse_json(cluster.millrace_command().args(prune));
         read_run_summary(&bus, &run).await.is_none().then_some(())
     })
