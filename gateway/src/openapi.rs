@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use millrace_protocol::result::TaskResult;
 use millrace_views::{
-    AnswerLine, ClusterChecks, ClusterJson, CommandOutcome, DeliveryJson, EntryLine, EventLine,
+    Admission, AnswerLine, ClusterChecks, ClusterJson, CommandOutcome, DeliveryJson, EntryLine, EventLine,
     PlannerTranscript, PruneJson, QuestionLine, RetentionJson, RunDeletionJson, RunLog, RunResult, RunSpend,
     SessionRuns, SpendReport, TaskList, TaskTranscript, Timeline, WebhookJson,
 };
@@ -18,11 +18,12 @@ use crate::access::TOKEN_SCHEME;
 use crate::feed::StreamNotice;
 use crate::problem::{MEDIA_TYPE, Problem, ProblemKind, TYPE_PREFIX};
 use crate::resources::{
-    AddBody, AnswerBatch, AnswerBody, AnswerList, AuditList, CallerJson, CancelBody, CommandReceipt,
-    DeliveryList, EditBody, FileList, Health, JournalPage, LimitBody, LimitList, LoginBody, MessageBody,
-    PlanCheck, PlanCheckBody, PruneBody, QuestionList, ResumeBody, RetentionRuleBody, RetentionSettingsBody,
-    RetryBody, RunList, SecretBody, SessionList, SignalBody, SourceText, SubmissionBody, TokenBody,
-    TokenList, TraceDocument, Version, WebhookBody, WebhookList, WebhookPatchBody, Written, routes,
+    AddBody, AdmissionBody, AnswerBatch, AnswerBody, AnswerList, AuditList, CallerJson, CancelBody,
+    CommandReceipt, DeliveryList, EditBody, FileList, Health, JournalPage, LimitBody, LimitList, LoginBody,
+    MessageBody, PlanCheck, PlanCheckBody, PruneBody, QuestionList, ResumeBody, RetentionRuleBody,
+    RetentionSettingsBody, RetryBody, RunList, SecretBody, SessionList, SignalBody, SourceText,
+    SubmissionBody, TokenBody, TokenList, TraceDocument, Version, WebhookBody, WebhookList, WebhookPatchBody,
+    Written, routes,
 };
 
 /// The path below which all resources are.
@@ -132,6 +133,7 @@ fn answer_schemas() -> Map<String, Value> {
     add::<ClusterJson<'static>>(generator, "ClusterJson", &mut all);
     add::<ClusterChecks>(generator, "ClusterChecks", &mut all);
     add::<LimitList<'static>>(generator, "LimitList", &mut all);
+    add::<Admission>(generator, "Admission", &mut all);
     add::<RetentionJson>(generator, "RetentionJson", &mut all);
     add::<RunDeletionJson<'static>>(generator, "RunDeletionJson", &mut all);
     add::<PruneJson>(generator, "PruneJson", &mut all);
@@ -176,6 +178,7 @@ fn request_schemas() -> Map<String, Value> {
     add::<WebhookBody>(generator, "WebhookBody", &mut all);
     add::<WebhookPatchBody>(generator, "WebhookPatchBody", &mut all);
     add::<SecretBody>(generator, "SecretBody", &mut all);
+    add::<AdmissionBody>(generator, "AdmissionBody", &mut all);
     add::<PruneBody>(generator, "PruneBody", &mut all);
     add::<RetentionRuleBody>(generator, "RetentionRuleBody", &mut all);
     add::<RetentionSettingsBody>(generator, "RetentionSettingsBody", &mut all);

@@ -14,6 +14,8 @@ pub const MEDIA_TYPE: &str = "application/problem+json";
 pub const TYPE_PREFIX: &str = "urn:millrace:problem:";
 /// The seconds after which a client may repeat a request that failed because the cluster does not respond, or because of a limit.
 const RETRY_AFTER: &str = "1";
+/// The seconds after which a client may submit a run again that found as many waiting runs as allowed.
+const RETRY_AFTER_FULL: &str = "5";
 
 /// The kinds of problems. Each has a `type`, a status and a title, which never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +76,8 @@ pub enum ProblemKind {
     RateLimited,
     /// The caller has too many open streams.
     TooManyStreams,
+    /// As many runs as allowed wait for a place.
+    TooManyRuns,
     /// The run was deleted.
     RunDeleted,
     /// There is no such retention rule.
@@ -108,7 +112,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
@@ -137,6 +141,7 @@ impl ProblemKind {
         Self::WebhookDisabled,
         Self::RateLimited,
         Self::TooManyStreams,
+        Self::TooManyRuns,
         Self::RunDeleted,
         Self::RetentionRuleNotFound,
         Self::NoDeliverable,
@@ -203,6 +208,9 @@ impl ProblemKind {
             Self::TooManyStreams => {
                 (Code::TOO_MANY_REQUESTS, "too-many-streams", "There are too many open streams")
             }
+            Self::TooManyRuns => {
+                (Code::TOO_MANY_REQUESTS, "too-many-runs", "As many runs as allowed wait for a place")
+            }
             Self::RunDeleted => (Code::GONE, "run-deleted", "The run was deleted"),
             Self::RetentionRuleNotFound => {
                 (Code::NOT_FOUND, "retention-rule-not-found", "There is no such retention rule")
@@ -256,6 +264,10 @@ pub struct Problem {
     #[serde(skip)]
     #[schemars(skip)]
     code: StatusCode,
+    /// The seconds after which the client may repeat the request, if the problem is a temporary one.
+    #[serde(skip)]
+    #[schemars(skip)]
+    retry_after: &'static str,
 }
 
 /// A mistake in a request.
@@ -278,6 +290,7 @@ impl Problem {
             detail: detail.to_string(),
             errors: Vec::new(),
             code,
+            retry_after: if kind == ProblemKind::TooManyRuns { RETRY_AFTER_FULL } else { RETRY_AFTER },
         }
     }
 
@@ -322,7 +335,7 @@ impl IntoResponse for Problem {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&self.code) {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(self.retry_after));
         }
         response
     }

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::feed::LaneHub;
 use crate::history::{HistoryCache, RunState, read_state_at};
 use crate::problem::{Problem, ProblemKind};
+use crate::resources::CachedCaps;
 use crate::run_index::RunIndex;
 
 /// The state that all requests share.
@@ -33,6 +34,8 @@ pub struct Gateway {
     pub histories: Arc<HistoryCache>,
     /// The followers of the lanes.
     pub hub: Arc<LaneHub>,
+    /// The caps on the number of runs as they were last read.
+    pub caps: CachedCaps,
     /// The receivers that webhooks may have.
     pub receivers: ReceiverPolicy,
     /// Ends open streams when the process stops.
@@ -48,7 +51,7 @@ impl Gateway {
     pub fn new(bus: Bus, receivers: ReceiverPolicy, shutdown: CancellationToken) -> Self {
         let runs = Arc::new(RunIndex::default());
         let hub = Arc::new(LaneHub::new(bus.clone(), runs.clone(), shutdown.clone()));
-        Self { bus, runs, histories: Arc::default(), hub, receivers, shutdown }
+        Self { bus, runs, histories: Arc::default(), hub, caps: CachedCaps::default(), receivers, shutdown }
     }
 
     /// Finds the run with this id; `None` as its summary if no supervisor has started it.

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::admission::AdmissionCaps;
 use crate::ids::WebhookId;
 use crate::token::{ScopeSet, TokenId};
 
@@ -102,6 +103,12 @@ pub enum AuditAction {
     LimitCleared {
         /// The model, or the provider with `*`.
         model: String,
+    },
+    /// The caps on the number of runs were set.
+    RunCapsSet {
+        /// The new caps.
+        #[serde(flatten)]
+        caps: AdmissionCaps,
     },
 }
 

@@ -1,6 +1,7 @@
 //! The protocol of Millrace: ids, subjects, messages, and the state machine of a plan. Pure: no sockets, no clock, no
 //! randomness; the caller passes in the time and new ids.
 
+pub mod admission;
 pub mod audit;
 pub mod child;
 pub mod file;

@@ -201,7 +201,7 @@ pub struct RunSummary {
 pub struct QueuePlace {
     /// Its number, from 1: the run with 1 is the next.
     pub position: u32,
-    /// The run that must end before; `None` if its turn is being prepared.
+    /// The run of the session that must end before; `None` if its turn is being prepared, or if it waits for a place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<RunId>,
 }
@@ -294,13 +294,16 @@ impl RunSummary {
     #[must_use]
     pub fn with_queue_place(self, place: Option<QueuePlace>) -> Self {
         let (Some(hold), Some(place)) = (self.hold, place) else { return self };
-        let waiting_for = match (&place.behind, &self.session) {
-            (Some(run), Some(session)) => {
-                format!("run {run} in session {session}, position {}", place.position)
+        let position = place.position;
+        let waiting_for = match (hold, &place.behind, &self.session) {
+            (RunHold::Session, Some(run), Some(session)) => {
+                format!("run {run} in session {session}, position {position}")
             }
             // Its turn is being prepared.
-            (None, Some(session)) => format!("its turn in session {session}, position {}", place.position),
-            (_, None) => format!("{hold}, position {}", place.position),
+            (RunHold::Session, None, Some(session)) => {
+                format!("its turn in session {session}, position {position}")
+            }
+            (RunHold::Session | RunHold::Place, _, _) => format!("{hold}, position {position}"),
         };
         Self { waiting_for: Some(waiting_for), queue_place: Some(place), ..self }
     }

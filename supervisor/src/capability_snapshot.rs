@@ -3,8 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use millrace_protocol::admission::CurrentCaps;
 use millrace_protocol::ids::{Capability, WorkerId};
 use millrace_protocol::plan::CapabilityRegistry;
+use millrace_runtime::store::admission;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
 
@@ -15,6 +17,8 @@ pub struct CapabilitySnapshot {
     pub cluster: CapabilityRegistry,
     /// The number of slots that live workers have for each capability.
     pub slots: BTreeMap<Capability, usize>,
+    /// The caps on the number of runs.
+    pub caps: CurrentCaps,
     /// The live workers and critics.
     pub processes: BTreeSet<WorkerId>,
 }
@@ -36,6 +40,7 @@ impl CapabilitySnapshot {
             processes.insert(heartbeat.id);
         }
         slots.iter().for_each(|(capability, slots)| cluster.set_slots(capability, *slots));
-        Ok(Self { cluster, slots, processes })
+        let caps = admission::read_caps(bus).await?;
+        Ok(Self { cluster, slots, caps, processes })
     }
 }

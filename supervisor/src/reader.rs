@@ -59,6 +59,8 @@ pub enum LaneItem {
         /// The fact.
         fact: Box<Fact>,
     },
+    /// The time at which the server stored the submission of the run.
+    SubmittedAt(Timestamp),
     /// A worker, critic or planner claimed the work of this journal.
     Claimed(Topic),
     /// A running attempt wrote to its journal.
@@ -370,6 +372,7 @@ impl RunFoldState {
                     LaneItem::JournalActivity(task, at) => {
                         self.live.record_activity(&task, at.min(clock::now()))
                     }
+                    LaneItem::SubmittedAt(at) => self.live.holds.record_submission_time(at),
                     LaneItem::OpaqueSubmission => has_opaque_submission = true,
                     LaneItem::Decision { .. } | LaneItem::Forged { .. } | LaneItem::Claimed(_) => {}
                 }
@@ -480,9 +483,10 @@ async fn decode_record(bus: &Bus, topic: Topic, record: &StreamRecord) -> Result
             return Ok(is_plan.then_some(LaneItem::Forged { sequence }).into_iter().collect());
         }
         Topic::Plan => return Ok(vec![LaneItem::Decision { sequence }]),
-        Topic::Submitted => {
-            bus.decode_record::<Submission>(record).await.map(|it| fact(Fact::Submitted(Box::new(it))))
-        }
+        Topic::Submitted => bus.decode_record::<Submission>(record).await.map(|it| {
+            let at = LaneItem::SubmittedAt(record.time);
+            [at].into_iter().chain(fact(Fact::Submitted(Box::new(it)))).collect()
+        }),
         Topic::Control => decode_command(bus, record).await.map(|it| fact(Fact::Control(it))),
         Topic::Answer => bus.decode_record::<RunAnswer>(record).await.map(|it| fact(Fact::Answered(it))),
         Topic::Journal(_) => bus

@@ -814,3 +814,46 @@ async fn sessions_have_their_runs_in_order_and_lists_select_by_session() {
     assert_eq!(gateway.get("/sessions?limit=0").await.status, 400);
     assert_eq!(gateway.post("/runs", &of_session("not a name", 0)).await.status, 400);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_beyond_the_caps_wait_or_are_refused() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let gateway = GatewayProcess::start(&cluster, "gateway-1").await;
+    let put = async |body: Value| gateway.send(Request::new("PUT", "/api/v1/admission").json(&body)).await;
+    assert_eq!(put(json!({ "max_running_runs": 0 })).await.status, 400);
+    assert_eq!(put(json!({ "max_running_runs": 1, "max_waiting_runs": 1 })).await.status, 200);
+    let slow = chain(1, &json!({ "delay_ms": 600_000 }));
+    // Supervisors read the caps once a second; until then runs start without a place, and count.
+    let first = gateway.submit(&slow).await;
+    let admission = async || gateway.get("/admission").await.json();
+    wait_for_value(TIMEOUT, "a run with a place", async || {
+        (admission().await["running_runs"] == 1).then_some(())
+    })
+    .await;
+    let second = gateway.submit(&slow).await;
+    wait_for_value(TIMEOUT, "a waiting run", async || (admission().await["waiting_runs"] == 1).then_some(()))
+        .await;
+    let refused = gateway.post("/runs", &slow).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("5")), "{}", refused.text());
+    assert!(refused.text().contains("too-many-runs"), "{}", refused.text());
+    let command =
+        cluster.millrace_command().args(["submit", "more", "--docs", "Cargo.toml"]).output().unwrap();
+    let error = String::from_utf8_lossy(&command.stderr).into_owned();
+    assert!(!command.status.success() && error.contains("as many as allowed"), "{error}");
+    let shown = cluster.millrace_command().args(["limits", "runs"]).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("running runs: 1, waiting runs: 1  (now 1 and 1)"), "{shown}");
+    let waiting = gateway.get(&format!("/runs/{second}")).await.json();
+    assert_eq!((&waiting["state"], &waiting["hold"]), (&json!("queued"), &json!("place")));
+    // A run that waits can be cancelled, and the end of another one gives its place to the next.
+    assert_eq!(gateway.post(&format!("/runs/{second}/cancel"), &json!({})).await.status, 200);
+    let third = wait_for_value(TIMEOUT, "room for a run", async || {
+        let answer = gateway.post("/runs", &chain(1, &json!({}))).await;
+        (answer.status == 201).then(|| answer.json()["run"].as_str().unwrap().to_owned())
+    })
+    .await;
+    assert_eq!(gateway.post(&format!("/runs/{first}/cancel"), &json!({})).await.status, 200);
+    assert_eq!(gateway.wait_for_end(&third).await["state"], "completed");
+    assert_eq!(put(json!({})).await.status, 200);
+}

@@ -70,6 +70,7 @@ fn format_action(record: &AuditRecord) -> String {
         AuditAction::WebhookDeleted { webhook, url } => format!("deleted webhook {webhook} for {url}"),
         AuditAction::WebhookSecretReplaced { webhook } => format!("replaced the secret of webhook {webhook}"),
         AuditAction::LimitCleared { model } => format!("removed the limit of {model}"),
+        AuditAction::RunCapsSet { caps } => format!("limited the number of runs ({caps})"),
     };
     format!("{}  {name}{token}{address} {what}", at.strftime("%Y-%m-%d %H:%M:%S UTC"))
 }

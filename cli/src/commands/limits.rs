@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
+use millrace_protocol::admission::AdmissionCaps;
 use millrace_runtime::Bus;
+use millrace_runtime::store::admission;
 use millrace_runtime::store::rate_limits::{self, LimitName, LimitStatus, RateLimit};
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{CommandError, CommandExit};
 use crate::invocation::command_hint;
-use crate::json::{CommandOutcome, LimitJson, print_json};
+use crate::json::{Admission, CommandOutcome, LimitJson, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{print_stderr_line, write_stdout_line};
 
@@ -23,7 +25,8 @@ All workers, critics and planners of the cluster share these limits.
 Examples:
   millrace limits
   millrace limits set openai:gpt-5.2 --requests 60 --tokens 200000
-  millrace limits clear openai:gpt-5.2";
+  millrace limits clear openai:gpt-5.2
+  millrace limits runs --running 10 --waiting 100";
 
 /// The arguments of `millrace limits`.
 #[derive(Args, Debug)]
@@ -61,6 +64,21 @@ enum LimitChange {
         #[command(flatten, next_help_heading = "Cluster")]
         target: ClusterTarget,
     },
+    /// Show or set the maximum numbers of running and of waiting runs
+    #[command(override_usage = "millrace limits runs [OPTIONS]")]
+    Runs {
+        /// Runs that may run at once, or `unlimited`. Others wait in the order of their submissions
+        #[arg(long, value_name = "N", value_parser = parse_cap)]
+        running: Option<RunCap>,
+        /// Runs that may wait for a place, or `unlimited`. Others are refused
+        #[arg(long, value_name = "N", value_parser = parse_cap)]
+        waiting: Option<RunCap>,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+        #[command(flatten, next_help_heading = "Cluster")]
+        target: ClusterTarget,
+    },
     /// Remove the limits of a model, and the pause that its provider requested
     Clear {
         /// Model (`provider:model`), or all models of a provider (`provider:*`)
@@ -78,6 +96,17 @@ fn parse_limited_model(text: &str) -> anyhow::Result<LimitName> {
     let name = text.parse::<LimitName>()?;
     millrace_models::provider::parse_model_name(text)?;
     Ok(name)
+}
+
+/// A cap of the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RunCap(Option<u32>);
+
+fn parse_cap(text: &str) -> anyhow::Result<RunCap> {
+    match text {
+        "unlimited" => Ok(RunCap(None)),
+        _ => Ok(RunCap(Some(text.parse().map_err(|_| anyhow!("use a number, or \"unlimited\""))?))),
+    }
 }
 
 /// Shows or changes the limits.
@@ -115,12 +144,49 @@ pub async fn run_command(
             }
             Ok(CommandExit::Completed)
         }
+        Some(LimitChange::Runs { running, waiting, json, target }) => {
+            let reading = ReadConnection::open_for_reading(&target).await?;
+            reading.read_and_close(async |bus| show_or_set_caps(bus, running, waiting, json).await).await
+        }
         None => {
             let reading = ReadConnection::open_for_reading(&arguments.target).await?;
             let (json, watch) = (arguments.json, arguments.watch);
             reading.read_and_close(async |bus| show_limits(bus, json, watch, &shutdown).await).await
         }
     }
+}
+
+/// Sets those caps that are given; shows all if there is none.
+async fn show_or_set_caps(
+    bus: &Bus,
+    running: Option<RunCap>,
+    waiting: Option<RunCap>,
+    json: bool,
+) -> Result<CommandExit, CommandError> {
+    let known = admission::read_caps(bus).await?.caps;
+    if running.is_none() && waiting.is_none() {
+        let board = admission::read_board(bus).await?;
+        let Admission { running_runs, waiting_runs, .. } = Admission::new(&known, &board);
+        if json {
+            print_json(&Admission::new(&known, &board));
+        } else if write_stdout_line(&format!("{known}  (now {running_runs} and {waiting_runs})")).is_err() {
+            // A closed pipe.
+        }
+        return Ok(CommandExit::Completed);
+    }
+    let max_running_runs = running.map_or(known.max_running_runs, |RunCap(cap)| cap);
+    // Without a cap on running runs, none waits.
+    let known_waiting = known.max_waiting_runs.filter(|_| max_running_runs.is_some());
+    let max_waiting_runs = waiting.map_or(known_waiting, |RunCap(cap)| cap);
+    let caps = AdmissionCaps { max_running_runs, max_waiting_runs };
+    let caps = caps.validate().map_err(CommandError::invalid_input)?;
+    admission::set_caps(bus, &caps).await?;
+    if json {
+        print_json(&CommandOutcome::RunCapsSet { max_running_runs, max_waiting_runs });
+    } else {
+        print_stderr_line(&format!("millrace: {caps}"));
+    }
+    Ok(CommandExit::Completed)
 }
 
 async fn show_limits(

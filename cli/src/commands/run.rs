@@ -11,7 +11,7 @@ use millrace_protocol::result::CapabilityDescription;
 use millrace_worker::{builtin, file};
 use tokio_util::sync::CancellationToken;
 
-use crate::commands::submit::{print_submitted_run, warn_of_missing_capabilities};
+use crate::commands::submit::{print_submitted_run, refuse_full_cluster, warn_of_missing_capabilities};
 use crate::commands::watch::{OutputOptions, watch_run};
 use crate::exit::{CommandError, CommandExit};
 use crate::interrupted::print_stopped_runs;
@@ -109,6 +109,7 @@ pub async fn run_command(
             print_joined_cluster(session.info(), &options, &pending);
             warn_of_missing_capabilities(bus, &pending).await?;
         }
+        refuse_full_cluster(bus).await?;
         let run = submit_run(bus, &pending.into_submission(bus).await?).await?;
         if open {
             session.keep_cluster_running()?;
@@ -158,6 +159,7 @@ async fn submit_and_detach(
             info.connect().await?
         }
     };
+    refuse_full_cluster(&bus).await?;
     let run = submit_run(&bus, &pending.into_submission(&bus).await?).await?;
     print_submitted_run(&run, json);
     if open {

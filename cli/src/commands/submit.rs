@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::CapabilityRegistry;
 use millrace_runtime::Bus;
+use millrace_runtime::store::admission;
 use millrace_runtime::work::registry;
 use tokio_util::sync::CancellationToken;
 
@@ -16,7 +18,7 @@ use crate::json::{CommandOutcome, print_json};
 use crate::submission::{PendingSubmission, SubmissionArguments, warn_of_unprovided_capabilities};
 use crate::target::ClusterTarget;
 use crate::view::{RunDisplay, print_stderr_line, print_stdout_line};
-use millrace_client::submit_run;
+use millrace_client::{find_admission_problem, submit_run};
 use millrace_local_cluster::users::ClusterUse;
 
 const EXAMPLES: &str = "\
@@ -72,6 +74,7 @@ pub async fn run_command(
         ));
     }
     warn_of_missing_capabilities(&bus, &pending).await?;
+    refuse_full_cluster(&bus).await?;
     let run = submit_run(&bus, &pending.into_submission(&bus).await?).await?;
     if !arguments.wait {
         print_submitted_run(&run, arguments.output.json);
@@ -99,6 +102,15 @@ pub async fn warn_of_missing_capabilities(
         available.iter().map(Capability::as_str),
     );
     Ok(())
+}
+
+/// Refuses a run if as many runs as allowed wait for a place.
+pub async fn refuse_full_cluster(bus: &Bus) -> Result<(), CommandError> {
+    let current = admission::read_caps(bus).await?;
+    match find_admission_problem(bus, &current.caps).await? {
+        Some(problem) => Err(CommandError::invalid_input(anyhow!("{problem}"))),
+        None => Ok(()),
+    }
 }
 
 /// Warns of those of `capabilities` that no worker provides yet.

@@ -5,10 +5,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Value, json};
 
 use super::{
-    AnswerLine, AuditLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine, DeliveryJson,
-    DoctorJson, EntryLine, ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson,
-    LimitJson, LogLineJson, PlannerTranscript, PruneJson, QuestionLine, ReplayJson, RetentionJson,
-    RunDeletionJson, RunListLine, RunResult, SessionLine, TaskTranscript, TokenJson, WebhookJson,
+    Admission, AnswerLine, AuditLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine,
+    DeliveryJson, DoctorJson, EntryLine, ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson,
+    EventLine, FileJson, LimitJson, LogLineJson, PlannerTranscript, PruneJson, QuestionLine, ReplayJson,
+    RetentionJson, RunDeletionJson, RunListLine, RunResult, SessionLine, TaskTranscript, TokenJson,
+    WebhookJson,
 };
 use crate::commands::config::SettingsDocument;
 
@@ -66,7 +67,7 @@ pub fn output_schema(name: &str) -> Option<Value> {
         "delete" => (Lines, vec![add::<RunDeletionJson<'static>>, error]),
         "prune" => (Document, vec![add::<PruneJson>, error]),
         "retention" => (Document, vec![add::<RetentionJson>, outcome, error]),
-        "limits" => (Lines, vec![add::<LimitJson<'static>>, outcome, error]),
+        "limits" => (Lines, vec![add::<LimitJson<'static>>, add::<Admission>, outcome, error]),
         "replay" => (Lines, vec![add::<DecisionLine<'static>>, add::<ReplayJson<'static>>, error]),
         "backup" | "restore" => (Document, vec![add::<BackupOutcome<'static>>, error]),
         "config" => (Document, vec![add::<SettingsDocument>, error]),

@@ -20,6 +20,7 @@ OUTPUT = ROOT / "src" / "millrace" / "types.py"
 
 # Names for schemas whose own names are no names of Python types.
 CLASS_NAMES = {
+    "admission": "Admission",
     "answer": "AnswerLine",
     "cluster_checks": "ClusterChecks",
     "file": "FileLine",

@@ -159,6 +159,8 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(client.checks)
     call(client.check_plan, {"tasks": []}, run=RUN)
     call(client.sessions, 5)
+    call(client.admission)
+    call(client.set_admission, max_running_runs=2, max_waiting_runs=5)
     call(client.session, "chat")
     call(client.spend, "day", state="completed", label="team", since="30d", until="1d")
     call(run.tasks, "running", at=3)

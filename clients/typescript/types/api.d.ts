@@ -85,13 +85,13 @@ export type RunState = "submitted" | "queued" | "running" | "paused" | "interrup
 export type SessionId = string
 
 /** The reason for which a run waits before its first task. */
-export type RunHold = "session"
+export type RunHold = "session" | "place"
 
 /** The place of a run in a queue. */
 export type QueuePlace = {
   /** Its number, from 1: the run with 1 is the next. */
   position: number
-  /** The run that must end before; `None` if its turn is being prepared. */
+  /** The run of the session that must end before; `None` if its turn is being prepared, or if it waits for a place. */
   behind?: RunId | null
 }
 
@@ -947,6 +947,12 @@ export type EventLine = {
   earlier: EarlierRun[]
   /** All of its documents, the results of these runs included. */
   documents: DocumentSet | null
+} | {
+  type: "place_granted"
+} | {
+  type: "place_refused"
+  /** The number of waiting runs. */
+  waiting: number
 } | {
   type: "plan_question_asked"
   /** The question. */
@@ -2023,6 +2029,12 @@ export type EventJson = {
   /** All of its documents, the results of these runs included. */
   documents: DocumentSet | null
 } | {
+  type: "place_granted"
+} | {
+  type: "place_refused"
+  /** The number of waiting runs. */
+  waiting: number
+} | {
   type: "plan_question_asked"
   /** The question. */
   question: QuestionJson | null
@@ -2977,6 +2989,19 @@ export type LimitUseJson = {
   left: number | null
 }
 
+/** The caps on the number of runs, and how many there are. */
+export type Admission = {
+  /** The maximum number of running runs; `null` is unlimited, and no run waits. */
+  max_running_runs: number | null
+  /** The maximum number of runs that wait for a place; `null` is unlimited. */
+  max_waiting_runs: number | null
+  /** The number of runs that have a place. */
+  running_runs: number
+  /** The number of runs that wait for a place. */
+  waiting_runs: number
+  type: "admission"
+}
+
 /** The retention of a cluster. */
 export type Retention = {
   /** The rules. */
@@ -3093,6 +3118,12 @@ export type CommandOutcome = {
   type: "limit_cleared"
   /** The model or provider. */
   name: string
+} | {
+  type: "run_caps_set"
+  /** The maximum number of running runs; `null` is unlimited. */
+  max_running_runs: number | null
+  /** The maximum number of waiting runs; `null` is unlimited. */
+  max_waiting_runs: number | null
 } | {
   type: "token_created"
   /** Its id. */
@@ -3223,6 +3254,12 @@ export type WrittenCommandOutcome = {
   type: "limit_cleared"
   /** The model or provider. */
   name: string
+} | {
+  type: "run_caps_set"
+  /** The maximum number of running runs; `null` is unlimited. */
+  max_running_runs: number | null
+  /** The maximum number of waiting runs; `null` is unlimited. */
+  max_waiting_runs: number | null
 } | {
   type: "token_created"
   /** Its id. */
@@ -3422,6 +3459,12 @@ export type AuditAction = {
   type: "limit_cleared"
   /** The model, or the provider with `*`. */
   model: string
+} | {
+  type: "run_caps_set"
+  /** The number of runs that may run at once; `None` is unlimited, and no run waits for a place. */
+  max_running_runs?: number | null
+  /** The number of runs that may wait for a place; `None` is unlimited. */
+  max_waiting_runs?: number | null
 }
 
 /** A webhook. */
@@ -3541,7 +3584,7 @@ export type Version = {
 /** An error of the API: problem details as in RFC 9457. */
 export type Problem = {
   /** The kind of the problem: `urn:millrace:problem:` and a name that never changes. */
-  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:range-not-satisfiable" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:session-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:webhook-not-found" | "urn:millrace:problem:delivery-not-found" | "urn:millrace:problem:too-many-webhooks" | "urn:millrace:problem:webhook-disabled" | "urn:millrace:problem:rate-limited" | "urn:millrace:problem:too-many-streams" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:identity-provider-unavailable" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
+  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:range-not-satisfiable" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:session-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:webhook-not-found" | "urn:millrace:problem:delivery-not-found" | "urn:millrace:problem:too-many-webhooks" | "urn:millrace:problem:webhook-disabled" | "urn:millrace:problem:rate-limited" | "urn:millrace:problem:too-many-streams" | "urn:millrace:problem:too-many-runs" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:identity-provider-unavailable" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
   /** The kind in a sentence. */
   title: string
   /** The HTTP status. */
@@ -3768,6 +3811,14 @@ export type SecretBody = {
   keep_earlier_for?: string | null
 }
 
+/** The caps on the number of runs; one that is absent is unlimited. */
+export type AdmissionBody = {
+  /** The number of runs that may run at once. Others wait in the order of their submissions. */
+  max_running_runs?: number | null
+  /** The number of runs that may wait for a place. Others are refused. */
+  max_waiting_runs?: number | null
+}
+
 /** The runs to delete. */
 export type PruneBody = {
   /** Only runs that ended longer ago than this duration, such as `30d` or `12h`. */
@@ -3797,7 +3848,7 @@ export type RetentionSettingsBody = {
 }
 
 /** The kinds of problems. */
-export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "range-not-satisfiable" | "request-timeout" | "run-not-found" | "session-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "webhook-not-found" | "delivery-not-found" | "too-many-webhooks" | "webhook-disabled" | "rate-limited" | "too-many-streams" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "identity-provider-unavailable" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
+export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "range-not-satisfiable" | "request-timeout" | "run-not-found" | "session-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "webhook-not-found" | "delivery-not-found" | "too-many-webhooks" | "webhook-disabled" | "rate-limited" | "too-many-streams" | "too-many-runs" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "identity-provider-unavailable" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
 
 /** The operations: what each takes and returns. */
 export interface Operations {
@@ -4118,6 +4169,13 @@ export interface Operations {
     }
     response: PruneJson
   }
+  /** Set the caps on the number of runs; supervisors know them a second later. */
+  putAdmission: {
+    arguments: {
+      body?: AdmissionBody
+    }
+    response: CommandOutcome
+  }
   /** Set the rate limit of a model (`provider:model`), or of all models of a provider (`provider:*`). */
   putLimit: {
     arguments: {
@@ -4140,6 +4198,11 @@ export interface Operations {
       body?: RetentionSettingsBody
     }
     response: CommandOutcome
+  }
+  /** Read the caps on the number of runs, and how many run and wait. */
+  readAdmission: {
+    arguments: {}
+    response: Admission
   }
   /** Read a blob. */
   readBlob: {

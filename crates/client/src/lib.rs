@@ -17,11 +17,13 @@ mod run_feed;
 pub mod webhooks;
 
 use jiff::Timestamp;
+use millrace_protocol::admission::AdmissionCaps;
 use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::plan::{Document, DocumentSet, Submission};
 use millrace_protocol::subject::{Topic, topic_subject};
 use millrace_protocol::wire;
 use millrace_runtime::log::{AppendError, append_message};
+use millrace_runtime::store::admission;
 use millrace_runtime::{Bus, Fault};
 
 pub use author::author_name;
@@ -58,6 +60,25 @@ pub async fn submit_new_run(bus: &Bus, submission: &Submission) -> Result<(RunId
         }
     }
     Err(Fault::unavailable("submitting a run", "no unused run id after ten attempts"))
+}
+
+/// Returns the reason why a run that is submitted now would be refused: as many runs as `caps` allow wait. The supervisors decide: of
+/// runs that are submitted at the same time some may still be refused, and end then.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn find_admission_problem(bus: &Bus, caps: &AdmissionCaps) -> Result<Option<String>, Fault> {
+    if caps.max_running_runs.is_none() || caps.max_waiting_runs.is_none() {
+        return Ok(None);
+    }
+    let board = admission::read_board(bus).await?;
+    let (running, waiting) = (board.running_count(), board.waiting_count());
+    Ok(board.is_full(caps).then(|| {
+        format!(
+            "{running} runs are running and {waiting} wait for a place, as many as allowed; submit it again later, or raise the caps \
+             (millrace limits runs)"
+        )
+    }))
 }
 
 /// Returns a new run id; that of a run of a session is in the lane of the session, whose order is that of its runs.

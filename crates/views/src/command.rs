@@ -56,6 +56,13 @@ pub enum CommandOutcome<'a> {
         /// The model or provider.
         name: &'a str,
     },
+    /// The caps on the number of runs were set.
+    RunCapsSet {
+        /// The maximum number of running runs; `null` is unlimited.
+        max_running_runs: Option<u32>,
+        /// The maximum number of waiting runs; `null` is unlimited.
+        max_waiting_runs: Option<u32>,
+    },
     /// A token of the HTTP API was created.
     TokenCreated {
         /// Its id.

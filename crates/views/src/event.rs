@@ -84,6 +84,13 @@ pub enum EventJson<'a> {
         /// All of its documents, the results of these runs included.
         documents: Option<&'a DocumentSet>,
     },
+    /// The run has a place among the running runs.
+    PlaceGranted {},
+    /// The run can't wait for a place, since as many runs as allowed wait. It ends.
+    PlaceRefused {
+        /// The number of waiting runs.
+        waiting: u32,
+    },
     /// A person must approve the plan.
     PlanQuestionAsked {
         /// The question.
@@ -804,10 +811,12 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
             labels,
             session: session.as_ref(),
         },
-        RunEvent::Held { hold } => EventJson::RunHeld { hold: *hold },
+        RunEvent::Held { hold, submitted: _ } => EventJson::RunHeld { hold: *hold },
         RunEvent::SessionTurnCame { position, earlier, documents } => {
             EventJson::SessionTurnCame { position: *position, earlier, documents: documents.as_ref() }
         }
+        RunEvent::PlaceGranted => EventJson::PlaceGranted {},
+        RunEvent::PlaceRefused { waiting } => EventJson::PlaceRefused { waiting: *waiting },
         RunEvent::PlanQuestionAsked { wait, again } => EventJson::PlanQuestionAsked {
             question: wait.condition.question().map(QuestionJson::from),
             again: *again,

@@ -28,7 +28,7 @@ use crate::{ErrorDetails, ProviderWaitJson, QuestionDetails, Time, WaitDetails, 
 pub enum RunState {
     /// It waits for a supervisor.
     Submitted,
-    /// It waits for its turn in its session.
+    /// It waits for its turn in its session, or for a place among the running runs.
     Queued,
     /// Its tasks are carried out.
     Running,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use millrace_protocol::admission::{AdmissionBoard, AdmissionCaps};
 use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::Usage;
@@ -40,6 +41,36 @@ pub struct SessionRuns<'a> {
     /// Its runs in their order: by their numbers, then those that wait for their turn, then those that ended before their turn. Of a
     /// longer session the newest 1,000.
     pub runs: Vec<RunListLine<'a>>,
+}
+
+/// The caps on the number of runs, and how many there are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(tag = "type", rename = "admission")]
+#[schemars(transform = tagged("admission"))]
+pub struct Admission {
+    /// The maximum number of running runs; `null` is unlimited, and no run waits.
+    pub max_running_runs: Option<u32>,
+    /// The maximum number of runs that wait for a place; `null` is unlimited.
+    pub max_waiting_runs: Option<u32>,
+    /// The number of runs that have a place.
+    pub running_runs: u32,
+    /// The number of runs that wait for a place.
+    pub waiting_runs: u32,
+}
+
+impl Admission {
+    /// Returns the caps with the numbers of the board, which counts only as long as the number of running runs is limited.
+    #[must_use]
+    pub fn new(caps: &AdmissionCaps, board: &AdmissionBoard) -> Self {
+        let is_counted = caps.max_running_runs.is_some();
+        let count = |runs: u32| if is_counted { runs } else { 0 };
+        Self {
+            max_running_runs: caps.max_running_runs,
+            max_waiting_runs: caps.max_waiting_runs,
+            running_runs: count(board.running_count()),
+            waiting_runs: count(board.waiting_count()),
+        }
+    }
 }
 
 /// The figures of a session while its runs are read.

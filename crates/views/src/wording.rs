@@ -1,13 +1,16 @@
 //! Sentences about a run that views share. Pure.
 
-use millrace_protocol::plan::{DeliverableRule, Plan, Task};
+use millrace_protocol::plan::{DeliverableRule, Plan, RunHold, Task};
 
 /// Describes what keeps work from starting even if there is a worker for it; `None` if nothing does.
 pub fn describe_hold(plan: &Plan, is_offline: bool) -> Option<&'static str> {
     match plan.pause_reason() {
         Some(_) => Some("the run to be resumed"),
         None if is_offline && plan.is_live() => Some("a cluster; none is running"),
-        None if plan.is_held() => Some("the runs before it in its session"),
+        None if plan.is_held() => match plan.run.holds.first() {
+            Some(RunHold::Session) => Some("the runs before it in its session"),
+            Some(RunHold::Place) | None => Some("a place among the running runs"),
+        },
         None if plan.is_live() && plan.needs_approval() => Some("the approval of the plan"),
         None => None,
     }

@@ -1,6 +1,7 @@
 //! The resources, one file each. A handler reads its request, calls `millrace_client` or the store, and returns a type of
 //! `millrace_views` as JSON.
 
+mod admission;
 mod blobs;
 mod cluster;
 mod events;
@@ -30,6 +31,7 @@ use serde::Serialize;
 
 use crate::access::ApiRoutes;
 
+pub use admission::{AdmissionBody, CachedCaps};
 pub use cluster::Health;
 pub use files::FileList;
 pub use limits::{LimitBody, LimitList};
@@ -83,6 +85,7 @@ pub fn routes() -> ApiRoutes {
         .merge(blobs::routes())
         .merge(cluster::routes())
         .merge(limits::routes())
+        .merge(admission::routes())
         .merge(tokens::routes())
         .merge(webhooks::routes())
         .merge(login::routes())

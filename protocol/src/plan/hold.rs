@@ -1,5 +1,5 @@
-//! Holds: a run that was submitted and waits before its first task, for its turn in its session. No clock runs meanwhile, and nothing
-//! is reserved.
+//! Holds: a run that was submitted and waits before its first task, for its turn in its session or for a place among the
+//! running ones. No clock runs meanwhile, and nothing is reserved.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,12 +16,15 @@ use super::spec::{DocumentSet, EarlierRun};
 pub enum RunHold {
     /// The runs before it in its session have not ended.
     Session,
+    /// As many runs as allowed are running.
+    Place,
 }
 
 impl fmt::Display for RunHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Session => "the runs before it in its session",
+            Self::Place => "a place among the running runs",
         })
     }
 }
@@ -31,6 +34,8 @@ impl fmt::Display for RunHold {
 pub struct RunHolds {
     /// The current holds.
     pub(in crate::plan) current: BTreeSet<RunHold>,
+    /// The time of the submission, by which places are given; `None` if the run never waited for one.
+    pub submitted: Option<Timestamp>,
     /// When the last hold ended; `None` before, and if there was none.
     pub ended: Option<Timestamp>,
     /// The number of the run in its session, from 1; `None` before its turn.
@@ -44,7 +49,7 @@ impl RunHolds {
         self.current.contains(&hold)
     }
 
-    /// Returns the reason for which the run waits, if it does.
+    /// Returns the reason for which the run waits, if it does. The session comes first: a run gets a place after its turn has come.
     #[must_use]
     pub fn first(&self) -> Option<RunHold> {
         self.current.first().copied()
@@ -65,6 +70,15 @@ pub struct SessionTurn {
 /// A change of the holds of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HoldChange {
+    /// The run, submitted at this time, waits for a place.
+    WaitForPlace(Timestamp),
     /// Its turn in its session has come.
     SessionTurn(Box<SessionTurn>),
+    /// It has a place.
+    PlaceGranted,
+    /// It can't wait for a place: this number of runs wait already, as many as allowed.
+    PlaceRefused {
+        /// The number of waiting runs.
+        waiting: u32,
+    },
 }

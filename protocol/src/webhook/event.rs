@@ -156,6 +156,8 @@ fn notices_of_run_event(event: &RunEvent) -> Option<EventNotice> {
         RunEvent::PlanQuestionAsked { wait, .. } => question_notice(None, wait),
         RunEvent::Held { .. }
         | RunEvent::SessionTurnCame { .. }
+        | RunEvent::PlaceGranted
+        | RunEvent::PlaceRefused { .. }
         | RunEvent::PlanQuestionEnded { .. }
         | RunEvent::WindingDown { .. }
         | RunEvent::Retired => None,

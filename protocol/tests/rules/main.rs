@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "test helpers fail like the tests that use them")]
 #![allow(clippy::result_large_err, reason = "tests inspect and drop the errors")]
 
+mod admission;
 mod cast;
 mod clocks;
 mod delegation;

@@ -341,7 +341,11 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
         ..full_task_spec()
     };
     vec![
-        ("run held: session", Event::Run(RunEvent::Held { hold: RunHold::Session })),
+        ("run held: session", Event::Run(RunEvent::Held { hold: RunHold::Session, submitted: None })),
+        (
+            "run held: place",
+            Event::Run(RunEvent::Held { hold: RunHold::Place, submitted: Some(cast::test_start_time()) }),
+        ),
         (
             "session turn came",
             Event::Run(RunEvent::SessionTurnCame {
@@ -350,6 +354,8 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 documents: Some(cast::documents()),
             }),
         ),
+        ("place granted", Event::Run(RunEvent::PlaceGranted)),
+        ("place refused", Event::Run(RunEvent::PlaceRefused { waiting: 5 })),
         (
             "attempt claimed, by a build",
             Event::Attempt(AttemptEvent::Claimed {
@@ -1762,6 +1768,8 @@ fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
         "of a session",
         "run held",
         "session turn came",
+        "place granted",
+        "place refused",
     ];
     let mut newer = 0;
     for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {

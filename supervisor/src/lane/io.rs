@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_protocol::admission::DemandReport;
 use millrace_protocol::ids::{Capability, Lane, RunId, SessionId};
 use millrace_protocol::plan::{Decision, RunParameters, Work};
 use millrace_protocol::registry::RunSummary;
@@ -13,7 +14,7 @@ use millrace_protocol::work::Order;
 use millrace_runtime::nats::strays::SequenceRange;
 use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::ops::metrics::names::QUEUE_REPAIRS;
-use millrace_runtime::store::archive;
+use millrace_runtime::store::{admission, archive};
 use millrace_runtime::work::queue_state::{self, QueueSnapshot};
 use millrace_runtime::work::{queue, registry};
 use millrace_runtime::{Bus, Fault, log};
@@ -21,9 +22,9 @@ use ractor::ActorRef;
 use tokio::sync::{Mutex, Semaphore, watch};
 use tracing::{debug, info, warn};
 
-use super::LaneMessage;
 use super::queue_audit::SuspectedOrder;
 use super::summaries::SummaryBatch;
+use super::{DemandOutcome, LaneMessage};
 use crate::capability_snapshot::CapabilitySnapshot;
 use crate::closing;
 use crate::lost_runs::{self, LiveRunIndex};
@@ -321,6 +322,37 @@ impl LaneOwnerIo {
         tokio::spawn(async move {
             let turn = session_turn::prepare_session_turn(&io.bus, &run, &session, &start).await;
             io.send_to_owner(LaneMessage::SessionTurnPrepared(run, Box::new(turn)));
+        });
+    }
+
+    /// Claims the lane on the board of admission.
+    pub(super) fn claim_lane_on_board(&self) {
+        let io = self.clone();
+        tokio::spawn(async move {
+            let claimed = admission::claim_lane(&io.bus, io.lane).await;
+            if let Err(fault) = &claimed {
+                debug!(lane = %io.lane, %fault, "failed to claim the lane on the board of admission; retrying");
+            }
+            io.send_to_owner(LaneMessage::ClaimedOnBoard(claimed.ok()));
+        });
+    }
+
+    /// Reports the runs of the lane, and gets their places.
+    pub(super) fn report_demand(&self, report: DemandReport) {
+        let io = self.clone();
+        tokio::spawn(async move {
+            let outcome = match admission::report_lane(&io.bus, &report).await {
+                Ok(Ok((grant, revision))) => DemandOutcome::Assigned(grant, revision),
+                Ok(Err(rejection)) => {
+                    debug!(lane = %io.lane, %rejection, "claiming the lane again");
+                    DemandOutcome::NotClaimed
+                }
+                Err(fault) => {
+                    debug!(lane = %io.lane, %fault, "failed to report the runs of the lane; retrying");
+                    DemandOutcome::Failed
+                }
+            };
+            io.send_to_owner(LaneMessage::PlacesAssigned(outcome));
         });
     }
 

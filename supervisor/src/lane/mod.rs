@@ -18,6 +18,7 @@
 //! | `queue_audit` | [`QueueAudit`]: compares the queues with the plans |
 //! | `log_check` | [`LogCheck`]: notices that a server has lost messages of the lane |
 //! | `claims` | [`ClaimBatcher`]: claims that wait briefly, to share an append |
+//! | `admission` | [`LaneAdmission`]: claims the lane on the board of admission, and reports its runs |
 //! | `sessions` | [`SessionQueues`]: which run of each session is next |
 //! | `summaries` | [`SummaryBatcher`]: the summaries of changed runs, one batch at a time |
 //!
@@ -27,9 +28,11 @@
 //! [`QueueAudit`]: queue_audit::QueueAudit
 //! [`LogCheck`]: log_check::LogCheck
 //! [`ClaimBatcher`]: claims::ClaimBatcher
+//! [`LaneAdmission`]: admission::LaneAdmission
 //! [`SessionQueues`]: sessions::SessionQueues
 //! [`SummaryBatcher`]: summaries::SummaryBatcher
 
+mod admission;
 mod claims;
 mod fair_share;
 mod io;
@@ -43,6 +46,7 @@ mod summaries;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_protocol::admission::{LaneGrant, LaneOwnerToken};
 use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
 use millrace_protocol::plan::{SessionTurn, Work};
 use millrace_protocol::registry::RunSummary;
@@ -110,6 +114,10 @@ pub enum LaneMessage {
     StrandedOrdersRemoved(Vec<(RunId, Work)>),
     /// The turn of a run in its session was prepared.
     SessionTurnPrepared(RunId, Box<SessionTurn>),
+    /// The lane was claimed on the board of admission; `None` if that failed.
+    ClaimedOnBoard(Option<LaneOwnerToken>),
+    /// The runs of the lane were reported to the board of admission.
+    PlacesAssigned(DemandOutcome),
     /// A batch of summaries was written, except those of these runs.
     SummariesWritten(Vec<RunId>),
     /// Strays were deleted, except these.
@@ -122,6 +130,16 @@ pub enum LaneMessage {
     FlushClaims,
     /// Time has passed.
     Tick,
+}
+
+/// The outcome of a report to the board of admission.
+pub enum DemandOutcome {
+    /// The runs have these places, by the caps of this revision.
+    Assigned(LaneGrant, u64),
+    /// The lane is claimed by another owner, or by none.
+    NotClaimed,
+    /// The board could not be changed.
+    Failed,
 }
 
 /// The owner of a lane.
@@ -160,6 +178,8 @@ impl Actor for LaneOwner {
             LaneMessage::QueuesRead(queues) => state.repair_queues(&queues),
             LaneMessage::StrandedOrdersRemoved(works) => state.publish_dispatched_orders(&works),
             LaneMessage::SessionTurnPrepared(run, turn) => state.on_session_turn_prepared(&run, turn),
+            LaneMessage::ClaimedOnBoard(owner) => state.on_lane_claimed(owner),
+            LaneMessage::PlacesAssigned(outcome) => state.on_places_assigned(outcome),
             LaneMessage::SummariesWritten(failed) => state.on_summaries_written(&failed),
             LaneMessage::StraysDeleted(rest) => state.on_strays_deleted(rest),
             LaneMessage::Closed(run) => state.on_run_closed(&run),

@@ -5,11 +5,12 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use millrace_protocol::admission::{LaneGrant, LaneOwnerToken};
 use millrace_protocol::ids::{Capability, Lane, RunId, SessionId};
 use millrace_protocol::plan::{
     DispatchedOrder, Effect, Fact, HoldChange, Plan, SessionTurn, TaskState, Work,
 };
-use millrace_protocol::registry::RunSummary;
+use millrace_protocol::registry::{QueuePlace, RunSummary};
 use millrace_protocol::subject;
 use millrace_protocol::work::Order;
 use millrace_runtime::clock;
@@ -20,6 +21,7 @@ use ractor::{ActorProcessingErr, ActorRef};
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
+use super::admission::{AdmissionStep, LaneAdmission};
 use super::claims::{CLAIM_DELAY, ClaimBatcher};
 use super::io::{LaneOwnerIo, count_repairs};
 use super::log_check::{LogCheck, LogStatus};
@@ -27,7 +29,7 @@ use super::offers::LaneWorkOffers;
 use super::queue_audit::{ExpectedOrder, QueueAudit};
 use super::sessions::SessionQueues;
 use super::summaries::SummaryBatcher;
-use super::{LaneMessage, LaneOwnerArgs};
+use super::{DemandOutcome, LaneMessage, LaneOwnerArgs};
 use crate::ignored::count_unsubmitted;
 use crate::live::{LiveRun, PendingInput, RunMilestone, RunPhase};
 use crate::reader::{FoldedLane, LaneItem, LaneMessageItems, LogPosition};
@@ -36,6 +38,8 @@ use crate::strays::{clean_shared_streams, stray_grace_period};
 
 /// The interval, in ticks, at which all clocks are checked and summaries are written.
 const CLOCK_TICKS: u64 = 20;
+/// The interval, in ticks, at which the lane reports its runs while the number of running runs is limited; CLOCK_TICKS is a multiple.
+const ADMISSION_TICKS: u64 = 2;
 /// The maximum number of characters of an objective in a log line.
 const MAX_OBJECTIVE: usize = 100;
 
@@ -50,6 +54,7 @@ pub struct LaneOwnerState {
     claims: ClaimBatcher,
     summaries: SummaryBatcher,
     sessions: SessionQueues,
+    admission: LaneAdmission,
     /// The stray messages of the lane that are to be deleted.
     strays: StrayMessages,
     is_deleting_strays: bool,
@@ -79,6 +84,7 @@ impl LaneOwnerState {
             claims: ClaimBatcher::default(),
             summaries: SummaryBatcher::default(),
             sessions: SessionQueues::default(),
+            admission: LaneAdmission::default(),
             strays: StrayMessages::default(),
             is_deleting_strays: false,
             ticks: 0,
@@ -330,6 +336,7 @@ impl LaneOwnerState {
                     self.sessions.add_run(run, live);
                 }
             }
+            LaneItem::SubmittedAt(at) => live.holds.record_submission_time(at),
             LaneItem::Claimed(topic) => {
                 return self.offers.free_place_of_claimed_work(run, &live.plan, &topic);
             }
@@ -377,6 +384,9 @@ impl LaneOwnerState {
             }
         }
         due.iter().for_each(|run| self.commit_decision(run));
+        if self.ticks.is_multiple_of(ADMISSION_TICKS) {
+            self.request_places(all_clocks);
+        }
         if all_clocks {
             self.sessions.all().iter().for_each(|session| self.advance_session(session));
             self.delete_due_strays();
@@ -420,6 +430,7 @@ impl LaneOwnerState {
         let Some(live) = self.runs.get_mut(run) else { return };
         let (now, snapshot) = (clock::now(), Arc::clone(&self.args.cluster.borrow()));
         let unknown_status = live.unknown_capability_status(now);
+        live.holds.is_place_needed = snapshot.caps.caps.max_running_runs.is_some();
         if let Some(decision) =
             live.decide_pending_input(&self.args.me, &snapshot.cluster, unknown_status, now)
         {
@@ -597,6 +608,64 @@ impl LaneOwnerState {
         if let Some(live) = self.runs.get_mut(run) {
             live.holds.add_change(HoldChange::SessionTurn(turn));
             self.commit_or_delay_claims(run);
+        }
+    }
+
+    // ---- admission
+
+    /// Reports the runs of the lane, to get places for those that wait. Without a limit they have places at once; `is_check_due` is
+    /// `true` if that must be checked.
+    fn request_places(&mut self, is_check_due: bool) {
+        let current = self.args.cluster.borrow().caps;
+        if current.caps.max_running_runs.is_some() {
+            match self.admission.next_step(&current, self.args.lane, &self.runs) {
+                Some(AdmissionStep::ClaimLane) => self.io.claim_lane_on_board(),
+                Some(AdmissionStep::Report(report)) => self.io.report_demand(report),
+                None => {}
+            }
+            return;
+        }
+        if !self.admission.stop_reporting() && !is_check_due {
+            return;
+        }
+        let waiting = self.runs.iter().filter(|(_, live)| live.waits_for_place_since().is_some());
+        let granted = waiting.map(|(run, _)| run.clone()).collect();
+        self.change_places(LaneGrant { granted, ..LaneGrant::default() });
+    }
+
+    pub(super) fn on_lane_claimed(&mut self, owner: Option<LaneOwnerToken>) {
+        self.admission.finish_claim(owner);
+    }
+
+    /// Carries out the places that the runs of the lane got.
+    pub(super) fn on_places_assigned(&mut self, outcome: DemandOutcome) {
+        match outcome {
+            DemandOutcome::Assigned(grant, revision) => {
+                self.admission.finish_report(Some(revision));
+                self.change_places(grant);
+            }
+            DemandOutcome::NotClaimed => self.admission.lose_claim(),
+            DemandOutcome::Failed => self.admission.finish_report(None),
+        }
+    }
+
+    fn change_places(&mut self, grant: LaneGrant) {
+        let LaneGrant { granted, refused, positions } = grant;
+        let granted = granted.into_iter().map(|run| (run, HoldChange::PlaceGranted));
+        let refused = refused.into_iter().map(|(run, waiting)| (run, HoldChange::PlaceRefused { waiting }));
+        for (run, change) in granted.chain(refused) {
+            if let Some(live) = self.runs.get_mut(&run) {
+                live.holds.add_change(change);
+                self.commit_or_delay_claims(&run);
+            }
+        }
+        for (run, position) in positions {
+            let Some(live) = self.runs.get_mut(&run) else { continue };
+            let place = Some(QueuePlace { position, behind: None });
+            if live.holds.queue_place != place {
+                live.holds.queue_place = place;
+                live.is_summary_stale = true;
+            }
         }
     }
 

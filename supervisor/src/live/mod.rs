@@ -9,7 +9,9 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 pub use holds::LiveHolds;
+use holds::PlaceInLog;
 use jiff::Timestamp;
+use millrace_protocol::admission::WaitingSince;
 use millrace_protocol::ids::{TaskId, WorkerId};
 use millrace_protocol::plan::{
     AnswerCause, CapabilityRegistry, Decision, DecisionInput, DispatchedOrder, Effect, EffectScope, Event,
@@ -128,6 +130,8 @@ impl RunMilestone {
             RunEvent::Ended { .. } => Some(Self::Ended),
             RunEvent::Held { .. }
             | RunEvent::SessionTurnCame { .. }
+            | RunEvent::PlaceGranted
+            | RunEvent::PlaceRefused { .. }
             | RunEvent::PlanQuestionAsked { .. }
             | RunEvent::PlanQuestionEnded { .. }
             | RunEvent::Paused
@@ -184,6 +188,7 @@ impl LiveRun {
         if is_first {
             self.holds.record_first_decision(decision, &self.plan);
         }
+        self.holds.record_place(&self.plan);
         self.last_sequence = sequence;
         self.last_decision = Some(DecisionId::new(sequence, decision.at));
     }
@@ -267,8 +272,30 @@ impl LiveRun {
         }
         self.last_sequence = self.last_sequence.max(sequence);
         self.last_decision = Some(DecisionId::new(sequence, self.appending_at));
+        self.holds.record_place(&self.plan);
         self.phase = RunPhase::Idle;
         true
+    }
+
+    // ---- its place among the running runs
+
+    /// `true` if the run is live and waits for nothing, as the log says.
+    #[must_use]
+    pub fn is_running_in_log(&self) -> bool {
+        self.holds.place() == PlaceInLog::Running
+    }
+
+    /// Returns since when the run waits for a place, as the log says; `None` if it does not. A run that is paused or has ended waits no
+    /// more; but while a decision is in progress, it may be resumed and get the place that it was given.
+    #[must_use]
+    pub fn waits_for_place_since(&self) -> Option<WaitingSince> {
+        let is_deciding =
+            self.holds.has_changes() || matches!(self.phase, RunPhase::Appending | RunPhase::Refolding);
+        match self.holds.place() {
+            PlaceInLog::Waiting(since) => Some(since),
+            PlaceInLog::Suspended(since) => Some(since).filter(|_| is_deciding),
+            PlaceInLog::None | PlaceInLog::Running => None,
+        }
     }
 
     // ---- the cluster and the clocks
@@ -377,6 +404,10 @@ impl LiveRun {
             });
             if let Some(work) = fact.ended_work().filter(|_| is_refused) {
                 self.record_refused_outcome(work);
+            }
+            if matches!(fact, Fact::Submitted(_)) && !is_refused && self.holds.is_place_needed {
+                let change = HoldChange::WaitForPlace(self.holds.submitted_at(now));
+                self.decide_hold_change(&mut decision, &change);
             }
         }
         for change in self.holds.take_changes() {

@@ -210,6 +210,12 @@ class Refused(ProblemError):
     """The state of the run does not allow the request; `detail` is the reason."""
 
 
+class TooManyRuns(Refused):
+    """As many runs as allowed wait for a place; submit it again later."""
+
+    kind = "too-many-runs"
+
+
 class TooManyTokens(Refused):
     """There are too many active tokens."""
 

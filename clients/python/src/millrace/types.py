@@ -74,7 +74,9 @@ class _QueuePlaceRequired(TypedDict):
 class QueuePlace(_QueuePlaceRequired, total=False):
     """The place of a run in a queue."""
     behind: RunId | None
-    """The run that must end before; `None` if its turn is being prepared."""
+    """The run of the session that must end before; `None` if its turn is being prepared, or if it waits for a
+    place.
+    """
 
 
 class TaskCounts(TypedDict):
@@ -934,6 +936,30 @@ class EventLineSessionTurnCame(TypedDict):
     """The runs before it whose results it sees."""
     documents: DocumentSet | None
     """All of its documents, the results of these runs included."""
+
+
+class EventLinePlaceGranted(TypedDict):
+    """The run has a place among the running runs."""
+    run: RunId
+    """The run."""
+    sequence: int
+    """The sequence, in the lane, of the decision with the event; events of one decision share it."""
+    at: Time
+    """The time of the decision."""
+    type: Literal["place_granted"]
+
+
+class EventLinePlaceRefused(TypedDict):
+    """The run can't wait for a place, since as many runs as allowed wait. It ends."""
+    run: RunId
+    """The run."""
+    sequence: int
+    """The sequence, in the lane, of the decision with the event; events of one decision share it."""
+    at: Time
+    """The time of the decision."""
+    type: Literal["place_refused"]
+    waiting: int
+    """The number of waiting runs."""
 
 
 class EventLinePlanQuestionAsked(TypedDict):
@@ -3427,6 +3453,18 @@ class EventJsonSessionTurnCame(TypedDict):
     """All of its documents, the results of these runs included."""
 
 
+class EventJsonPlaceGranted(TypedDict):
+    """The run has a place among the running runs."""
+    type: Literal["place_granted"]
+
+
+class EventJsonPlaceRefused(TypedDict):
+    """The run can't wait for a place, since as many runs as allowed wait. It ends."""
+    type: Literal["place_refused"]
+    waiting: int
+    """The number of waiting runs."""
+
+
 class EventJsonPlanQuestionAsked(TypedDict):
     """A person must approve the plan."""
     type: Literal["plan_question_asked"]
@@ -4547,6 +4585,19 @@ class LimitUseJson(TypedDict):
     """The remainder; `null` is unlimited."""
 
 
+class Admission(TypedDict):
+    """The caps on the number of runs, and how many there are."""
+    max_running_runs: int | None
+    """The maximum number of running runs; `null` is unlimited, and no run waits."""
+    max_waiting_runs: int | None
+    """The maximum number of runs that wait for a place; `null` is unlimited."""
+    running_runs: int
+    """The number of runs that have a place."""
+    waiting_runs: int
+    """The number of runs that wait for a place."""
+    type: Literal["admission"]
+
+
 class retention(TypedDict):
     """The retention of a cluster."""
     rules: list[RetentionRuleJson]
@@ -4681,6 +4732,15 @@ class CommandOutcomeLimitCleared(TypedDict):
     type: Literal["limit_cleared"]
     name: str
     """The model or provider."""
+
+
+class CommandOutcomeRunCapsSet(TypedDict):
+    """The caps on the number of runs were set."""
+    type: Literal["run_caps_set"]
+    max_running_runs: int | None
+    """The maximum number of running runs; `null` is unlimited."""
+    max_waiting_runs: int | None
+    """The maximum number of waiting runs; `null` is unlimited."""
 
 
 class _CommandOutcomeTokenCreatedRequired(TypedDict):
@@ -4857,6 +4917,17 @@ class WrittenCommandOutcomeLimitCleared(TypedDict):
     type: Literal["limit_cleared"]
     name: str
     """The model or provider."""
+
+
+class WrittenCommandOutcomeRunCapsSet(TypedDict):
+    """The caps on the number of runs were set."""
+    sequence: int
+    """The sequence, in the lane of the run, at which the write is visible: `at=` and `after=` accept it."""
+    type: Literal["run_caps_set"]
+    max_running_runs: int | None
+    """The maximum number of running runs; `null` is unlimited."""
+    max_waiting_runs: int | None
+    """The maximum number of waiting runs; `null` is unlimited."""
 
 
 class _WrittenCommandOutcomeTokenCreatedRequired(TypedDict):
@@ -5145,6 +5216,18 @@ class AuditActionLimitCleared(TypedDict):
     """The model, or the provider with `*`."""
 
 
+class _AuditActionRunCapsSetRequired(TypedDict):
+    type: Literal["run_caps_set"]
+
+
+class AuditActionRunCapsSet(_AuditActionRunCapsSetRequired, total=False):
+    """The caps on the number of runs were set."""
+    max_running_runs: int | None
+    """The number of runs that may run at once; `None` is unlimited, and no run waits for a place."""
+    max_waiting_runs: int | None
+    """The number of runs that may wait for a place; `None` is unlimited."""
+
+
 class _WebhookJsonRequired(TypedDict):
     type: Literal["webhook"]
     id: WebhookId
@@ -5255,7 +5338,7 @@ class Version(TypedDict):
 
 
 class _ProblemRequired(TypedDict):
-    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:range-not-satisfiable", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:session-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:webhook-not-found", "urn:millrace:problem:delivery-not-found", "urn:millrace:problem:too-many-webhooks", "urn:millrace:problem:webhook-disabled", "urn:millrace:problem:rate-limited", "urn:millrace:problem:too-many-streams", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:identity-provider-unavailable", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
+    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:range-not-satisfiable", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:session-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:webhook-not-found", "urn:millrace:problem:delivery-not-found", "urn:millrace:problem:too-many-webhooks", "urn:millrace:problem:webhook-disabled", "urn:millrace:problem:rate-limited", "urn:millrace:problem:too-many-streams", "urn:millrace:problem:too-many-runs", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:identity-provider-unavailable", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
     """The kind of the problem: `urn:millrace:problem:` and a name that never changes."""
     title: str
     """The kind in a sentence."""
@@ -5509,6 +5592,14 @@ class SecretBody(TypedDict, total=False):
     """
 
 
+class AdmissionBody(TypedDict, total=False):
+    """The caps on the number of runs; one that is absent is unlimited."""
+    max_running_runs: int | None
+    """The number of runs that may run at once. Others wait in the order of their submissions."""
+    max_waiting_runs: int | None
+    """The number of runs that may wait for a place. Others are refused."""
+
+
 class _PruneBodyRequired(TypedDict):
     older_than: str
     """Only runs that ended longer ago than this duration, such as `30d` or `12h`."""
@@ -5583,7 +5674,7 @@ RunState = Literal[
 
 SessionId = str
 
-RunHold = Literal["session"]
+RunHold = Literal["session", "place"]
 """The reason for which a run waits before its first task."""
 
 Time = str
@@ -5712,6 +5803,8 @@ EventLine = Union[
     EventLineRunStarted,
     EventLineRunHeld,
     EventLineSessionTurnCame,
+    EventLinePlaceGranted,
+    EventLinePlaceRefused,
     EventLinePlanQuestionAsked,
     EventLinePlanQuestionEnded,
     EventLineRunPaused,
@@ -5852,6 +5945,8 @@ EventJson = Union[
     EventJsonRunStarted,
     EventJsonRunHeld,
     EventJsonSessionTurnCame,
+    EventJsonPlaceGranted,
+    EventJsonPlaceRefused,
     EventJsonPlanQuestionAsked,
     EventJsonPlanQuestionEnded,
     EventJsonRunPaused,
@@ -5933,6 +6028,7 @@ CommandOutcome = Union[
     CommandOutcomeClusterStopped,
     CommandOutcomeLimitSet,
     CommandOutcomeLimitCleared,
+    CommandOutcomeRunCapsSet,
     CommandOutcomeTokenCreated,
     CommandOutcomeTokenRevoked,
     CommandOutcomeWebhookDeleted,
@@ -5967,6 +6063,7 @@ WrittenCommandOutcome = Union[
     WrittenCommandOutcomeClusterStopped,
     WrittenCommandOutcomeLimitSet,
     WrittenCommandOutcomeLimitCleared,
+    WrittenCommandOutcomeRunCapsSet,
     WrittenCommandOutcomeTokenCreated,
     WrittenCommandOutcomeTokenRevoked,
     WrittenCommandOutcomeWebhookDeleted,
@@ -5992,6 +6089,7 @@ AuditAction = Union[
     AuditActionWebhookDeleted,
     AuditActionWebhookSecretReplaced,
     AuditActionLimitCleared,
+    AuditActionRunCapsSet,
 ]
 """The kinds of administrative actions."""
 

@@ -1,5 +1,6 @@
 //! Data that outlives runs and processes: blobs, archives, files, rate limits, sessions, tokens, and backups of all of it.
 
+pub mod admission;
 pub mod archive;
 pub mod audit;
 pub mod backup;

@@ -55,6 +55,8 @@ impl RunTracer {
             RunEvent::Ended { reason, detail, .. } => self.end_run(*reason, detail),
             RunEvent::Held { .. }
             | RunEvent::SessionTurnCame { .. }
+            | RunEvent::PlaceGranted
+            | RunEvent::PlaceRefused { .. }
             | RunEvent::Paused
             | RunEvent::Resumed { .. }
             | RunEvent::WindingDown { .. }

@@ -28,7 +28,7 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::subject::Topic;
 use millrace_protocol::token::Scope;
-use millrace_runtime::log::read_topic;
+use millrace_runtime::log::{has_submission, read_topic};
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_runtime::store::idempotency::{KeyClaim, KeyedSubmission, claim_key};
 use millrace_runtime::work::registry;
@@ -40,6 +40,7 @@ use serde_json::Value;
 use utoipa_axum::routes;
 
 use super::Written;
+use super::admission::find_problem_of_full_cluster;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{ClientTrace, IdempotencyKey};
 use crate::problem::{Mistake, Problem, ProblemKind};
@@ -143,6 +144,9 @@ async fn submit_run(
         }
     };
     let Some(key) = key else {
+        if let Some(problem) = find_problem_of_full_cluster(&gateway).await? {
+            return Err(problem);
+        }
         let (run, sequence) = millrace_client::submit_new_run(&gateway.bus, &submission).await?;
         return Ok(submitted(&run, sequence, StatusCode::CREATED));
     };
@@ -174,6 +178,11 @@ async fn submit_with_id(gateway: &Gateway, run: &RunId, submission: &Submission)
     if registry::read_summary(&gateway.bus, run).await?.is_none() {
         // A repeated request does not bring a deleted run back.
         gateway.refuse_deleted(run).await?;
+        if let Some(problem) = find_problem_of_full_cluster(gateway).await?
+            && !has_submission(&gateway.bus, gateway.bus.lane_of_run(run), run).await?
+        {
+            return Err(problem);
+        }
         if let Some(sequence) = submit_run_with_id(&gateway.bus, run, submission).await? {
             return Ok(sequence);
         }

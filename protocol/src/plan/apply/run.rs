@@ -44,8 +44,9 @@ impl Plan {
                     at,
                 });
             }
-            RunEvent::Held { hold } => {
+            RunEvent::Held { hold, submitted } => {
                 self.run.holds.current.insert(*hold);
+                self.run.holds.submitted = submitted.or(self.run.holds.submitted);
             }
             RunEvent::SessionTurnCame { position, earlier, documents } => {
                 self.run.holds.position = Some(*position);
@@ -54,6 +55,10 @@ impl Plan {
                     start.documents.clone_from(documents);
                 }
                 self.end_hold(RunHold::Session, at);
+            }
+            RunEvent::PlaceGranted => self.end_hold(RunHold::Place, at),
+            RunEvent::PlaceRefused { .. } => {
+                self.run.holds.current.remove(&RunHold::Place);
             }
             RunEvent::PlanQuestionAsked { wait, again } => self.ask_about_plan(wait, *again, at),
             RunEvent::PlanQuestionEnded { end } => self.end_plan_question(end, at),

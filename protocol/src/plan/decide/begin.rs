@@ -49,7 +49,7 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
     }
     let mut events = vec![started];
     if submission.session.is_some() {
-        events.push(Event::Run(RunEvent::Held { hold: RunHold::Session }));
+        events.push(Event::Run(RunEvent::Held { hold: RunHold::Session, submitted: None }));
     }
     let has_seed = submission.mode == PlanningMode::Fixed || !submission.tasks.is_empty();
     if has_seed {

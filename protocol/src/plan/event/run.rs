@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, SessionId, TaskId};
@@ -58,6 +59,9 @@ pub enum RunEvent {
     Held {
         /// The reason.
         hold: RunHold,
+        /// The time of the submission, by which places are given; `None` where only the order of the session counts.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        submitted: Option<Timestamp>,
     },
     /// The turn of the run in its session has come. It sees the results of the runs before it.
     SessionTurnCame {
@@ -68,6 +72,13 @@ pub enum RunEvent {
         earlier: Vec<EarlierRun>,
         /// All of its documents, the results of these runs included.
         documents: Option<DocumentSet>,
+    },
+    /// The run has a place among the running ones.
+    PlaceGranted,
+    /// The run can't wait for a place: as many runs as allowed wait. It ends.
+    PlaceRefused {
+        /// The number of waiting runs.
+        waiting: u32,
     },
     /// A person must approve the plan.
     PlanQuestionAsked {
@@ -140,7 +151,10 @@ impl RunEvent {
     pub(super) fn is_about_waits(&self) -> bool {
         match self {
             Self::PlanQuestionAsked { .. } | Self::PlanQuestionEnded { .. } => true,
-            Self::Held { .. } | Self::SessionTurnCame { .. } => true,
+            Self::Held { .. }
+            | Self::SessionTurnCame { .. }
+            | Self::PlaceGranted
+            | Self::PlaceRefused { .. } => true,
             Self::Started { approve_plan, criteria, after, session, .. } => {
                 *approve_plan || !criteria.is_empty() || !after.is_empty() || session.is_some()
             }
@@ -161,9 +175,11 @@ impl RunEvent {
             | Self::Resumed { .. }
             | Self::Reopened
             | Self::SessionTurnCame { .. }
+            | Self::PlaceGranted
             | Self::PlanQuestionEnded { .. } => true,
             Self::PlanQuestionAsked { .. }
             | Self::Held { .. }
+            | Self::PlaceRefused { .. }
             | Self::Started { .. }
             | Self::WindingDown { .. }
             | Self::Retired
@@ -176,7 +192,7 @@ impl fmt::Display for RunEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Started { .. } => f.write_str("run started"),
-            Self::Held { hold } => write!(f, "run waits for {hold}"),
+            Self::Held { hold, .. } => write!(f, "run waits for {hold}"),
             Self::SessionTurnCame { position, earlier, .. } => {
                 let seen = earlier.len();
                 write!(
@@ -184,6 +200,8 @@ impl fmt::Display for RunEvent {
                     "run is number {position} of its session and sees the results of {seen} earlier runs"
                 )
             }
+            Self::PlaceGranted => f.write_str("run has a place among the running runs"),
+            Self::PlaceRefused { waiting } => write!(f, "run refused: {waiting} runs wait for a place"),
             Self::PlanQuestionAsked { wait, again: false } => write!(f, "waiting for {}", wait.condition),
             Self::PlanQuestionAsked { wait, again: true } => {
                 write!(f, "the plan has changed; waiting for {}", wait.condition)

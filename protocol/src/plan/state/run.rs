@@ -556,7 +556,7 @@ impl Plan {
         self.run.start.is_some() && self.run.end.is_none()
     }
 
-    /// `true` if the run is live and waits for its turn in its session: nothing of it is dispatched.
+    /// `true` if the run is live and waits for its turn in its session, or for a place: nothing of it is dispatched.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.is_live() && self.run.holds.first().is_some()

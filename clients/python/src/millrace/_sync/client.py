@@ -25,6 +25,7 @@ from .._requests import (
 )
 from .._retry import RetryPolicy
 from ..types import (
+    Admission,
     AnswerBody,
     AnswerLine,
     AnswerList,
@@ -303,6 +304,17 @@ class Client:
     def limits(self) -> list[LimitLine]:
         """Lists the rate limits of models."""
         return cast(LimitList, self._read("/limits"))["limits"]
+
+    def admission(self) -> Admission:
+        """Reads the caps on the number of runs, and how many run and wait."""
+        return cast(Admission, self._read("/admission"))
+
+    def set_admission(
+        self, *, max_running_runs: int | None = None, max_waiting_runs: int | None = None
+    ) -> None:
+        """Sets the caps on the numbers of running and of waiting runs; `None` is unlimited."""
+        body = body_of(max_running_runs=max_running_runs, max_waiting_runs=max_waiting_runs)
+        self._send("PUT", "/admission", body)
 
     def set_limit(self, model: str, *, requests: int | None = None, tokens: int | None = None) -> None:
         """Sets the rate limit of a model, in requests and tokens per minute."""

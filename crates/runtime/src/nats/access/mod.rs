@@ -51,9 +51,9 @@ use millrace_protocol::registry;
 use millrace_protocol::subject::{self, CRITIC, PLANNER, TopicKind};
 
 use crate::nats::topology::names::{
-    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, DELIVERIES, FILES, HEARTBEATS, KEYS, LEASES, LIMITS,
-    MEMBERS, RETENTION, RUNS, SESSIONS, TOKENS, WEBHOOKS, WORK, blob_referring_streams, bucket_stream,
-    cluster_stream_names, lane_stream, object_stream,
+    ADMISSION_BOARD, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, DELIVERIES, FILES, HEARTBEATS, KEYS,
+    LEASES, LIMITS, MEMBERS, RETENTION, RUNS, SESSIONS, TOKENS, WEBHOOKS, WORK, blob_referring_streams,
+    bucket_stream, cluster_stream_names, lane_stream, object_stream,
 };
 
 /// The role of a process, which decides its permissions.
@@ -150,6 +150,9 @@ impl PermissionsBuilder {
             self.allow_reading_bucket(bucket);
             self.allow_publish(format!("$KV.{bucket}.*"));
         }
+        // The board of admission; the caps are read from the same bucket.
+        self.allow_reading_bucket(LIMITS);
+        self.allow_publish(format!("$KV.{LIMITS}.{ADMISSION_BOARD}"));
         self.allow_sending_heartbeats(registry::ProcessRole::Supervisor);
         self.allow_reading_bucket(HEARTBEATS);
         self.allow_reading_bucket(CAPABILITIES);

@@ -10,6 +10,8 @@ pub const WORK: &str = "WORK";
 pub const FILES: &str = "FILES";
 /// The bucket of rate limits.
 pub const LIMITS: &str = "limits";
+/// The key of the board of admission in [`LIMITS`]. Clients may write keys of two parts there only.
+pub const ADMISSION_BOARD: &str = "admission";
 /// The bucket of idempotency keys of submissions.
 pub const KEYS: &str = "keys";
 /// The bucket of tokens of the HTTP API.

@@ -19,8 +19,8 @@ use super::{BackupError, BackupProgress, OnBackupProgress, snapshot};
 use crate::fault::backoff;
 use crate::nats::error::{fault_from_client_error, jetstream_error_code};
 use crate::nats::topology::{
-    ARCHIVE, AUDIT, BLOBS, CAPABILITIES, DELIVERIES, FILES, KEYS, LIMITS, RETENTION, RUNS, SESSIONS, TOKENS,
-    WEBHOOKS, bucket_stream, lane_stream, object_stream,
+    ADMISSION_BOARD, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, DELIVERIES, FILES, KEYS, LIMITS, RETENTION, RUNS,
+    SESSIONS, TOKENS, WEBHOOKS, bucket_stream, lane_stream, object_stream,
 };
 use crate::store::retention::RetentionHold;
 use crate::{Bus, Fault};
@@ -95,7 +95,8 @@ fn copy_cluster<'a>(
         parts.push(copy_bucket(bus, &folder, CAPABILITIES, |_, _| true, on_progress).await?);
         // Clusters of older versions have none.
         let is_kept: [(&str, EntryFilter); 8] = [
-            (LIMITS, |_, _| true),
+            // The board follows from the lanes.
+            (LIMITS, |key, _| key != ADMISSION_BOARD),
             (KEYS, |_, _| true),
             (SESSIONS, |_, _| true),
             (TOKENS, |_, _| true),
