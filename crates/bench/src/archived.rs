@@ -57,7 +57,7 @@ pub async fn measure_archived_runs(
     let deleted = time_requests(&mut connection, deleted).await?;
     cluster.stop_cluster().await;
     let p99 = |what, times: Vec<f64>| {
-        BoundedFigure::with_maximum(what, "ms", quantile(times.into_iter(), 0.99), AIM_MS)
+        BoundedFigure::with_maximum(what, "ms", quantile(times, 0.99), AIM_MS)
     };
     Ok(BTreeMap::from([
         ("archived_list", p99("list of the newest runs (p99)", listed)),
