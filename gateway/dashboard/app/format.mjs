@@ -57,7 +57,7 @@ export const tokens = (usage) => (usage?.input_tokens ?? 0) + (usage?.output_tok
 export function cost(usage) {
   if (!usage) return "not known";
   if (usage.cost_micros > 0) return money(usage.cost_micros);
-  return tokens(usage) > 0 ? "not known" : "$0";
+  return tokens(usage) > 0 ? "no price" : "$0";
 }
 
 /** @param {any} usage */

@@ -18,6 +18,12 @@ export function Verdict({ verdict, critic }) {
   </div>`;
 }
 
+/** @param {any} error */
+function errorName(error) {
+  const kind = String(error.kind?.kind ?? error.kind ?? "other");
+  return kind === "other" ? "Error" : words(kind);
+}
+
 /** @param {{run: any, task: any, attempt: any}} properties */
 function Attempt({ run, task, attempt }) {
   const journal = address(["runs", run.run, "journal"], { task: task.id, attempt: attempt.number });
@@ -26,7 +32,7 @@ function Attempt({ run, task, attempt }) {
     <div class="row wrap"><b>Attempt ${attempt.number}</b><${State} state=${attemptState(attempt.state)} /><span class="muted nowrap"><${Elapsed} from=${attempt.claimed_at} to=${attempt.ended_at} /></span>
       <a class="button small push" href=${journal}>Journal</a></div>
     <div class="muted cut" title=${attempt.worker ?? ""}>${attempt.worker ? html`${attempt.worker} · <${Ago} at=${attempt.claimed_at} />` : "no worker has claimed it"} · ${usageText(sumUsage([attempt.usage, attempt.review_usage]))}</div>
-    ${attempt.error && html`<div class="notice tone-bad"><h3>${words(String(attempt.error.kind?.kind ?? attempt.error.kind ?? "error"))}</h3><${LongText} text=${attempt.error.message} /></div>`}
+    ${attempt.error && html`<div class="notice tone-bad"><h3>${errorName(attempt.error)}</h3><${LongText} text=${attempt.error.message} /></div>`}
     ${attempt.summary && html`<${LongText} text=${attempt.summary} />`}
     ${attempt.verdict && html`<${Verdict} verdict=${attempt.verdict} critic=${attempt.critic} />`}
     ${waits.map((/** @type {any} */ wait) => html`<p class="words">Waited for ${wait.waits_for}: ${wait.ended_at ? duration(Date.parse(wait.ended_at) - Date.parse(wait.since)) : html`since <${Ago} at=${wait.since} />`}</p>`)}

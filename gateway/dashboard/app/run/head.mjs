@@ -6,6 +6,8 @@ import { Ago, CopyButton, Elapsed } from "../ui/basics.mjs";
 import { State, TaskProgress, isLive, stateLabel } from "../ui/states.mjs";
 import { RunActions } from "./steer.mjs";
 
+const COUNTED_LATER = "Counted when an attempt ends";
+
 /** @param {any} run Returns the failures that explain the state of a run, the cause first. */
 function causes(run) {
   const failed = run.tasks.filter((/** @type {any} */ task) => task.state === "failed");
@@ -24,11 +26,13 @@ function Outcome({ run }) {
   const tone = !end ? "warn" : state === "completed" ? "good" : state === "completed_partial" || state === "cancelled" ? "warn" : "bad";
   const isPlain = end && state === "completed" && failures.length === 0 && run.answered !== false;
   if (isPlain) return null;
+  // The detail of a single failure says the same as its line.
+  const isSaid = failures.length === 1 && Boolean(failures[0].why) && String(end?.detail).includes(String(failures[0].why));
   return html`<div class=${`notice tone-${tone} outcome`}>
-    ${end && html`<h3>${stateLabel(state)}${end.detail ? `: ${end.detail}` : ""}</h3>`}
+    ${end && html`<h3>${stateLabel(state)}${end.detail && !isSaid ? `: ${end.detail}` : ""}</h3>`}
     ${run.answered === false && html`<p>The deliverable says that it does not answer the question.</p>`}
     ${run.waiting_for_provider && html`<p>Waits for <b>${run.waiting_for_provider.model}</b> since <${Ago} at=${run.waiting_for_provider.since} />; next try <${Ago} at=${run.waiting_for_provider.next_try_at} />. ${run.waiting_for_provider.error}</p>`}
-    ${failures.slice(0, 4).map((/** @type {any} */ { task, why }) => html`<p class="words" key=${task.id}><a href=${address(["runs", run.run, "graph"], { task: task.id })}>${task.id}</a> failed: ${String(why ?? "no reason is recorded").slice(0, 600)}</p>`)}
+    ${failures.slice(0, 4).map((/** @type {any} */ { task, why }) => html`<p class="words" key=${task.id}><a href=${address(["runs", run.run, "graph"], { task: task.id })}>${task.id}</a> failed${task.attempts.length > 1 ? ` after ${task.attempts.length} attempts` : ""}: ${String(why ?? "no reason is recorded").slice(0, 600)}</p>`)}
     ${failures.length > 4 && html`<p><a href=${address(["runs", run.run, "tasks"], { state: "failed" })}>All ${failures.length} failed tasks</a></p>`}
   </div>`;
 }
@@ -38,6 +42,7 @@ export function RunHead({ run, live, at, now, refresh }) {
   const counts = run.task_counts;
   const fact = (/** @type {string} */ name, /** @type {any} */ value, title = "") => html`<div class="fact" title=${title}><span class="muted">${name}</span><span>${value}</span></div>`;
   const hasEnded = Boolean(run.end);
+  const isCounted = hasEnded || tokens(run.usage) > 0;
   return html`<div class="run-head">
     <div class="row top wrap">
       <div class="grow head-words">
@@ -47,7 +52,7 @@ export function RunHead({ run, live, at, now, refresh }) {
           ${run.mode && html`<span class="chip" title="Who makes the plan">${run.mode === "fixed" ? "fixed plan" : run.mode === "llm" ? "planned by a model" : "hybrid plan"}</span>`}
           ${Object.entries(run.labels ?? {}).map(([name, value]) => html`<a key=${name} class="chip" href=${address(["runs"], { label: `${name}=${value}` })}>${name}: ${value}</a>`)}
           ${(run.after ?? []).map((/** @type {any} */ earlier) => html`<a key=${earlier.run} class="chip" href=${address(["runs", earlier.run])} title="The run that this one follows up on">after ${shortId(earlier.run)}</a>`)}
-          ${hasEnded && run.deliverable && html`<a class="button small" href=${address(["runs", run.run, "report"])}>Read the report</a>`}
+          ${hasEnded && run.deliverable && html`<a class="button small" href=${address(["runs", run.run, "report"])}>${run.state === "completed" ? "Read the report" : "Read what there is"}</a>`}
         </div>
       </div>
       ${at ? html`<span class="chip">commands apply to the run as it is now</span>` : html`<${RunActions} run=${live} refresh=${refresh} />`}
@@ -56,9 +61,9 @@ export function RunHead({ run, live, at, now, refresh }) {
       <div class="fact progress-fact"><span class="muted">Tasks</span><span class="row"><${TaskProgress} counts=${counts} /><span class="nowrap">${counts.completed} of ${counts.total}</span></span></div>
       ${fact("Started", html`<${Ago} at=${run.started_at} />`)}
       ${fact("Time", html`<${Elapsed} from=${run.started_at} to=${run.end?.at} now=${at ? now : undefined} />`)}
-      ${fact("Tokens", tokens(run.usage) > 0 ? count(tokens(run.usage)) : "none", "Sent and received")}
-      ${fact("Cost", cost(run.usage), "What is not known has no price in the settings")}
-      ${fact("Model calls", count(run.usage.model_calls))}
+      ${fact("Tokens", !isCounted ? "-" : tokens(run.usage) > 0 ? count(tokens(run.usage)) : "none", isCounted ? "Sent and received" : COUNTED_LATER)}
+      ${fact("Cost", isCounted ? cost(run.usage) : "-", isCounted ? "\u201cNo price\u201d: the table of models has no price for one that was used" : COUNTED_LATER)}
+      ${fact("Model calls", isCounted ? count(run.usage.model_calls) : "-", isCounted ? "" : COUNTED_LATER)}
       ${isLive(run.state) && run.waiting_for ? fact("Waits for", run.waiting_for) : null}
     </div>
     <${Outcome} run=${run} />

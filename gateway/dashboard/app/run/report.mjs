@@ -81,12 +81,17 @@ function SourcePanel({ run, source, quotations, line }) {
     // Only the panel is scrolled, and not the page.
     if (panel && marked.current) panel.scrollTop += marked.current.getBoundingClientRect().top - panel.getBoundingClientRect().top - panel.clientHeight / 3;
   }, [data, chosen]);
+  const panel = useRef(/** @type {HTMLElement | null} */ (null));
+  useEffect(() => {
+    // On a narrow screen the source is below the report.
+    if (matchMedia("(max-width: 1000px)").matches) panel.current?.scrollIntoView({ block: "start" });
+  }, []);
   const isQuoted = (/** @type {number} */ number) => quotations.some((one) => number >= one.first_line && number <= one.last_line);
   const web = /^https?:/.test(source.location) ? source.location : null;
   const lineCount = part?.line_count ?? 0;
   const heading = part && isWhole && lineCount > PAGE ? `Lines ${part.first_line} to ${part.first_line + part.lines.length - 1} of ${lineCount.toLocaleString("en")}` : isWhole ? "The whole text" : part?.place ? `In the source, ${part.place}` : "In the source";
   const turn = (/** @type {number} */ by, /** @type {string} */ label) => html`<button type="button" class="button small" onClick=${() => setPage((page ?? 0) + by)}>${label}</button>`;
-  return html`<aside class="panel source" aria-label=${`Source ${source.id}`}>
+  return html`<aside class="panel source" ref=${panel} aria-label=${`Source ${source.id}`}>
     <header><h2 class="grow cut" title=${source.title}>[${source.id}] ${source.title}</h2><a class="button plain" aria-label="Close" href=${withQuery({ source: "", line: "" })}>✕</a></header>
     <div class="body stack">
       <p class="muted words">${web ? html`<a href=${web} target="_blank" rel="noreferrer noopener">${source.location}</a>` : source.location} · ${words(source.kind)}${source.accessed_at ? ` · read ${source.accessed_at}` : ""}</p>

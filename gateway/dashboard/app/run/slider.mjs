@@ -31,7 +31,7 @@ export function TimeSlider({ history, at }) {
   const passed = Number(history.timeAt(index)) - Number(history.timeAt(0));
   // The last event of the decision. That of an early decision of a large run is not in the page.
   const event = history.events.findLast((one) => one.sequence === sequence);
-  const about = event ? `${words(event.type)}${event.task ? ` ${event.task}` : ""}` : "";
+  const about = event ? `${event.task ? `${event.task}: ` : ""}${words(event.type)}` : "";
   const isPast = Boolean(at) || dragged !== null;
   return html`<div class=${`slider no-print ${isPast ? "past" : ""}`}>
     <button type="button" class="button plain small" aria-label="One decision back" onClick=${() => show(index - 1)} disabled=${index === 0}>◂</button>

@@ -48,7 +48,8 @@ function Attempts({ left, right }) {
   };
   const used = (/** @type {any} */ one) => sumUsage([one.usage, one.review_usage]);
   const row = (/** @type {string} */ name, /** @type {(one: any) => any} */ value) => html`<tr><th>${name}</th><td>${value(a)}</td><td>${value(b)}</td></tr>`;
-  return html`<div class="panel scroll"><table class="compare"><thead><tr><th></th><th>${left.task}, attempt ${a.number}</th><th>${right.task}, attempt ${b.number}</th></tr></thead><tbody>
+  const place = (/** @type {any} */ side, /** @type {any} */ one) => html`<a href=${address(["runs", side.run], { task: side.task })} title="The task in its run">${side.task}</a>, attempt ${one.number}`;
+  return html`<div class="panel scroll"><table class="compare"><thead><tr><th></th><th>${place(left, a)}</th><th>${place(right, b)}</th></tr></thead><tbody>
       ${row("State", (one) => html`<${State} state=${attemptState(one.state)} />`)}${row("Worker", (one) => one.worker ?? "-")}${row("Time", (one) => html`<${Elapsed} from=${one.claimed_at} to=${one.ended_at} />`)}
       ${row("Tokens", (one) => count(tokens(used(one))))}${row("Cost", (one) => cost(used(one)))}${row("Model calls", (one) => count(one.usage.model_calls))}${row("Tool calls", (one) => count(one.usage.tool_calls))}
       ${row("Error", (one) => (one.error ? html`<span class="mistake">${one.error.message}</span>` : "-"))}${row("Verdict", (one) => (one.verdict ? html`<${Verdict} verdict=${one.verdict} critic=${one.critic} />` : "-"))}

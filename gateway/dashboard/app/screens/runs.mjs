@@ -88,7 +88,7 @@ function RunRow({ run, label }) {
       </div></td>
     <td class="progress-cell"><div class="row"><${TaskProgress} counts=${counts} /><span class="number nowrap muted">${counts.completed}/${counts.total}</span></div></td>
     <td class="number">${tokens(run.usage) > 0 ? count(tokens(run.usage)) : html`<span class="muted">-</span>`}</td>
-    <td class="number">${run.usage.cost_micros > 0 ? money(run.usage.cost_micros) : html`<span class="muted" title=${tokens(run.usage) > 0 ? "No price is known for its models" : "No model was used"}>-</span>`}</td>
+    <td class="number">${run.usage.cost_micros > 0 ? money(run.usage.cost_micros) : html`<span class="muted" title=${tokens(run.usage) > 0 ? "The table of models has no price for them" : "No model was used"}>${tokens(run.usage) > 0 ? "no price" : "-"}</span>`}</td>
     <td class="number"><${Elapsed} from=${run.started_at} to=${isLive(run.state) ? null : run.updated_at} /></td>
     <td class="number"><${Ago} at=${run.started_at} /></td>
   </tr>`;

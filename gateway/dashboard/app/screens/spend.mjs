@@ -45,7 +45,7 @@ export function SpendScreen({ route }) {
   const labels = group((run) => Object.entries(run.labels ?? {}).map(([name, value]) => `${name}=${value}`)).map((row) => ({ ...row, href: address(["runs"], { label: row.key }) })).sort(bySpend);
   const top = runs.map((/** @type {any} */ run) => spendRow(run.run, html`<span class="mono">${shortId(run.run)}</span> ${(run.objective ?? "").slice(0, 120)}`, run.usage, address(["runs", run.run, "spend"]))).filter((/** @type {any} */ row) => row.tokens > 0).sort(bySpend).slice(0, 50);
   const format = { count, money };
-  return html`<div class="stack"><div class="row wrap filters"><h1 class="grow">${count(tokens(total))} tokens, cost ${cost(total)} <span class="muted">in ${plural(runs.length, "run")}</span></h1>
+  return html`<div class="stack"><div class="row wrap filters"><h1 class="grow">${count(tokens(total))} tokens, ${cost(total) === "no price" ? "of models without a price" : `cost ${cost(total)}`} <span class="muted">in ${plural(runs.length, "run")}</span></h1>
       <label class="row"><span class="muted">Started in</span><select value=${since} onChange=${(/** @type {any} */ event) => setQuery({ since: event.target.value })}>${Object.entries(PERIODS).map(([value, name]) => html`<option key=${value} value=${value}>${name}</option>`)}</select></label></div>
     ${runs.length === 0 ? html`<div class="panel"><${Empty} title="No runs in this time" /></div>` : html`<div class="grid wide"><${SpendTable} title="By day" rows=${days} format=${format} />${labels.length > 0 && html`<${SpendTable} title="By label" rows=${labels} format=${format} />`}<${SpendTable} title="By run" rows=${top} format=${format} /></div>`}</div>`;
 }

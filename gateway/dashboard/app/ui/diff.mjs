@@ -1,4 +1,5 @@
 // Two texts side by side, line by line.
+import { plural } from "../format.mjs";
 import { html } from "../html.mjs";
 
 /** The number of lines beyond which only equal beginnings and ends are matched. */
@@ -67,7 +68,8 @@ function middle(x, y) {
 export function Diff({ left, right, label }) {
   const pairs = diffLines(left, right);
   const changed = pairs.filter((pair) => pair.left !== pair.right);
-  if (changed.length === 0) return html`<p class="muted">${label}: no difference (${pairs.length} lines).</p>`;
+  if (!left && !right) return html`<p class="muted">${label}: there is none on either side.</p>`;
+  if (changed.length === 0) return html`<p class="muted">${label}: no difference in ${plural(pairs.length, "line")}.</p>`;
   // Equal lines far from a change are left out.
   const near = new Set(pairs.flatMap((pair, index) => (pair.left === pair.right ? [] : [-3, -2, -1, 0, 1, 2, 3].map((step) => index + step))));
   const plus = changed.filter((pair) => pair.right !== null).length;

@@ -7,7 +7,7 @@ import { answerQuestion } from "../questions.mjs";
 import { address } from "../router.mjs";
 import { Ago, LongText, Refusal, Value, toast } from "./basics.mjs";
 import { JsonField, SchemaField, mistakesOf } from "./schema-form.mjs";
-import { State } from "./states.mjs";
+import { State, tone } from "./states.mjs";
 
 /** What each kind of answer is called, its key, and what it will do. @type {Record<string, {label: string, key: string, about: string, text?: string}>} */
 const ANSWERS = {
@@ -23,12 +23,34 @@ const ANSWERS = {
 
 const SCOPES = { once: "this call only", this_call_in_run: "the same call in this run", this_tool_in_run: "every call of this tool in this run" };
 
+/** What was answered: the word, and a state with its shape and colour. @type {Record<string, {word: string, state: string}>} */
+const ANSWERED = {
+  approve: { word: "approved", state: "accepted" },
+  edit: { word: "approved with changes", state: "accepted" },
+  reject: { word: "rejected", state: "rejected" },
+  respond: { word: "responded", state: "answered" },
+  answer: { word: "answered", state: "answered" },
+  decline: { word: "declined", state: "withdrawn" },
+  pass: { word: "accepted the result", state: "accepted" },
+  fail: { word: "rejected the result", state: "rejected" },
+};
+
+/** @param {any} value */
+const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
 /** @param {any} answer */
 function answerText(answer) {
   if (!answer) return "";
-  const kind = { approve: "approved", edit: "approved with changes", reject: "rejected", respond: "responded", answer: "answered", decline: "declined", pass: "accepted", fail: "rejected the result" }[/** @type {string} */ (answer.answer)] ?? answer.answer;
-  const more = answer.text ?? (answer.value === null || answer.value === undefined ? "" : typeof answer.value === "string" ? answer.value : JSON.stringify(answer.value));
-  return more ? `${kind}: ${more}` : kind;
+  const word = ANSWERED[answer.answer]?.word ?? answer.answer;
+  // Changed arguments are shown beside those before.
+  const more = answer.text ?? (answer.value === null || answer.value === undefined || answer.answer === "edit" ? "" : shown(answer.value));
+  return more ? `${word}: ${more}` : word;
+}
+
+/** The arguments that a person has changed. @param {{before: any, after: any}} properties */
+function ChangedArguments({ before, after }) {
+  const names = [...new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})])].filter((name) => JSON.stringify(before?.[name]) !== JSON.stringify(after?.[name]));
+  return html`<dl class="arguments">${names.map((name) => html`<dt>${name}</dt><dd class="words">${before?.[name] !== undefined && html`<del>${shown(before[name])}</del> → `}${after?.[name] === undefined ? html`<span class="muted">removed</span>` : html`<b>${shown(after[name])}</b>`}</dd>`)}</dl>`;
 }
 
 /** What the question is about, in a heading. @param {any} question */
@@ -54,7 +76,7 @@ export function QuestionCard({ question, isCurrent = false, showRun = true, afte
   }, [isCurrent, kind]);
   const place = [question.task && `task ${question.task}`, question.attempt && `attempt ${question.attempt}`].filter(Boolean).join(", ");
   return html`<article class=${`panel question ${isCurrent ? "current" : ""}`} ref=${card} tabIndex="-1" aria-label=${`Question ${question.id ?? question.number}: ${question.text}`} data-question=${question.id}>
-    <header><h3 class="grow">${heading(question)}</h3>${question.to && html`<span class="chip">for ${question.to}</span>`}${question.round > 1 && html`<span class="chip">asked again, round ${question.round}</span>`}<span class="muted"><${Ago} at=${question.asked_at} /></span>${!isOpen && html`<${State} state=${question.status} />`}</header>
+    <header><h3 class="grow">${heading(question)}</h3>${question.to && html`<span class="chip">for ${question.to}</span>`}${question.round > 1 && html`<span class="chip">asked again, round ${question.round}</span>`}<span class="muted"><${Ago} at=${question.asked_at} /></span>${!isOpen && html`<${State} state=${ANSWERED[question.answer?.answer]?.state ?? question.status} label=${ANSWERED[question.answer?.answer]?.word} />`}</header>
     <div class="body stack">
       <${LongText} class="words strong" text=${question.text} />
       ${showRun && question.run && html`<p class="muted"><a href=${address(["runs", question.run], { task: question.task })}>${question.task ?? "plan"}</a> of run <a href=${address(["runs", question.run])}>${shortId(question.run)}</a>${question.attempt > 1 ? `, attempt ${question.attempt}` : ""}</p>`}
@@ -65,6 +87,7 @@ export function QuestionCard({ question, isCurrent = false, showRun = true, afte
       ${question.critic && html`<div><h3>What the critic says</h3><${LongText} text=${question.critic} /></div>`}
       ${question.expires_at && html`<p class="muted">Expires <${Ago} at=${question.expires_at} />, and then: ${words(question.on_expiry ?? "")}${question.escalate_to ? ` to ${question.escalate_to}` : ""}</p>`}
       ${!isOpen && html`<${Outcome} question=${question} />`}
+      ${isOpen && !kind && question.options?.length > 0 && html`<p class="muted words">Proposed answers: ${question.options.join(", ")}</p>`}
       ${isOpen && html`<div class="row wrap">${decisions.map((/** @type {string} */ name) => html`<button type="button" key=${name} class=${`button ${["approve", "answer", "pass"].includes(name) ? "primary" : ""}`} aria-expanded=${kind === name} onClick=${() => begin(name)}>${ANSWERS[name].label}${isCurrent ? html` <kbd>${ANSWERS[name].key}</kbd>` : ""}</button>`)}</div>`}
       ${isOpen && kind && html`<${AnswerForm} key=${kind} question=${question} kind=${kind} onDone=${() => {
         setKind("");
@@ -83,7 +106,9 @@ function Arguments({ value }) {
 function Outcome({ question }) {
   if (question.status === "withdrawn") return html`<p class="notice tone-quiet">Withdrawn: ${question.withdrawn}</p>`;
   if (question.status === "expired") return html`<p class="notice tone-warn">Nobody has answered in time; ${words(question.on_expiry ?? "it expired")}.</p>`;
-  return html`<div class="notice tone-good"><p class="words"><b>${question.by || "Somebody"}</b> ${answerText(question.answer)}</p>
+  const { answer } = question;
+  return html`<div class=${`notice tone-${tone(ANSWERED[answer?.answer]?.state ?? "answered")}`}><p class="words"><b>${question.by || "Somebody"}</b> ${answerText(answer)}</p>
+    ${answer?.answer === "edit" && html`<${ChangedArguments} before=${question.arguments} after=${answer.value} />`}
     <p class="muted"><${Ago} at=${question.decided_at} />${question.time_to_decide_ms !== null && question.time_to_decide_ms !== undefined ? `, after ${duration(question.time_to_decide_ms)}` : ""}</p></div>`;
 }
 
@@ -105,8 +130,9 @@ function AnswerForm({ question, kind, onDone, onCancel }) {
     setError(null);
     try {
       const body = { answer: kind, ...(about.text ? { text } : {}), ...(hasValue ? { value: isFree ? text : value } : {}), ...(scope === "once" ? {} : { scope }) };
-      const reply = await answerQuestion(question.id, body);
-      toast(reply.message ? `${words(reply.message)}` : "Answered");
+      await answerQuestion(question.id, body);
+      const { word } = ANSWERED[kind];
+      toast(`${word[0].toUpperCase()}${word.slice(1)}`);
       onDone();
     } catch (failure) {
       setError(failure);
@@ -127,6 +153,6 @@ function AnswerForm({ question, kind, onDone, onCancel }) {
     ${kind === "edit" && !question.schema && html`<${JsonField} label=${html`<span class="name">Arguments</span>`} value=${value} onChange=${setValue} first />`}
     ${question.kind === "approval" && ["approve", "reject"].includes(kind) && html`<label class="field"><span class="name">It holds for</span><select autofocus=${kind === "approve"} value=${scope} onChange=${(/** @type {any} */ event) => setScope(event.target.value)}>${Object.entries(SCOPES).map(([name, label]) => html`<option key=${name} value=${name}>${label}</option>`)}</select></label>`}
     <${Refusal} error=${error} />
-    <div class="row wrap"><button class="button primary" disabled=${isBusy || isMissing || (mistakes.length > 0 && value !== undefined)} autofocus=${!about.text && !hasValue && question.kind !== "approval"}>Send: ${about.label.toLowerCase()}</button><button type="button" class="button" onClick=${onCancel}>Back</button><span class="hint">Ctrl+Enter sends, Esc goes back</span></div>
+    <div class="row wrap"><button class="button primary" disabled=${isBusy || isMissing || (mistakes.length > 0 && value !== undefined)} autofocus=${!about.text && !hasValue && question.kind !== "approval"}>${kind === "answer" ? "Send the answer" : about.label}</button><button type="button" class="button" onClick=${onCancel}>Back</button><span class="hint">Ctrl+Enter sends, Esc goes back</span></div>
   </form>`;
 }
