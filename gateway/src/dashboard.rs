@@ -67,6 +67,7 @@ pub fn routes() -> Router {
     for screen in SCREENS {
         router = router
             .route(&format!("/{screen}"), get(serve_page))
+            .route(&format!("/{screen}/"), get(async move || Redirect::permanent(&format!("/{screen}"))))
             .route(&format!("/{screen}/{{*rest}}"), get(serve_page));
     }
     router

@@ -85,7 +85,7 @@ async fn run_is_started_with_dropped_documents_and_followed_to_its_report() {
     let _alone = lock_machine();
     let cluster = LocalCluster::start(&example_script());
     let browser = Browser::start(cluster.address).await;
-    browser.open("/new").await;
+    browser.open("/new/").await;
     browser.type_into("textarea", "What do they say of patents?").await;
     let licence = std::fs::read_to_string(root().join("examples/licences/Apache-2.0.txt")).unwrap();
     let drop = "const transfer = new DataTransfer(); transfer.items.add(new File([arguments[0]], 'Apache-2.0.txt', { type: 'text/plain' })); \
