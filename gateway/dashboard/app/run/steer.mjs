@@ -203,6 +203,7 @@ function taskSteerings(run, task) {
 export function TaskActions({ run, task, refresh }) {
   const [open, setOpen] = useState("");
   const all = taskSteerings(run, task);
+  if (run.end && !run.end.resume_with) return html`<p class="hint no-print">The run has ended for good; "Follow up" starts a run that sees its results.</p>`;
   const isOpen = !["completed", "failed", "cancelled"].includes(task.state);
   const names = [task.state === "pending" || task.state === "ready" || task.state === "errored" ? "edit" : null, isOpen ? "cancel" : "retry", isOpen && task.state !== "pending" ? "retry" : null, isOpen && !task.final ? "final" : null].filter((name) => name !== null);
   const labels = /** @type {Record<string, string>} */ ({ retry: "Retry", edit: "Edit", cancel: "Cancel", final: "Make it the deliverable" });
