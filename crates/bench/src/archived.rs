@@ -56,9 +56,7 @@ pub async fn measure_archived_runs(
     let deleted = real.iter().map(|run| ("DELETE", format!("/api/v1/runs/{run}?wait=0")));
     let deleted = time_requests(&mut connection, deleted).await?;
     cluster.stop_cluster().await;
-    let p99 = |what, times: Vec<f64>| {
-        BoundedFigure::with_maximum(what, "ms", quantile(times, 0.99), AIM_MS)
-    };
+    let p99 = |what, times: Vec<f64>| BoundedFigure::with_maximum(what, "ms", quantile(times, 0.99), AIM_MS);
     Ok(BTreeMap::from([
         ("archived_list", p99("list of the newest runs (p99)", listed)),
         ("archived_filter", p99("list filtered by label, state, text or time (p99)", filtered)),
