@@ -143,7 +143,7 @@ enum WebhookCommand {
         #[command(flatten)]
         change: ChangeArguments,
     },
-    /// Disable a webhook: it never tells of what happens until it is resumed
+    /// Disable a webhook: events until it is resumed are not sent
     Pause {
         /// Id of the webhook
         id: String,

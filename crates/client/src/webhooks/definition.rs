@@ -51,7 +51,7 @@ impl NewWebhook {
     }
 }
 
-/// A change of a webhook. What is `None` stays the same.
+/// A change of a webhook. Fields that are `None` stay the same.
 #[derive(Debug, Default)]
 pub struct WebhookChange {
     /// The URL of its receiver, which the policy of the cluster allows.

@@ -1,6 +1,5 @@
-// What the page keeps of the events of a run. Its size does not depend on the number of events: of each decision a sequence and a
-// time, of each attempt its segments, of the usage a line of bounded length, and the newest events whole. Earlier events are read
-// from the gateway when somebody looks at them.
+// What the page keeps of the events of a run: of each decision its sequence and time (16 bytes), of each attempt its segments, a line
+// of the usage of bounded length, and the newest events. The log reads earlier events from the gateway.
 import { tokens } from "../format.mjs";
 import { Segments } from "./segments.mjs";
 
