@@ -384,6 +384,8 @@ export type TaskJson = {
   objective: string
   /** The capability that it needs. */
   capability: Capability
+  /** Its parameters, if it has any. */
+  parameters?: Record<string, unknown> | null
   /** The tasks that it depends on. */
   depends_on: TaskId[]
   /** `true` if its result is the deliverable. */
@@ -1836,6 +1838,8 @@ export type TranscribedTask = {
   objective: string
   /** The capability that it needs. */
   capability: Capability
+  /** Its parameters, if it has any. */
+  parameters?: Record<string, unknown> | null
   /** The tasks that it depends on. */
   depends_on: TaskId[]
   /** `true` if its result is the deliverable. */
@@ -2605,6 +2609,16 @@ export type SourceText = {
   lines: string[]
   /** The page, slide, sheet or section of these lines, in formats that have any. */
   place: string | null
+  /** The pages, slides, sheets or sections that begin in these lines. */
+  places: DocumentPlace[]
+}
+
+/** A page, slide, sheet or section of a document. */
+export type DocumentPlace = {
+  /** Its name, such as `page 3`. */
+  name: string
+  /** Its first line. */
+  first_line: number
 }
 
 /** The result of a check. */

@@ -14,7 +14,7 @@ use millrace_protocol::plan::{
     PlanningMode, ResourceAmounts, RunHold, Task, TaskState, UsageBreakdown,
 };
 use millrace_protocol::registry::{QueuePlace, RunSummary};
-use millrace_protocol::result::{Build, TaskResult, Usage, Verdict};
+use millrace_protocol::result::{Build, TaskParameters, TaskResult, Usage, Verdict};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -433,6 +433,9 @@ pub struct TaskHead<'a> {
     pub objective: &'a str,
     /// The capability that it needs.
     pub capability: &'a Capability,
+    /// Its parameters, if it has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<&'a TaskParameters>,
     /// The tasks that it depends on.
     pub depends_on: &'a [TaskId],
     /// `true` if its result is the deliverable.
@@ -715,6 +718,7 @@ impl<'a> TaskHead<'a> {
             id: &spec.id,
             objective: &spec.objective,
             capability: &spec.capability,
+            parameters: (!spec.parameters.is_empty()).then_some(&spec.parameters),
             depends_on: &spec.depends_on,
             is_final: spec.is_final,
             state: task.state(),

@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use millrace_agent::corpus::{Document, InputFile};
+use millrace_agent::corpus::{Document, DocumentPlace, InputFile};
 use millrace_client::read_task_result;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::result::{Quotation, Source, SourceKind, TaskResult};
@@ -46,6 +46,8 @@ pub enum SourceText {
         lines: Vec<String>,
         /// The page, slide, sheet or section of these lines, in formats that have any.
         place: Option<String>,
+        /// The pages, slides, sheets or sections that begin in these lines.
+        places: Vec<DocumentPlace>,
     },
 }
 
@@ -121,6 +123,7 @@ async fn read_lines(
         first_line: first,
         lines: lines.collect(),
         place: document.place_of_lines(first, last.max(first)),
+        places: document.places_in_lines(first, last).to_vec(),
     };
     Ok(json_response(StatusCode::OK, &text))
 }

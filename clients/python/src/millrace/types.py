@@ -376,6 +376,8 @@ class _TaskJsonRequired(TypedDict):
 
 class TaskJson(_TaskJsonRequired, total=False):
     """A task with its attempts."""
+    parameters: dict[str, Any] | None
+    """Its parameters, if it has any."""
     reason: str | None
     """Why it failed or was cancelled, or the reason for waiting."""
     waiting_for: str | None
@@ -2862,6 +2864,8 @@ class _TranscribedTaskRequired(TypedDict):
 
 class TranscribedTask(_TranscribedTaskRequired, total=False):
     """A task whose attempts have transcripts."""
+    parameters: dict[str, Any] | None
+    """Its parameters, if it has any."""
     reason: str | None
     """Why it failed or was cancelled, or the reason for waiting."""
     waiting_for: str | None
@@ -4193,6 +4197,16 @@ class SourceText(TypedDict):
     """The lines, without their ends."""
     place: str | None
     """The page, slide, sheet or section of these lines, in formats that have any."""
+    places: list[DocumentPlace]
+    """The pages, slides, sheets or sections that begin in these lines."""
+
+
+class DocumentPlace(TypedDict):
+    """A page, slide, sheet or section of a document."""
+    name: str
+    """Its name, such as `page 3`."""
+    first_line: int
+    """Its first line."""
 
 
 class PlanCheck(TypedDict):

@@ -1,5 +1,6 @@
 //! A document: its text in numbered lines, and the pages, slides, sheets or sections that these belong to.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::pages::WebPage;
@@ -29,7 +30,7 @@ pub struct Document {
 }
 
 /// A page, slide, sheet or section of a document.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DocumentPlace {
     /// Its name, such as `page 3`.
     pub name: String,
@@ -109,6 +110,14 @@ impl Document {
             (first, last) if first == last => Some(first.to_owned()),
             (first, last) => Some(format!("{first} to {last}")),
         }
+    }
+
+    /// Returns the pages, slides, sheets or sections that begin in these lines.
+    #[must_use]
+    pub fn places_in_lines(&self, first: usize, last: usize) -> &[DocumentPlace] {
+        let from = self.places.partition_point(|place| place.first_line < first);
+        let to = self.places.partition_point(|place| place.first_line <= last);
+        &self.places[from..to.max(from)]
     }
 
     /// Reads a file as agents see it. Blocks while a parser runs.

@@ -431,6 +431,13 @@ mod tests {
         ] {
             assert_eq!(document.place_of_lines(lines.0, lines.1).as_deref(), place, "{lines:?}");
         }
+        let begins = |first, last| -> Vec<usize> {
+            document.places_in_lines(first, last).iter().map(|place| place.first_line).collect()
+        };
+        assert_eq!(
+            (begins(1, 4), begins(2, 6), begins(7, 8), begins(5, 2)),
+            (vec![1, 4], vec![4, 6], vec![], vec![])
+        );
         assert_eq!(read_single_document("a.txt", "a").place_of_lines(1, 1), None);
     }
 
