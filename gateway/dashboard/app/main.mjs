@@ -44,7 +44,7 @@ function ThemeButton() {
   const chosen = useStore(theme).chosen;
   const { next, sign } = THEMES[chosen] ?? THEMES[""];
   const name = chosen || "system";
-  return html`<button type="button" class="button plain wide-only" title=${`Theme: ${name}`} aria-label=${`Theme: ${name}; change it`} onClick=${() => chooseTheme(next)}>${sign}</button>`;
+  return html`<button type="button" class="button plain" title=${`Theme: ${name}`} aria-label=${`Theme: ${name}; change it`} onClick=${() => chooseTheme(next)}>${sign}</button>`;
 }
 
 /** @param {{current: string}} properties */

@@ -1,9 +1,10 @@
 //! A run whose models, tools, documents and users write hostile text into every field that they can fill.
 
 use millrace_tests::hostile::{CONTROLS, MARKDOWN};
+use millrace_tests::wait_for_value;
 use serde_json::json;
 
-use super::browser::Browser;
+use super::browser::{Browser, TIMEOUT};
 use super::http::Request;
 use super::local::LocalCluster;
 
@@ -63,7 +64,7 @@ pub fn hostile_script() -> String {
 /// Runs it to its end, with hostile answers and commands of users, and returns its id.
 pub async fn run_hostile(cluster: &LocalCluster) -> String {
     let text = hostile_text();
-    let body = json!({ "objective": text, "labels": { "team": "<b>search</b>" } });
+    let body = json!({ "objective": text, "labels": { "team": "<b>search</b>" }, "session": "ops" });
     let parts = format!(
         "--cut\r\nContent-Disposition: form-data; name=\"run\"\r\nContent-Type: application/json\r\n\r\n{body}\r\n\
          --cut\r\nContent-Disposition: form-data; name=\"documents\"; filename=\"{NAME}\"\r\n\r\n{text}\r\n--cut--\r\n"
@@ -77,6 +78,13 @@ pub async fn run_hostile(cluster: &LocalCluster) -> String {
     cluster.post(&format!("/runs/{run}/message"), &json!({ "text": text })).await;
     cluster.post(&format!("/questions/{question}"), &json!({ "answer": "answer", "value": text })).await;
     let approval = cluster.wait_for_question(&run, "approval").await;
+    // The run waits for this answer, so that a task can be repeated with the feedback of a person.
+    wait_for_value(TIMEOUT, "the findings", async || {
+        let list = cluster.get(&format!("/runs/{run}/tasks/find")).await;
+        (list["tasks"][0]["state"] == "completed").then_some(())
+    })
+    .await;
+    cluster.post(&format!("/runs/{run}/tasks/find/retry"), &json!({ "feedback": text })).await;
     cluster.post(&format!("/questions/{approval}"), &json!({ "answer": "approve" })).await;
     cluster.wait_for_end(&run).await;
     run

@@ -41,6 +41,7 @@ pub fn screens(runs: &ShownRuns) -> Vec<Screen> {
         screen("runs", "/".into(), "a.objective", "Publish the release notes"),
         screen("runs-search", "/runs?text=fails".into(), "a.objective", "One of them fails"),
         screen("runs-label", "/runs?label=team%3Dops".into(), ".chip", "team: ops"),
+        screen("runs-session", "/runs?session=ops".into(), "td .chip.on", "session ops #1"),
         screen("new", "/new".into(), "h1", "Start a run"),
         screen("new-after", format!("/new?after={whole}"), "h1", "Follow up"),
         screen("inbox", "/inbox".into(), ".question", "An agent asks"),

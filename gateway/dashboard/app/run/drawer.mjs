@@ -2,7 +2,7 @@
 import { html } from "../html.mjs";
 import { duration, sumUsage, usageText, words } from "../format.mjs";
 import { address, withQuery } from "../router.mjs";
-import { Ago, Elapsed, LongText } from "../ui/basics.mjs";
+import { Ago, Elapsed, LongText, Value } from "../ui/basics.mjs";
 import { State, attemptState } from "../ui/states.mjs";
 import { byId, children, dependents } from "./plan.mjs";
 import { TaskActions } from "./steer.mjs";
@@ -64,6 +64,7 @@ export function TaskDrawer({ run, id, at, refresh }) {
       ${!at && html`<${TaskActions} run=${run} task=${task} refresh=${refresh} />`}
       <dl class="facts"><dt>Capability</dt><dd>${task.capability}${task.final ? " · its result is the deliverable" : ""}</dd>
         <dt>Used</dt><dd>${usageText(total)}${task.usage_with_children ? ` (with the tasks that it delegated)` : ""}</dd>
+        ${task.parameters && html`<dt>Parameters</dt><dd><${Value} value=${task.parameters} /></dd>`}
         ${needs.length > 0 && html`<dt>Needs</dt><dd>${needs.slice(0, 40).map(link)}${needs.length > 40 ? ` and ${needs.length - 40} more` : ""}</dd>`}
         ${after.length > 0 && html`<dt>Needed by</dt><dd>${after.slice(0, 40).map(link)}${after.length > 40 ? ` and ${after.length - 40} more` : ""}</dd>`}
         ${task.parent?.task && html`<dt>Delegated by</dt><dd>${link(task.parent.task)}</dd>`}

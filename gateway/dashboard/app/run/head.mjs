@@ -4,6 +4,7 @@ import { cost, count, shortId, tokens } from "../format.mjs";
 import { address } from "../router.mjs";
 import { Ago, CopyButton, Elapsed } from "../ui/basics.mjs";
 import { State, TaskProgress, isLive, stateLabel } from "../ui/states.mjs";
+import { Session } from "../screens/runs.mjs";
 import { RunActions } from "./steer.mjs";
 
 const COUNTED_LATER = "Counted when an attempt ends";
@@ -51,6 +52,7 @@ export function RunHead({ run, live, at, now, refresh }) {
           <${CopyButton} text=${run.run} label="Copy id" />
           ${run.mode && html`<span class="chip" title="Who makes the plan">${run.mode === "fixed" ? "fixed plan" : run.mode === "llm" ? "planned by a model" : "hybrid plan"}</span>`}
           ${Object.entries(run.labels ?? {}).map(([name, value]) => html`<a key=${name} class="chip" href=${address(["runs"], { label: `${name}=${value}` })}>${name}: ${value}</a>`)}
+          <${Session} run=${run} />
           ${(run.after ?? []).map((/** @type {any} */ earlier) => html`<a key=${earlier.run} class="chip" href=${address(["runs", earlier.run])} title="The run that this one follows up on">after ${shortId(earlier.run)}</a>`)}
           ${hasEnded && run.deliverable && html`<a class="button small" href=${address(["runs", run.run, "report"])}>${run.state === "completed" ? "Read the report" : "Read what there is"}</a>`}
         </div>

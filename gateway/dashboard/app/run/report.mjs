@@ -89,6 +89,7 @@ function SourcePanel({ run, source, quotations, line }) {
   const isQuoted = (/** @type {number} */ number) => quotations.some((one) => number >= one.first_line && number <= one.last_line);
   const web = /^https?:/.test(source.location) ? source.location : null;
   const lineCount = part?.line_count ?? 0;
+  const places = new Map((part?.places ?? []).map((/** @type {any} */ one) => [one.first_line, one.name]));
   const heading = part && isWhole && lineCount > PAGE ? `Lines ${part.first_line} to ${part.first_line + part.lines.length - 1} of ${lineCount.toLocaleString("en")}` : isWhole ? "The whole text" : part?.place ? `In the source, ${part.place}` : "In the source";
   const turn = (/** @type {number} */ by, /** @type {string} */ label) => html`<button type="button" class="button small" onClick=${() => setPage((page ?? 0) + by)}>${label}</button>`;
   return html`<aside class="panel source" ref=${panel} aria-label=${`Source ${source.id}`}>
@@ -104,7 +105,8 @@ function SourcePanel({ run, source, quotations, line }) {
         <ol class="lines" aria-label="Lines of the source">${part.lines.map((/** @type {string} */ text, /** @type {number} */ index) => {
           const number = part.first_line + index;
           const isFirst = chosen && number === chosen.first_line;
-          return html`<li key=${number} class=${isQuoted(number) ? "quoted" : ""} ref=${isFirst ? marked : undefined}><span class="number">${number}</span><span class="words">${text || " "}</span></li>`;
+          const place = places.get(number);
+          return html`${place && html`<li key=${`place ${number}`} class="place">${place}</li>`}<li key=${number} class=${isQuoted(number) ? "quoted" : ""} ref=${isFirst ? marked : undefined}><span class="number">${number}</span><span class="words">${text || " "}</span></li>`;
         })}</ol>`}
     </div></aside>`;
 }

@@ -144,7 +144,7 @@ export function RunActions({ run, refresh }) {
   const labels = /** @type {Record<string, string>} */ ({ resume: "Resume", pause: "Pause", message: "Tell the planner", add: "Add tasks", budget: "Raise the budget", signal: "Signal an event", interrupt: "Interrupt", cancel: "Cancel the run" });
   return html`<div class="row wrap no-print actions">
     ${names.map((name) => html`<button type="button" key=${name} class="button" onClick=${() => setOpen(name)}>${labels[name]}</button>`)}
-    ${!live && html`<a class="button" href=${address(["new"], { after: run.run })} title="A new run that reads the result of this one">Follow up</a>`}
+    ${!live && html`<a class="button" href=${address(["new"], { after: run.run, session: run.session ?? "" })} title="A new run that reads the result of this one">Follow up</a>`}
     ${!live && html`<a class="button" href=${address(["compare"], { left: `${run.run}` })}>Compare</a>`}
     ${more.length > 0 && html`<details class="menu"><summary class="button" aria-label="More commands">More ▾</summary><div class="menu-list">
       ${more.map((name) => html`<button type="button" key=${name} class=${`button plain ${name === "cancel" ? "danger" : ""}`} onClick=${(/** @type {any} */ event) => {

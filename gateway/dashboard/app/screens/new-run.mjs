@@ -56,12 +56,12 @@ function PlanEditor({ value, onInput, mistakes }) {
 
 /** @param {{route: import("../router.mjs").Route}} properties */
 export function NewRunScreen({ route }) {
-  const { after = "", objective: given = "" } = route.query;
+  const { after = "", session = "", objective: given = "" } = route.query;
   const [objective, setObjective] = useState(given);
   const [documents, setDocuments] = useState(/** @type {{path: string, file: File}[]} */ ([]));
   const [plan, setPlan] = useState("");
   const [hasPlan, setHasPlan] = useState(false);
-  const [fields, setFields] = useState({ models: "", budget: "", labels: "", criteria: "" });
+  const [fields, setFields] = useState({ models: "", budget: "", labels: "", criteria: "", session });
   const [approve, setApprove] = useState(false);
   const [error, setError] = useState(/** @type {any} */ (null));
   const [isOver, setOver] = useState(false);
@@ -104,6 +104,7 @@ export function NewRunScreen({ route }) {
       if (fields.criteria.trim()) run.criteria = fields.criteria.split("\n").map((line) => line.trim()).filter(Boolean);
       for (const name of Object.keys(run.labels ?? {})) run.labels[name] = String(run.labels[name]);
       if (approve) run.approve_plan = true;
+      if (fields.session.trim()) run.session = fields.session.trim();
       if (after) run.after = [after];
       const body = new FormData();
       body.append("run", new Blob([JSON.stringify(run)], { type: "application/json" }));
@@ -118,7 +119,7 @@ export function NewRunScreen({ route }) {
     }
   };
   const mistakes = hasPlan ? (planMistakes(error).length > 0 ? planMistakes(error) : checked) : [];
-  const field = (/** @type {"models" | "budget" | "labels" | "criteria"} */ name, /** @type {string} */ label, /** @type {string} */ hint, area = false) => html`<label class="field"><span class="name">${label} <span class="muted">optional</span></span>
+  const field = (/** @type {"models" | "budget" | "labels" | "criteria" | "session"} */ name, /** @type {string} */ label, /** @type {string} */ hint, area = false) => html`<label class="field"><span class="name">${label} <span class="muted">optional</span></span>
     ${area ? html`<textarea rows="3" value=${fields[name]} onInput=${(/** @type {any} */ event) => setFields({ ...fields, [name]: event.target.value })}></textarea>` : html`<input type="text" value=${fields[name]} onInput=${(/** @type {any} */ event) => setFields({ ...fields, [name]: event.target.value })} />`}<span class="hint">${hint}</span></label>`;
   return html`<form class="stack new-run" onSubmit=${submit} onDragOver=${(/** @type {Event} */ event) => {
     event.preventDefault();
@@ -140,7 +141,7 @@ export function NewRunScreen({ route }) {
     <section class="stack tight"><label class="row"><input type="checkbox" checked=${hasPlan} onChange=${(/** @type {any} */ event) => setHasPlan(event.target.checked)} /> <b>My own plan</b> <span class="muted">otherwise a model makes it</span></label>
       ${hasPlan && html`<${PlanEditor} value=${plan} onInput=${setPlan} mistakes=${mistakes} />`}
       ${hasPlan && capabilities && html`<p class="hint">Capabilities: ${capabilities.capabilities.map((/** @type {any} */ one, /** @type {number} */ index) => html`${index > 0 ? ", " : ""}<span title=${one.description ?? ""}>${one.name}</span>`)}</p>`}</section>
-    <div class="grid">${field("models", "Models", "provider:model, or CAPABILITY=provider:model; separated by commas. By default those of the cluster.")}${field("budget", "Budget", "Such as tokens=200k, cost=2.00, time=30m")}${field("labels", "Labels", "To find the run by, such as team=search, purpose=test")}</div>
+    <div class="grid">${field("models", "Models", "provider:model, or CAPABILITY=provider:model; separated by commas. By default those of the cluster.")}${field("budget", "Budget", "Such as tokens=200k, cost=2.00, time=30m")}${field("labels", "Labels", "To find the run by, such as team=search, purpose=test")}${field("session", "Session", "Runs of a session start one after the other, and each reads the results of those before it")}</div>
     ${field("criteria", "Criteria for the result", "One sentence a line; a critic checks each", true)}
     <label class="row"><input type="checkbox" checked=${approve} onChange=${(/** @type {any} */ event) => setApprove(event.target.checked)} /> A person approves the plan before it starts</label>
     ${error && planMistakes(error).length === 0 && html`<${Refusal} error=${error} />`}

@@ -70,8 +70,15 @@ export function Labels({ labels, selected }) {
   })}`;
 }
 
-/** @param {{run: any, label: string}} properties */
-function RunRow({ run, label }) {
+/** @param {{run: any, selected?: string}} properties */
+export function Session({ run, selected = "" }) {
+  if (!run.session) return null;
+  const place = run.session_position ? ` #${run.session_position}` : "";
+  return html`<a class=${`chip ${selected === run.session ? "on" : ""}`} href=${address(["runs"], { session: run.session })} title="The runs of its session, which start one after the other">session ${run.session}${place}</a>`;
+}
+
+/** @param {{run: any, label: string, session: string}} properties */
+function RunRow({ run, label, session }) {
   const href = address(["runs", run.run]);
   const { task_counts: counts } = run;
   const open = (/** @type {any} */ event) => event.target.closest("a, button") || event.currentTarget.querySelector("a")?.click();
@@ -81,6 +88,7 @@ function RunRow({ run, label }) {
       <a class="objective" href=${href} title=${run.objective ?? ""}>${run.objective || "The run waits for a supervisor"}</a>
       <div class="row wrap under"><span class="mono muted">${shortId(run.run)}</span>
         <${Labels} labels=${run.labels} selected=${label} />
+        <${Session} run=${run} selected=${session} />
         ${run.open_questions > 0 && html`<a class="chip asks" href=${address(["inbox"], { run: run.run })}>${plural(run.open_questions, "open question")}</a>`}
         ${run.waiting_for && run.open_questions === 0 && html`<span class="muted cut" title=${run.waiting_for}>${run.waiting_for}</span>`}
         ${run.waiting_for_provider && html`<span class="chip" title=${run.waiting_for_provider.error}>waits for ${run.waiting_for_provider.model}</span>`}
@@ -96,7 +104,7 @@ function RunRow({ run, label }) {
 
 /** @param {{route: import("../router.mjs").Route}} properties */
 export function RunsScreen({ route }) {
-  const { state = "all", label = "", since = "", text = "" } = route.query;
+  const { state = "all", label = "", session = "", since = "", text = "" } = route.query;
   const [typed, setTyped] = useState(text);
   useTitle("Runs");
   useStore(clock);
@@ -106,12 +114,12 @@ export function RunsScreen({ route }) {
     return () => clearTimeout(timer);
   }, [typed]);
   const states = /** @type {Record<string, string[]>} */ (RUN_FILTERS)[state] ?? (state === "all" ? [] : [state]);
-  const { runs, error, isRead, more, reload } = useRuns({ state: states.join(","), label, since, text });
+  const { runs, error, isRead, more, reload } = useRuns({ state: states.join(","), label, session, since, text });
   useKeys([
     { keys: "j", about: "Next run", action: () => moveFocus("a.objective", 1) },
     { keys: "k", about: "Previous run", action: () => moveFocus("a.objective", -1) },
   ]);
-  const isFiltered = state !== "all" || label || since || text;
+  const isFiltered = state !== "all" || label || session || since || text;
   return html`<div class="stack">
     <h1 class="visually-hidden">Runs</h1>
     <div class="row wrap filters">
@@ -120,6 +128,7 @@ export function RunsScreen({ route }) {
       <label class="row nowrap"><span class="muted">Started in</span>
         <select value=${since} onChange=${(/** @type {any} */ event) => setQuery({ since: event.target.value })}>${Object.entries(PERIODS).map(([value, name]) => html`<option key=${value} value=${value}>${name}</option>`)}</select></label>
       ${label && html`<a class="chip on" href=${withQuery({ label: "" })} title="Remove this filter">${label} ✕</a>`}
+      ${session && html`<a class="chip on" href=${withQuery({ session: "" })} title="Remove this filter">session ${session} ✕</a> <a class="button" href=${address(["new"], { session })}>New run in it</a>`}
     </div>
     ${error && html`<${Failure} error=${error} retry=${reload} title="The runs could not be read" />`}
     ${!isRead && html`<${Loading} height=${320} />`}
@@ -128,7 +137,7 @@ export function RunsScreen({ route }) {
       : html`<div class="panel"><${Empty} title="No runs yet">Give it an objective and documents, and follow what its agents do.<br /><a class="button primary" href="/new">Start a run</a><br /><code>millrace submit "What do these licences require?" --docs licences/</code><//></div>`)}
     ${runs.length > 0 && html`<div class="panel scroll"><table class="runs">
       <thead><tr><th>State</th><th>Objective</th><th>Tasks</th><th class="number">Tokens</th><th class="number">Cost</th><th class="number">Time</th><th class="number">Started</th></tr></thead>
-      <tbody>${runs.map((/** @type {any} */ run) => html`<${RunRow} key=${run.run} run=${run} label=${label} />`)}</tbody></table></div>
+      <tbody>${runs.map((/** @type {any} */ run) => html`<${RunRow} key=${run.run} run=${run} label=${label} session=${session} />`)}</tbody></table></div>
       ${more && html`<div><button type="button" class="button" onClick=${more}>Show more</button></div>`}`}
   </div>`;
 }
