@@ -1,12 +1,13 @@
 //! The client of one cluster, over which all messages of a process go: a NATS connection, its JetStream contexts, and
 //! the settings of the cluster.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_nats::connection::State;
 use async_nats::jetstream;
+use async_nats::jetstream::kv;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::ids::{Capability, Lane};
@@ -16,6 +17,7 @@ use millrace_protocol::wire::{
 };
 use tracing::warn;
 
+use super::buckets::open_bucket;
 use super::connect::{ACK_TIMEOUT, DeniedPermissions, RetryPeriod, connect_with_retries, jetstream_context};
 use super::connection::{ConnectionSettings, without_passwords};
 use super::record::StreamRecord;
@@ -47,6 +49,8 @@ struct BusInner {
     blobs: BlobStore,
     /// The queues that this process has created.
     queues: Mutex<BTreeSet<Capability>>,
+    /// The buckets that this process has opened.
+    buckets: Mutex<BTreeMap<&'static str, Arc<kv::Store>>>,
     denials: DeniedPermissions,
     /// The address of the server, without passwords.
     url: String,
@@ -149,9 +153,19 @@ impl Bus {
         let blobs = BlobStore::new(&control, max_replica_lag(settings.replicas));
         let publish = jetstream_context(&client, ACK_TIMEOUT);
         let unmarked_orders = UnmarkedOrderPolicy::from_settings(&settings);
-        let queues = Mutex::default();
-        let inner =
-            BusInner { client, publish, control, settings, unmarked_orders, blobs, queues, denials, url };
+        let (queues, buckets) = (Mutex::default(), Mutex::default());
+        let inner = BusInner {
+            client,
+            publish,
+            control,
+            settings,
+            unmarked_orders,
+            blobs,
+            queues,
+            buckets,
+            denials,
+            url,
+        };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -226,6 +240,23 @@ impl Bus {
     /// Returns the queues that this process has created.
     pub(crate) fn lock_created_queues(&self) -> MutexGuard<'_, BTreeSet<Capability>> {
         self.0.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a bucket. Opening one requests its stream from the server, so that each is opened once.
+    ///
+    /// # Errors
+    /// The server does not respond, or the cluster has no such bucket: its supervisors are older.
+    pub(crate) async fn bucket(&self, name: &'static str) -> Result<Arc<kv::Store>, Fault> {
+        let opened = self.lock_buckets().get(name).cloned();
+        if let Some(bucket) = opened {
+            return Ok(bucket);
+        }
+        let bucket = Arc::new(Box::pin(open_bucket(&self.0.control, name)).await?);
+        Ok(self.lock_buckets().entry(name).or_insert(bucket).clone())
+    }
+
+    fn lock_buckets(&self) -> MutexGuard<'_, BTreeMap<&'static str, Arc<kv::Store>>> {
+        self.0.buckets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the JetStream context for publishing: an acknowledgement times out after two seconds.

@@ -8,7 +8,6 @@ use async_nats::jetstream::kv;
 use serde::{Deserialize, Serialize};
 
 use crate::Fault;
-use crate::nats::buckets::open_bucket;
 use crate::nats::bus::Bus;
 use crate::nats::error::fault_from_client_error;
 use crate::nats::topology::KEYS;
@@ -39,7 +38,7 @@ pub struct StoredPosition {
 /// The server does not respond, or the cluster has no bucket for it: its supervisors are older.
 pub async fn read_position(bus: &Bus, name: &str) -> Result<Option<StoredPosition>, Fault> {
     let what = "reading the position of an exporter";
-    let store = open_bucket(bus.request_context(), KEYS).await?;
+    let store = bus.bucket(KEYS).await?;
     let entry = store.entry(key_of(name)).await.map_err(|error| fault_from_client_error(what, error))?;
     let Some(entry) = entry.filter(|entry| entry.operation == kv::Operation::Put) else { return Ok(None) };
     let position = serde_json::from_slice(&entry.value).map_err(|error| Fault::unavailable(what, error))?;
@@ -57,7 +56,7 @@ pub async fn write_position(
     position: &ExportPosition,
     revision: u64,
 ) -> Result<Option<u64>, Fault> {
-    let store = open_bucket(bus.request_context(), KEYS).await?;
+    let store = bus.bucket(KEYS).await?;
     let value = serde_json::to_vec(position).expect("a position serialises to JSON");
     match store.update(key_of(name), value.into(), revision).await {
         Ok(revision) => Ok(Some(revision)),

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::Fault;
 use crate::fault::{backoff, max_replica_lag};
-use crate::nats::buckets::open_bucket;
 use crate::nats::bus::Bus;
 use crate::nats::error::fault_from_client_error;
 use crate::nats::topology::KEYS;
@@ -42,7 +41,7 @@ pub async fn claim_key(
     submission: &KeyedSubmission,
 ) -> Result<KeyClaim, Fault> {
     let what = "claiming an idempotency key";
-    let store = open_bucket(bus.request_context(), KEYS).await?;
+    let store = bus.bucket(KEYS).await?;
     // Keys of clients may have any characters.
     let name = sha256_hex(format!("{author}\0{key}").as_bytes());
     let value = serde_json::to_vec(submission).expect("a keyed submission serialises to JSON");

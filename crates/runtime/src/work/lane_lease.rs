@@ -6,6 +6,7 @@
 //! communicating, their shares differ by at most one lane, and few other lanes move when a member joins or leaves.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::kv;
@@ -13,7 +14,7 @@ use millrace_protocol::ids::{Lane, WorkerId};
 use tokio::time::Instant;
 
 use crate::Fault;
-use crate::nats::buckets::{open_bucket, read_bucket_entries};
+use crate::nats::buckets::read_bucket_entries;
 use crate::nats::bus::Bus;
 use crate::nats::error::fault_from_client_error;
 use crate::nats::topology::{LEASES, MEMBERS};
@@ -23,8 +24,8 @@ use crate::nats::topology::{LEASES, MEMBERS};
 pub struct LaneLeaseManager {
     bus: Bus,
     id: WorkerId,
-    leases: kv::Store,
-    members: kv::Store,
+    leases: Arc<kv::Store>,
+    members: Arc<kv::Store>,
 }
 
 /// The lease of a lane that this supervisor owns.
@@ -51,10 +52,7 @@ impl LaneLeaseManager {
     /// # Errors
     /// The server does not respond.
     pub async fn open(bus: &Bus, id: WorkerId) -> Result<Self, Fault> {
-        let (leases, members) = (
-            open_bucket(bus.request_context(), LEASES).await?,
-            open_bucket(bus.request_context(), MEMBERS).await?,
-        );
+        let (leases, members) = (bus.bucket(LEASES).await?, bus.bucket(MEMBERS).await?);
         Ok(Self { bus: bus.clone(), id, leases, members })
     }
 

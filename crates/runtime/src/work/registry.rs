@@ -1,11 +1,8 @@
 //! The registry of a cluster: capabilities, heartbeats and run summaries. These buckets contain derived data only.
 
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use async_nats::jetstream::kv;
 use async_nats::jetstream::message::PublishMessage;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, RunId, WorkerId};
@@ -14,7 +11,7 @@ use millrace_protocol::result::CapabilityDescription;
 use serde::Serialize;
 
 use crate::Fault;
-use crate::nats::buckets::{BucketEntry, entries_with_times, open_bucket, read_bucket_entries};
+use crate::nats::buckets::{BucketEntry, entries_with_times, read_bucket_entries};
 use crate::nats::bus::Bus;
 use crate::nats::direct_get;
 use crate::nats::error::fault_from_client_error;
@@ -23,19 +20,18 @@ use crate::nats::record::StreamRecord;
 use crate::nats::topology::{CAPABILITIES, HEARTBEATS, RUNS, bucket_stream};
 use crate::ops::log_limit::LogLimit;
 
-fn open_registry_bucket<'a>(bus: &'a Bus, bucket: &'a str) -> BoxFuture<'a, Result<kv::Store, Fault>> {
-    open_bucket(bus.request_context(), bucket).boxed()
-}
-
-async fn put_value(bus: &Bus, bucket: &str, key: &str, value: &impl Serialize) -> Result<(), Fault> {
+async fn put_value(bus: &Bus, bucket: &'static str, key: &str, value: &impl Serialize) -> Result<(), Fault> {
     let bytes = serde_json::to_vec(value).expect("values of the registry serialise to JSON");
-    let store = open_registry_bucket(bus, bucket).await?;
+    let store = bus.bucket(bucket).await?;
     let put = store.put(key, bytes.into()).await;
     put.map(|_| ()).map_err(|error| fault_from_client_error(&format!("bucket {bucket}, key {key}"), error))
 }
 
 /// The maximum number of capabilities of a cluster. Each has a queue, and a stream has a limited number of consumers.
 const MAX_CAPABILITIES: usize = 1_000;
+
+/// The number of capabilities up to which they are read by name: each has a schema, so that most readers want few of them.
+const MAX_NAMED: usize = 16;
 
 /// An entry of the capability bucket.
 struct CapabilityEntry {
@@ -119,6 +115,27 @@ pub async fn read_capabilities(bus: &Bus) -> Result<BTreeMap<Capability, Capabil
     Ok(descriptions.take(MAX_CAPABILITIES).map(|capability| (capability.name.clone(), capability)).collect())
 }
 
+/// Returns the registered capabilities of these names. Invalid entries are ignored.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_named_capabilities(
+    bus: &Bus,
+    names: &BTreeSet<&Capability>,
+) -> Result<BTreeMap<Capability, CapabilityDescription>, Fault> {
+    if names.len() > MAX_NAMED {
+        let mut all = read_capabilities(bus).await?;
+        all.retain(|name, _| names.contains(name));
+        return Ok(all);
+    }
+    let subjects: Vec<String> = names.iter().map(|name| capability_subject(name)).collect();
+    let stream = bucket_stream(CAPABILITIES);
+    let records = direct_get::read_last_per_subject(bus.client(), &stream, &subjects).await?;
+    let entries = records.unwrap_or_default().into_iter().map(capability_entry);
+    let descriptions = entries.filter_map(|entry| entry.description);
+    Ok(descriptions.map(|capability| (capability.name.clone(), capability)).collect())
+}
+
 /// Returns the names of the registered capabilities.
 ///
 /// # Errors
@@ -185,7 +202,7 @@ fn heartbeat_key(heartbeat: &Heartbeat) -> String {
 /// # Errors
 /// The server does not respond: the heartbeat expires by itself.
 pub async fn remove_heartbeat(bus: &Bus, heartbeat: &Heartbeat) -> Result<(), Fault> {
-    let deleted = open_registry_bucket(bus, HEARTBEATS).await?.delete(heartbeat_key(heartbeat)).await;
+    let deleted = bus.bucket(HEARTBEATS).await?.delete(heartbeat_key(heartbeat)).await;
     deleted.map_err(|error| fault_from_client_error("removing the heartbeat", error))
 }
 
@@ -238,7 +255,7 @@ pub async fn write_summary(bus: &Bus, summary: &RunSummary) -> Result<(), Fault>
 /// # Errors
 /// The server does not respond.
 pub async fn remove_summary(bus: &Bus, run: &RunId) -> Result<(), Fault> {
-    let deleted = open_registry_bucket(bus, RUNS).await?.delete(run.as_str()).await;
+    let deleted = bus.bucket(RUNS).await?.delete(run.as_str()).await;
     deleted.map_err(|error| fault_from_client_error("removing the summary of a run", error))
 }
 
@@ -248,7 +265,8 @@ pub async fn remove_summary(bus: &Bus, run: &RunId) -> Result<(), Fault> {
 /// # Errors
 /// The server does not respond.
 pub async fn read_summary(bus: &Bus, run: &RunId) -> Result<Option<RunSummary>, Fault> {
-    let bytes = open_registry_bucket(bus, RUNS)
+    let bytes = bus
+        .bucket(RUNS)
         .await?
         .get(run.as_str())
         .await

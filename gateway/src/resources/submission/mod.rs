@@ -241,7 +241,8 @@ async fn describe_submission(
         PlanningMode::Fixed => consult.is_some_and(|consult| consult > PlannerConsultMode::Never),
     };
     if !plan.tasks.is_empty() && !has_planner {
-        let known = registry::read_capabilities(&gateway.bus).await?;
+        let named = plan.tasks.iter().map(|task| &task.capability).collect();
+        let known = registry::read_named_capabilities(&gateway.bus, &named).await?;
         let known = CapabilityRegistry::from_descriptions(known.values());
         let mistakes = find_capability_mistakes(&plan.tasks, &plan.positions, &known).into_iter();
         let mistakes = mistakes.filter_map(|mistake| match mistake {

@@ -2,6 +2,7 @@
 //! compare-and-set, so that a thousand attempts are a single writer. It ends with the limiter.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::kv;
@@ -63,7 +64,7 @@ enum Admission {
 }
 
 pub(super) struct RateLimitBooker {
-    store: kv::Store,
+    store: Arc<kv::Store>,
     name: String,
     /// The last read or written state, and its revision; 0 if there is none in the bucket.
     cached: Option<(u64, RateLimitState)>,
@@ -79,7 +80,7 @@ pub(super) struct RateLimitBooker {
 }
 
 impl RateLimitBooker {
-    pub fn new(store: kv::Store, name: String) -> Self {
+    pub fn new(store: Arc<kv::Store>, name: String) -> Self {
         Self {
             store,
             name,

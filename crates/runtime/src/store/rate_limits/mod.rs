@@ -18,10 +18,9 @@ use async_nats::jetstream::kv;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::subject::{decode_subject_token, encode_subject_token};
-use tokio::sync::{OnceCell, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::nats::buckets::open_bucket;
 use crate::nats::buckets::read_bucket_entries;
 use crate::nats::bus::Bus;
 use crate::nats::error::fault_from_client_error;
@@ -92,7 +91,7 @@ pub struct LimitStatus {
 /// # Errors
 /// The server does not respond.
 pub async fn set_limit(bus: &Bus, name: &LimitName, limit: RateLimit) -> Result<(), Fault> {
-    let store = open_bucket(bus.request_context(), LIMITS).await?;
+    let store = bus.bucket(LIMITS).await?;
     let bytes = serde_json::to_vec(&limit).expect("a limit serialises to JSON");
     let put = store.put(limit_key(&name.0), bytes.into()).await;
     put.map(|_| ())
@@ -104,7 +103,7 @@ pub async fn set_limit(bus: &Bus, name: &LimitName, limit: RateLimit) -> Result<
 /// # Errors
 /// The server does not respond.
 pub async fn remove_limit(bus: &Bus, name: &LimitName) -> Result<bool, Fault> {
-    let store = open_bucket(bus.request_context(), LIMITS).await?;
+    let store = bus.bucket(LIMITS).await?;
     let existed = read_entries(bus).await?.contains_key(&name.0);
     for key in [limit_key(&name.0), state_key(&name.0)] {
         store
@@ -173,7 +172,6 @@ pub struct ClusterRateLimiter(Arc<RateLimiterInner>);
 
 struct RateLimiterInner {
     bus: Bus,
-    store: OnceCell<kv::Store>,
     cache: tokio::sync::Mutex<LimitCache>,
     bookers: Mutex<HashMap<String, mpsc::UnboundedSender<BookerMessage>>>,
 }
@@ -189,8 +187,8 @@ impl ClusterRateLimiter {
     /// Creates a limiter. Sends no request.
     #[must_use]
     pub fn new(bus: &Bus) -> Self {
-        let (store, cache) = (OnceCell::new(), tokio::sync::Mutex::default());
-        Self(Arc::new(RateLimiterInner { bus: bus.clone(), store, cache, bookers: Mutex::default() }))
+        let cache = tokio::sync::Mutex::default();
+        Self(Arc::new(RateLimiterInner { bus: bus.clone(), cache, bookers: Mutex::default() }))
     }
 
     /// Waits until a request to a model (`provider:model`) with up to `tokens` tokens is admitted, and books it.
@@ -283,17 +281,13 @@ impl ClusterRateLimiter {
         names.filter_map(|name| cache.entries.get(&name).cloned().map(|entry| (name, entry))).collect()
     }
 
-    async fn open_store(&self) -> Result<&kv::Store, Fault> {
-        self.0.store.get_or_try_init(|| open_bucket(self.0.bus.request_context(), LIMITS)).await
-    }
-
     /// Sends a message to the booker of a name, and starts it if it does not run yet.
     async fn send_to_booker(&self, name: &str, message: BookerMessage) {
         let running = self.lock_bookers().get(name).cloned();
         let booker = match running {
             Some(booker) => booker,
-            None => match self.open_store().await {
-                Ok(store) => self.start_booker(name, store.clone()),
+            None => match self.0.bus.bucket(LIMITS).await {
+                Ok(store) => self.start_booker(name, store),
                 Err(fault) => {
                     return tracing::warn!(%fault, name, "cannot open the rate limits; requests are not limited");
                 }
@@ -303,7 +297,7 @@ impl ClusterRateLimiter {
         let _ = booker.send(message);
     }
 
-    fn start_booker(&self, name: &str, store: kv::Store) -> mpsc::UnboundedSender<BookerMessage> {
+    fn start_booker(&self, name: &str, store: Arc<kv::Store>) -> mpsc::UnboundedSender<BookerMessage> {
         let mut bookers = self.lock_bookers();
         let start = || {
             let (sender, messages) = mpsc::unbounded_channel();
