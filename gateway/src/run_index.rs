@@ -10,7 +10,7 @@ use std::time::Instant;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::registry::RunSummary;
-use millrace_runtime::nats::direct_get::PagedReader;
+use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::{RUNS, bucket_stream};
 use millrace_runtime::{Bus, Fault};
@@ -279,7 +279,7 @@ impl RunIndex {
         let started = Instant::now();
         let prefix = format!("$KV.{RUNS}.");
         let next = self.read().next.max(1);
-        let mut pages = PagedReader::new(bus.client(), bucket_stream(RUNS), format!("{prefix}>"), next);
+        let mut pages = PagedReader::new(bus.client(), bucket_stream(RUNS), ALL_SUBJECTS.into(), next);
         while !pages.is_over() {
             let records = pages.next_page().await?;
             let mut content = self.content.write().unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millrace_protocol::ids::RunId;
 use millrace_protocol::registry::RunSummary;
-use millrace_runtime::nats::direct_get::PagedReader;
+use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use millrace_runtime::nats::topology::{RUNS, bucket_stream};
 use millrace_runtime::{Bus, Fault};
 
@@ -56,8 +56,8 @@ impl RunFeed {
 
     async fn read_changes(&mut self) -> Result<Vec<RunChange>, Fault> {
         let prefix = format!("$KV.{RUNS}.");
-        let filter = format!("{prefix}>");
-        let mut pages = PagedReader::new(self.bus.client(), bucket_stream(RUNS), filter, self.next);
+        let mut pages =
+            PagedReader::new(self.bus.client(), bucket_stream(RUNS), ALL_SUBJECTS.into(), self.next);
         let mut changes = Vec::new();
         loop {
             let records = pages.next_page().await?;

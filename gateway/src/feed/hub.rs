@@ -23,7 +23,7 @@ use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::subject;
 use millrace_runtime::fault::backoff;
 use millrace_runtime::log::read_lane_end;
-use millrace_runtime::nats::direct_get::PagedReader;
+use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::{Bus, Fault};
 use tokio::sync::mpsc;
@@ -41,8 +41,10 @@ const QUEUED_ITEMS: usize = 64;
 const POLL_UNNOTIFIED: Duration = Duration::from_millis(100);
 /// The poll interval once the subscription has delivered something.
 const POLL_NOTIFIED: Duration = Duration::from_secs(2);
-/// The time from the start of a read to that of the next one in a busy lane: it then reads several messages at once.
-const BUSY: Duration = Duration::from_millis(2);
+/// The shortest and the longest time from the start of a read to that of the next one in a busy lane: it then reads several messages
+/// at once. In between it is [`BUSY_SHARE`] times as long as the read took, so that reads take a bounded share of a busy server.
+const BUSY: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
+const BUSY_SHARE: u32 = 4;
 /// The interval at which the summaries are read while nothing is appended.
 const POLL_SUMMARIES: Duration = Duration::from_millis(250);
 /// The delays before the reads after a notification: a message may be delivered before it is stored.
@@ -259,7 +261,8 @@ impl LaneReader {
                 Ok(count @ 1..) => {
                     (failures, summaries_due) = (0, Instant::now() + POLL_SUMMARIES);
                     if count < PAGE {
-                        tokio::time::sleep_until(started + BUSY).await;
+                        let pause = (started.elapsed() * BUSY_SHARE).clamp(BUSY.0, BUSY.1);
+                        tokio::time::sleep_until(started + pause).await;
                     }
                     continue;
                 }
@@ -295,8 +298,7 @@ impl LaneReader {
     async fn read_page(&self, reads_summaries: bool) -> Result<usize, Fault> {
         let lane = self.follower.lane;
         let head = self.follower.lock().head;
-        let filter = subject::all_subjects_of_lane(lane);
-        let pages = PagedReader::new(self.bus.client(), lane_stream(lane), filter, head + 1);
+        let pages = PagedReader::new(self.bus.client(), lane_stream(lane), ALL_SUBJECTS.into(), head + 1);
         let records = pages.with_page_size(PAGE).next_page().await?;
         if records.is_empty() && !reads_summaries {
             return Ok(0);

@@ -11,7 +11,7 @@ use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::subject;
 use millrace_runtime::fault::max_replica_lag;
 use millrace_runtime::log::read_lane_end;
-use millrace_runtime::nats::direct_get::PagedReader;
+use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::store::archive::read_archived_run;
@@ -135,7 +135,7 @@ impl LaneLog {
 
     async fn read_page(&self, after: u64) -> Result<Vec<StreamRecord>, Fault> {
         let filter = match self.has_journals {
-            true => subject::all_subjects_of_lane(self.lane),
+            true => ALL_SUBJECTS.into(),
             false => subject::plan_subjects_of_lane(self.lane),
         };
         let pages = PagedReader::new(self.bus.client(), lane_stream(self.lane), filter, after + 1);

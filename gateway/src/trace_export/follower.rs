@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject;
-use millrace_runtime::nats::direct_get::PagedReader;
+use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::{RUNS, bucket_stream, lane_stream};
 use millrace_runtime::ops::cluster_status::read_stream_states;
@@ -120,8 +120,8 @@ impl LogFollower {
     /// The server does not respond.
     pub async fn read_summaries(&mut self) -> Result<(), Fault> {
         let prefix = format!("$KV.{RUNS}.");
-        let (stream, filter) = (bucket_stream(RUNS), format!("{prefix}>"));
-        let mut pages = PagedReader::new(self.bus.client(), stream, filter, self.summaries.0 + 1);
+        let (stream, next) = (bucket_stream(RUNS), self.summaries.0 + 1);
+        let mut pages = PagedReader::new(self.bus.client(), stream, ALL_SUBJECTS.into(), next);
         loop {
             let records = pages.next_page().await?;
             if records.is_empty() {
@@ -179,9 +179,9 @@ impl LogFollower {
     async fn read_page(&mut self, at: usize, through: Option<u64>) -> Result<bool, Fault> {
         let Self { bus, lanes, options, spans, .. } = self;
         let reader = &mut lanes[at];
-        let stream = lane_stream(reader.lane);
-        let filter = subject::all_subjects_of_lane(reader.lane);
-        let mut pages = PagedReader::new(bus.client(), stream, filter, reader.seen + 1).with_page_size(PAGE);
+        let (stream, next) = (lane_stream(reader.lane), reader.seen + 1);
+        let mut pages =
+            PagedReader::new(bus.client(), stream, ALL_SUBJECTS.into(), next).with_page_size(PAGE);
         let records = pages.next_page().await?;
         let is_end = records.is_empty();
         for record in records.into_iter().filter(|record| through.is_none_or(|last| record.sequence <= last))

@@ -158,8 +158,13 @@ async fn stream_of_all_runs_equals_their_logs_whatever_is_killed() {
     assert_eq!(received.len(), expected.len());
 
     // The whole log again, when all runs are archived.
-    let request = all_events("level=steps", Some("start"));
-    let again = read_events_for(addresses[1], &request, usize::MAX, Duration::from_secs(2)).await;
+    let (mut again, started) = (Vec::<Frame>::new(), Instant::now());
+    while again.iter().filter(|frame| frame.event == "run_ended").count() < expected.len() {
+        assert!(started.elapsed() < TIMEOUT, "only {} events arrive again", again.len());
+        let after = again.iter().rev().find_map(|frame| frame.id.clone());
+        let request = all_events("level=steps", after.as_deref().or(Some("start")));
+        again.extend(read_events_for(addresses[1], &request, usize::MAX, Duration::from_secs(2)).await);
+    }
     assert_eq!(events_by_run(&again), expected);
 }
 

@@ -12,7 +12,7 @@ use tracing::debug;
 use crate::Fault;
 use crate::log::lane_tail::LaneTail;
 use crate::nats::bus::Bus;
-use crate::nats::direct_get::PagedReader;
+use crate::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use crate::nats::error::fault_from_client_error;
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::lane_stream;
@@ -21,8 +21,6 @@ use crate::nats::topology::lane_stream;
 const MIN_FOR_CONSUMER: u64 = 5_000;
 /// The timeout of the consumer, after which the rest is read with direct gets.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1);
-/// The filter for all messages: reads are fastest if the server need not compare subjects.
-const ALL_SUBJECTS: &str = ">";
 
 /// A scan of all messages of a lane.
 pub struct LaneScan {

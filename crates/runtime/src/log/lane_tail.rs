@@ -19,7 +19,7 @@ use super::lane_consumer::{CHUNK, LaneMessages, create_lane_consumer, lane_consu
 use crate::Fault;
 use crate::fault::backoff;
 use crate::nats::bus::Bus;
-use crate::nats::direct_get::PagedReader;
+use crate::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::lane_stream;
 
@@ -148,7 +148,8 @@ impl LaneTail {
 
     /// Reads the messages at which the consumer has failed.
     async fn read_past_failure(&mut self) -> Result<Vec<StreamRecord>, Fault> {
-        let pages = PagedReader::new(self.bus.client(), lane_stream(self.lane), ">".into(), self.next);
+        let pages =
+            PagedReader::new(self.bus.client(), lane_stream(self.lane), ALL_SUBJECTS.into(), self.next);
         let records = pages.with_page_size(CHUNK).next_page().await?;
         self.next = records.last().map_or(self.next, |last| last.sequence + 1);
         Ok(records)

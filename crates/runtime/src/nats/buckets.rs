@@ -4,7 +4,7 @@ use async_nats::Client;
 use async_nats::jetstream::{self, kv};
 use bytes::Bytes;
 
-use super::direct_get;
+use super::direct_get::{self, ALL_SUBJECTS};
 use super::error::fault_from_client_error;
 use super::topology::names::bucket_stream;
 use crate::Fault;
@@ -42,7 +42,7 @@ pub(crate) async fn read_bucket_entries(
 /// The server does not respond.
 pub(crate) async fn entries_with_times(client: &Client, bucket: &str) -> Result<Vec<BucketEntry>, Fault> {
     let prefix = format!("$KV.{bucket}.");
-    let records = direct_get::read_matching(client, &bucket_stream(bucket), &format!("{prefix}>"), 1).await?;
+    let records = direct_get::read_matching(client, &bucket_stream(bucket), ALL_SUBJECTS, 1).await?;
     Ok(records
         .into_iter()
         .filter(|record| !record.is_deletion)

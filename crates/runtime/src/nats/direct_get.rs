@@ -12,6 +12,10 @@ use crate::Fault;
 use crate::nats::provenance::{DeliveryPath, Provenance};
 use crate::nats::record::{StreamRecord, encoding_from_headers};
 
+/// The filter of a read of a whole stream. With any other wildcard a server looks at all subjects of the stream for each page, to count
+/// the messages that remain.
+pub const ALL_SUBJECTS: &str = ">";
+
 /// The timeout of the next message of a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The number of messages per request.

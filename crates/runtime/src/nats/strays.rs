@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::bus::Bus;
-use super::direct_get::PagedReader;
+use super::direct_get::{ALL_SUBJECTS, PagedReader};
 use super::error::{fault_from_client_error, response_fault};
 use super::provenance::Provenance;
 use super::record::StreamRecord;
@@ -152,7 +152,7 @@ impl StrayScan {
                 return Ok(());
             }
             let client = self.bus.client();
-            let pages = PagedReader::new(client, self.stream.clone(), ">".into(), self.next);
+            let pages = PagedReader::new(client, self.stream.clone(), ALL_SUBJECTS.into(), self.next);
             let mut pages = pages.with_page_size(SCAN_PAGE);
             loop {
                 let records = pages.next_page().await?;

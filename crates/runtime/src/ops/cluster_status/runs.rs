@@ -8,7 +8,7 @@ use millrace_protocol::registry::RunSummary;
 
 use crate::Fault;
 use crate::nats::bus::Bus;
-use crate::nats::direct_get::PagedReader;
+use crate::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use crate::nats::topology;
 
 /// The statuses of a live run.
@@ -45,7 +45,7 @@ impl RunStatusTable {
         }
         let prefix = format!("$KV.{}.", topology::RUNS);
         let stream = topology::bucket_stream(topology::RUNS);
-        let mut pages = PagedReader::new(bus.client(), stream, format!("{prefix}>"), self.last_read + 1);
+        let mut pages = PagedReader::new(bus.client(), stream, ALL_SUBJECTS.into(), self.last_read + 1);
         loop {
             let records = pages.next_page().await?;
             if records.is_empty() {
