@@ -7,6 +7,8 @@
 //! | `server` | connections and their limits |
 //! | `tls` | the certificate of encrypted connections |
 //! | `access` | authentication and authorisation of requests |
+//! | `account` | a served NATS account with its background work: webhooks, traces, heartbeats |
+//! | `tenants` | the accounts of several tenants, from a folder |
 //! | `resources` | the resources, one file each |
 //! | `dashboard` | the web pages |
 //! | `feed` | the events of a run as a stream |
@@ -18,6 +20,7 @@
 //! | `openapi` | the description of the API |
 
 mod access;
+mod account;
 mod arguments;
 mod content;
 mod dashboard;
@@ -35,6 +38,7 @@ mod run_index;
 mod server;
 mod standards;
 mod state;
+mod tenants;
 mod tls;
 mod trace_export;
 mod waiting;
@@ -45,7 +49,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use access::Authenticator;
+use access::{Authenticator, CallerLimits, ServedTenants, TenantAccess};
+use account::{AccountSettings, ServedAccount};
 use arguments::AccessArguments;
 use millrace_address_policy::{Cidr, ReceiverPolicy};
 use millrace_client::author_name;
@@ -60,16 +65,17 @@ pub use openapi::api_document;
 use server::ServerSettings;
 use standards::McpServer;
 use state::Gateway;
+use tenants::{TenantKeeper, TenantSettings};
 use tls::ReloadedCertificate;
-use trace_export::{ExportSettings, OtlpReceiver, TAKEOVER, TraceExporter};
-use webhooks::WebhookSender;
+use tokio::task::JoinHandle;
+use trace_export::{ExportSettings, OtlpReceiver};
 
 /// The address if the user gives none.
 pub const DEFAULT_API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7070);
 /// The number of ports that are tried after one that is taken.
 const PORTS: u16 = 100;
-/// The time that the export of traces, and the removal of the heartbeat, have to stop.
-const STOP_TIME: Duration = Duration::from_secs(3);
+/// The time that the work of several tenants has to stop.
+const STOP_TIME: Duration = Duration::from_secs(5);
 
 /// Serve the dashboard, the HTTP API and its documentation (at /docs) for a cluster. Any number of such processes may run side by side.
 ///
@@ -85,6 +91,10 @@ pub struct ServeArguments {
         default_value = "nats://127.0.0.1:4222"
     )]
     nats: String,
+    /// Folder with the identities of several tenants: the folder `seeds` of `millrace nats-config`, or NAME.nk and NAME.creds; it is read
+    /// again when it changes
+    #[arg(long, env = "MILLRACE_TENANTS", value_name = "FOLDER")]
+    tenants: Option<PathBuf>,
     /// Address to serve the API on [default: 127.0.0.1:7070, or the next free port]
     #[arg(long, env = "MILLRACE_API", value_name = "ADDR")]
     api: Option<SocketAddr>,
@@ -121,23 +131,37 @@ pub async fn run_with_args(
     arguments: ServeArguments,
     shutdown: CancellationToken,
 ) -> Result<(), ProgramError> {
-    let ServeArguments { nats, api, by, no_dashboard, url_file, access, allow_private_webhooks, http } =
-        arguments;
+    let ServeArguments {
+        nats,
+        tenants,
+        api,
+        by,
+        no_dashboard,
+        url_file,
+        access,
+        allow_private_webhooks,
+        http,
+    } = arguments;
     // Before the cluster is joined: a mistake is reported at once.
-    let export = open_trace_receiver()?;
+    let export = read_export_settings()?;
     let chosen = api.unwrap_or(DEFAULT_API);
     access.check_address(chosen)?;
+    access.check_tenants(tenants.is_some())?;
     let certificate = access.certificate_files().map(ReloadedCertificate::open).transpose();
     let certificate = certificate.map_err(ProgramError::refused_input)?;
     let listener = open_listener(api).await?;
     let address = listener.local_addr()?;
-    let settings = access.settings(address, author_name(by))?;
+    let settings = access.settings(address, tenants.is_none().then(|| author_name(by)))?;
     let mut program =
         ClusterProgram::open_with_health_page(ProcessKind::Gateway, http.address, &shutdown).await?;
     let connection = ConnectionSettings::from_environment(nats);
-    let Some(bus) = program.join_existing_cluster(&connection, "millrace-gateway").await? else {
-        return Ok(());
+    let receivers = ReceiverPolicy::new(allow_private_webhooks);
+    let account = AccountSettings { receivers, export, limits: settings.limits };
+    let joined = match tenants {
+        None => join_only_account(&mut program, &connection, account, &shutdown).await?,
+        Some(folder) => Some(connect_tenants(&program, folder, connection, account, &shutdown).await?),
     };
+    let Some(ServedAccounts { tenants, stopping }) = joined else { return Ok(()) };
     let scheme = if certificate.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{address}");
     if let Some(file) = &url_file {
@@ -146,12 +170,7 @@ pub async fn run_with_args(
         })?;
     }
     tracing::info!(%url, "serving the API");
-    let receivers = ReceiverPolicy::new(allow_private_webhooks);
-    let gateway = Arc::new(Gateway::new(bus.clone(), receivers, shutdown.clone()));
-    let sender =
-        WebhookSender::new(gateway.clone(), shutdown.clone()).map_err(ProgramError::bad_environment)?;
-    let sending = tokio::spawn(sender.run());
-    let authenticator = Authenticator::new(gateway, settings).map_err(ProgramError::bad_environment)?;
+    let authenticator = Authenticator::new(tenants, settings).map_err(ProgramError::bad_environment)?;
     let server = ServerSettings {
         has_dashboard: !no_dashboard,
         tls: certificate
@@ -164,26 +183,66 @@ pub async fn run_with_args(
     if let Some(certificate) = certificate {
         tokio::spawn(certificate.follow_files(shutdown.clone()));
     }
-    let exporting = export.map(|(settings, receiver)| {
-        let exporter = TraceExporter::new(bus.clone(), settings, receiver, TAKEOVER, shutdown.clone());
-        tokio::spawn(exporter.run())
-    });
-    let heartbeats = tokio::spawn(heartbeat::send_heartbeats(bus.clone(), shutdown.clone()));
     server::serve(listener, Arc::new(authenticator), server, shutdown).await;
-    if let Some(exporting) = exporting {
-        // It stops with the same signal, after it has released its position.
-        let _ = tokio::time::timeout(STOP_TIME, exporting).await;
-    }
-    // Deliveries in progress continue on another gateway.
-    let _ = tokio::time::timeout(STOP_TIME, sending).await;
-    // It removes the heartbeat, and takes no longer than the server takes to respond.
-    let _ = tokio::time::timeout(STOP_TIME, heartbeats).await;
+    // It stops with the same signal, each kind of work in bounded time.
+    let _ = tokio::time::timeout(STOP_TIME, stopping).await;
     if let Some(file) = &url_file {
         // A file that is left names a process that is gone; the next one replaces it.
         let _ = std::fs::remove_file(file);
     }
-    bus.flush_client().await;
     Ok(())
+}
+
+/// The accounts of a gateway.
+struct ServedAccounts {
+    tenants: ServedTenants,
+    /// Ends when the background work of all accounts has stopped, after the shutdown signal.
+    stopping: JoinHandle<()>,
+}
+
+/// Joins the cluster of the only account. `None` if the process is stopped first.
+async fn join_only_account(
+    program: &mut ClusterProgram,
+    connection: &ConnectionSettings,
+    settings: AccountSettings,
+    shutdown: &CancellationToken,
+) -> Result<Option<ServedAccounts>, ProgramError> {
+    let Some(bus) = program.join_existing_cluster(connection, "millrace-gateway").await? else {
+        return Ok(None);
+    };
+    let account =
+        ServedAccount::start(None, bus, settings, shutdown).map_err(ProgramError::bad_environment)?;
+    let (tenants, shutdown) = (ServedTenants::Only(account.access()), shutdown.clone());
+    let stopping = tokio::spawn(async move {
+        shutdown.cancelled().await;
+        account.stop().await;
+    });
+    Ok(Some(ServedAccounts { tenants, stopping }))
+}
+
+/// Connects the tenants of a folder, as far as that is possible now.
+async fn connect_tenants(
+    program: &ClusterProgram,
+    folder: PathBuf,
+    connection: ConnectionSettings,
+    account: AccountSettings,
+    shutdown: &CancellationToken,
+) -> Result<ServedAccounts, ProgramError> {
+    program.health().add_readiness_check("tenants", || Err("connecting them".into()));
+    let poller = program.server_poller();
+    let settings = TenantSettings { folder: folder.clone(), connection, account, poller };
+    let keeper = TenantKeeper::start(settings, shutdown.clone()).await;
+    let keeper = keeper.map_err(|error| {
+        ProgramError::refused_input(format!(
+            "--tenants: can't read the folder {}: {error}; it has an entry for each tenant, as the folder `seeds` that \
+             `millrace nats-config` writes",
+            folder.display()
+        ))
+    })?;
+    // From here on `log` tells if one of them responds.
+    program.health().add_readiness_check("tenants", || Ok(()));
+    let tenants = ServedTenants::Several(keeper.directory());
+    Ok(ServedAccounts { tenants, stopping: keeper.follow_folder() })
 }
 
 /// Serves MCP over standard input and output, for the program that has started this process.
@@ -195,9 +254,12 @@ pub async fn serve_mcp_on_stdio(
     by: Option<String>,
     shutdown: CancellationToken,
 ) -> Result<(), ProgramError> {
-    let gateway = Arc::new(Gateway::new(bus.clone(), ReceiverPolicy::default(), shutdown.clone()));
-    let settings = AccessArguments::default().settings(DEFAULT_API, author_name(by))?;
-    let authenticator = Authenticator::new(gateway, settings).map_err(ProgramError::bad_environment)?;
+    let gateway = Arc::new(Gateway::new(None, bus.clone(), ReceiverPolicy::default(), shutdown.clone()));
+    let settings = AccessArguments::default().settings(DEFAULT_API, Some(author_name(by)))?;
+    // The user of this process has no limits.
+    let limits = CallerLimits { requests: None, streams: None };
+    let tenants = ServedTenants::Only(Arc::new(TenantAccess::new(gateway, limits)));
+    let authenticator = Authenticator::new(tenants, settings).map_err(ProgramError::bad_environment)?;
     let authenticator = Arc::new(authenticator);
     let server = McpServer::new(server::build_api(authenticator));
     let served = server.serve_stdio(shutdown).await;
@@ -205,14 +267,17 @@ pub async fn serve_mcp_on_stdio(
     served.map_err(|error| ProgramError::refused_input(format!("the client does not speak MCP: {error}")))
 }
 
-/// Returns the receiver of traces that the variables of OpenTelemetry name, if they name one.
-fn open_trace_receiver() -> Result<Option<(ExportSettings, OtlpReceiver)>, ProgramError> {
-    let settings = ExportSettings::from_environment()
-        .map_err(|error| ProgramError::refused_input(format!("traces can't be exported: {error}")))?;
-    let Some(settings) = settings else { return Ok(None) };
-    let receiver = OtlpReceiver::new(&settings)
-        .map_err(|error| ProgramError::refused_input(format!("traces can't be exported: {error}")))?;
-    Ok(Some((settings, receiver)))
+/// Returns the settings of the receiver of traces that the variables of OpenTelemetry name, if they name one.
+fn read_export_settings() -> Result<Option<ExportSettings>, ProgramError> {
+    let refused = |error: &dyn std::fmt::Display| {
+        ProgramError::refused_input(format!("traces can't be exported: {error}"))
+    };
+    let settings = ExportSettings::from_environment().map_err(|error| refused(&error))?;
+    if let Some(settings) = &settings {
+        // A mistake is reported before the cluster is joined.
+        OtlpReceiver::new(settings).map_err(|error| refused(&error))?;
+    }
+    Ok(settings)
 }
 
 /// Writes a file that a reader sees completely or not at all.
@@ -259,13 +324,30 @@ mod tests {
     #[test]
     fn requests_without_a_token_are_accepted_on_this_machine_only() {
         let user = |arguments: &AccessArguments, address: &str| {
-            arguments.settings(address.parse().unwrap(), "ann".into()).unwrap().local_user
+            arguments.settings(address.parse().unwrap(), Some("ann".into())).unwrap().local_user
         };
         let (plain, proxied) = (AccessArguments::default(), AccessArguments::behind_proxy());
         assert_eq!(user(&plain, "127.0.0.1:1").as_deref(), Some("ann"));
         assert_eq!(user(&proxied, "127.0.0.1:1"), None, "the proxy connects from this machine");
         assert_eq!(user(&plain, "10.0.0.1:1"), None);
         assert_eq!(user(&AccessArguments { require_token: true, ..plain }, "127.0.0.1:1"), None);
+    }
+
+    #[test]
+    fn tokens_of_a_provider_name_their_tenant_if_there_are_several() {
+        let check = |oidc: &[&str], has_tenants| {
+            let arguments = ["serve"].iter().chain(oidc);
+            let command = <AccessArguments as clap::Args>::augment_args(clap::Command::new("serve"));
+            let mut matches = command.try_get_matches_from(arguments).unwrap();
+            let access = <AccessArguments as clap::FromArgMatches>::from_arg_matches_mut(&mut matches);
+            access.unwrap().check_tenants(has_tenants).map_err(|error| error.to_string())
+        };
+        let provider = ["--oidc-issuer", "https://id.example", "--oidc-audience", "millrace"];
+        let with_claim = [&provider[..], &["--oidc-tenant-claim", "groups"]].concat();
+        assert_eq!([check(&[], false), check(&[], true), check(&provider, false)], [Ok(()), Ok(()), Ok(())]);
+        assert_eq!(check(&with_claim, true), Ok(()));
+        assert!(check(&provider, true).unwrap_err().contains("needs --oidc-tenant-claim"));
+        assert!(check(&with_claim, false).unwrap_err().contains("needs --tenants"));
     }
 
     #[tokio::test]

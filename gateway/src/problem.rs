@@ -28,6 +28,8 @@ pub enum ProblemKind {
     CrossOrigin,
     /// The request does not say who sends it.
     Unauthenticated,
+    /// The token is for several tenants, and the request chooses none.
+    TenantNotChosen,
     /// The caller lacks the scope of the operation.
     ScopeMissing,
     /// There is no such resource path.
@@ -112,11 +114,12 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 45] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
         Self::Unauthenticated,
+        Self::TenantNotChosen,
         Self::ScopeMissing,
         Self::UnknownPath,
         Self::MethodNotAllowed,
@@ -171,6 +174,9 @@ impl ProblemKind {
             Self::CrossOrigin => (Code::FORBIDDEN, "cross-origin", "Requests of other origins are refused"),
             Self::Unauthenticated => {
                 (Code::UNAUTHORIZED, "unauthenticated", "The request needs a valid token")
+            }
+            Self::TenantNotChosen => {
+                (Code::BAD_REQUEST, "tenant-not-chosen", "The request must choose a tenant")
             }
             Self::ScopeMissing => (Code::FORBIDDEN, "scope-missing", "The token lacks a scope"),
             Self::UnknownPath => (Code::NOT_FOUND, "unknown-path", "There is no such resource"),

@@ -1,4 +1,4 @@
-//! The state that all requests share: the connection to the cluster, and nothing that could not be read again.
+//! The state that all requests of a tenant share: the connection to the cluster, and nothing that could not be read again.
 
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use millrace_plan_file::limits::suggest_larger_budget;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Plan;
 use millrace_protocol::registry::RunSummary;
+use millrace_protocol::tenant::TenantName;
 use millrace_runtime::log::has_submission;
 use millrace_runtime::store::retention::read_deletion;
 use millrace_runtime::work::registry;
@@ -24,8 +25,10 @@ use crate::problem::{Problem, ProblemKind};
 use crate::resources::CachedCaps;
 use crate::run_index::RunIndex;
 
-/// The state that all requests share.
+/// The state that all requests of a tenant share.
 pub struct Gateway {
+    /// The tenant; `None` for the only one of this process.
+    pub tenant: Option<TenantName>,
     /// The connection to the cluster.
     pub bus: Bus,
     /// The summaries of runs as of the last list.
@@ -38,7 +41,7 @@ pub struct Gateway {
     pub caps: CachedCaps,
     /// The receivers that webhooks may have.
     pub receivers: ReceiverPolicy,
-    /// Ends open streams when the process stops.
+    /// Ends open streams when the process stops, or stops serving the tenant.
     pub shutdown: CancellationToken,
 }
 
@@ -48,10 +51,24 @@ pub type SharedGateway = Arc<Gateway>;
 impl Gateway {
     /// Creates the state.
     #[must_use]
-    pub fn new(bus: Bus, receivers: ReceiverPolicy, shutdown: CancellationToken) -> Self {
+    pub fn new(
+        tenant: Option<TenantName>,
+        bus: Bus,
+        receivers: ReceiverPolicy,
+        shutdown: CancellationToken,
+    ) -> Self {
         let runs = Arc::new(RunIndex::default());
         let hub = Arc::new(LaneHub::new(bus.clone(), runs.clone(), shutdown.clone()));
-        Self { bus, runs, histories: Arc::default(), hub, caps: CachedCaps::default(), receivers, shutdown }
+        Self {
+            tenant,
+            bus,
+            runs,
+            histories: Arc::default(),
+            hub,
+            caps: CachedCaps::default(),
+            receivers,
+            shutdown,
+        }
     }
 
     /// Finds the run with this id; `None` as its summary if no supervisor has started it.

@@ -187,7 +187,12 @@ impl Drop for NatsServer {
     }
 }
 
-pub(crate) fn free_port() -> u16 {
+/// Returns a port of this machine that is free now.
+///
+/// # Panics
+/// There is none.
+#[must_use]
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     listener.local_addr().expect("a listener has an address").port()
 }

@@ -13,7 +13,7 @@ mod process;
 #[path = "gateway/provider.rs"]
 mod provider;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -127,9 +127,9 @@ async fn tokens_of_a_provider_are_accepted_by_their_claims() {
 /// Calls the version over TLS in Python, and prints the serial number of the certificate.
 const CALL: &str = r#"
 import json, ssl, socket, sys
-port, authority = int(sys.argv[1]), sys.argv[2]
+address, port, authority = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 context = ssl.create_default_context(cafile=authority)
-with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+with socket.create_connection((address, port), timeout=10) as plain:
     with context.wrap_socket(plain, server_hostname="localhost") as stream:
         stream.sendall(b"GET /api/v1/version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         answer = b""
@@ -146,9 +146,10 @@ fn write_certificate(folder: &Path) {
 }
 
 /// Returns the TLS version and the serial number; `None` if the call fails.
-async fn call_with_tls(port: u16, folder: &Path) -> Option<(String, String)> {
+async fn call_with_tls(address: SocketAddr, folder: &Path) -> Option<(String, String)> {
     let mut command = tokio::process::Command::new("python3");
-    command.args(["-c", CALL, &port.to_string()]).arg(folder.join("tls.crt"));
+    command.args(["-c", CALL, &address.ip().to_string(), &address.port().to_string()]);
+    command.arg(folder.join("tls.crt"));
     let output = command.output().await.expect("python3 starts");
     let text = String::from_utf8(output.stdout).unwrap();
     let (version, serial) = text.trim().split_once(' ')?;
@@ -168,22 +169,64 @@ async fn connections_are_encrypted_and_a_new_certificate_is_used() {
     let options = ["--tls-cert", &certificate, "--tls-key", &key];
     let gateway =
         GatewayProcess::start_with_options(&cluster, "gateway", "0.0.0.0:0".parse().unwrap(), &options).await;
-    let port = gateway.address.port();
-    let (version, serial) = call_with_tls(port, folder.path()).await.expect("a call with TLS");
+    let address = SocketAddr::from(([127, 0, 0, 1], gateway.address.port()));
+    let (version, serial) = call_with_tls(address, folder.path()).await.expect("a call with TLS");
     assert!(["TLSv1.2", "TLSv1.3"].contains(&version.as_str()), "{version}");
-    let plain =
-        Request::new("GET", "/api/v1/version").try_send(SocketAddr::from(([127, 0, 0, 1], port))).await;
+    let plain = Request::new("GET", "/api/v1/version").try_send(address).await;
     assert!(plain.is_none_or(|answer| answer.status >= 400), "the gateway serves without encryption");
 
     write_certificate(folder.path());
     wait_for_value(TIMEOUT, "the new certificate", async || {
-        call_with_tls(port, folder.path()).await.filter(|(_, other)| *other != serial)
+        call_with_tls(address, folder.path()).await.filter(|(_, other)| *other != serial)
     })
     .await;
     // An invalid key file replaces no certificate.
     std::fs::write(&key, "no key").unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(call_with_tls(port, folder.path()).await.is_some());
+    assert!(call_with_tls(address, folder.path()).await.is_some());
+}
+
+/// Returns an address of this machine that is no loopback address: those have no limit. Nothing is sent.
+fn outer_address() -> IpAddr {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect("192.0.2.1:9").expect("this test needs a network interface besides loopback");
+    socket.local_addr().unwrap().ip()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_beyond_the_limit_of_an_address_are_closed() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
+    cluster.connect_bus().await;
+    let folder = tempfile::tempdir().unwrap();
+    write_certificate(folder.path());
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (certificate, key) = (file("tls.crt"), file("tls.key"));
+    let options = ["--tls-cert", &certificate, "--tls-key", &key, "--max-connections", "20"];
+    let gateway =
+        GatewayProcess::start_with_options(&cluster, "gateway", "0.0.0.0:0".parse().unwrap(), &options).await;
+    let address = SocketAddr::from((outer_address(), gateway.address.port()));
+    let mut streams = Vec::new();
+    for _ in 0..30 {
+        streams.push(TcpStream::connect(address).await.unwrap());
+    }
+    // The gateway says nothing to a client that says nothing: a connection can be read only when it is closed.
+    let is_open = |stream: &TcpStream| {
+        let read = stream.try_read(&mut [0; 1]);
+        read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    wait_for_value(TIMEOUT, "ten closed connections", async || {
+        (streams.iter().filter(|stream| is_open(stream)).count() <= 20).then_some(())
+    })
+    .await;
+    assert_eq!(streams.iter().filter(|stream| is_open(stream)).count(), 20);
+    assert!(call_with_tls(address, folder.path()).await.is_none(), "there is room for another connection");
+    let loopback = SocketAddr::from(([127, 0, 0, 1], address.port()));
+    assert!(call_with_tls(loopback, folder.path()).await.is_some(), "this machine has a limit");
+    streams.retain(is_open);
+    drop(streams.pop());
+    wait_for_value(TIMEOUT, "room for a connection", async || call_with_tls(address, folder.path()).await)
+        .await;
 }
 
 /// Opens a stream of events, and returns its connection and the status.

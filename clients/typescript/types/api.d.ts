@@ -3359,7 +3359,12 @@ export type CallerJson = {
   scopes: ScopeSet
   /** The id of its token; absent for the user of the gateway's machine. */
   token?: TokenId | null
+  /** Its tenant, if the gateway serves several. */
+  tenant?: TenantName | null
 }
+
+/** The name of a tenant: of its NATS account, and in the tokens of the HTTP API. */
+export type TenantName = string
 
 /** Tokens. */
 export type TokenList = {
@@ -3598,7 +3603,7 @@ export type Version = {
 /** An error of the API: problem details as in RFC 9457. */
 export type Problem = {
   /** The kind of the problem: `urn:millrace:problem:` and a name that never changes. */
-  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:range-not-satisfiable" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:session-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:webhook-not-found" | "urn:millrace:problem:delivery-not-found" | "urn:millrace:problem:too-many-webhooks" | "urn:millrace:problem:webhook-disabled" | "urn:millrace:problem:rate-limited" | "urn:millrace:problem:too-many-streams" | "urn:millrace:problem:too-many-runs" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:identity-provider-unavailable" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
+  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:tenant-not-chosen" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:range-not-satisfiable" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:session-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:webhook-not-found" | "urn:millrace:problem:delivery-not-found" | "urn:millrace:problem:too-many-webhooks" | "urn:millrace:problem:webhook-disabled" | "urn:millrace:problem:rate-limited" | "urn:millrace:problem:too-many-streams" | "urn:millrace:problem:too-many-runs" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:identity-provider-unavailable" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
   /** The kind in a sentence. */
   title: string
   /** The HTTP status. */
@@ -3862,7 +3867,7 @@ export type RetentionSettingsBody = {
 }
 
 /** The kinds of problems. */
-export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "range-not-satisfiable" | "request-timeout" | "run-not-found" | "session-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "webhook-not-found" | "delivery-not-found" | "too-many-webhooks" | "webhook-disabled" | "rate-limited" | "too-many-streams" | "too-many-runs" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "identity-provider-unavailable" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
+export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "tenant-not-chosen" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "range-not-satisfiable" | "request-timeout" | "run-not-found" | "session-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "webhook-not-found" | "delivery-not-found" | "too-many-webhooks" | "webhook-disabled" | "rate-limited" | "too-many-streams" | "too-many-runs" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "identity-provider-unavailable" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
 
 /** The operations: what each takes and returns. */
 export interface Operations {
@@ -4128,7 +4133,7 @@ export interface Operations {
   }
   /**
    * Exchange a token for a cookie, with which a browser sends it from then on. Scripts can't read the cookie, and it goes to
-   * this site only.
+   * this site only. A tenant that the header Millrace-Tenant chooses gets a cookie too.
    */
   logIn: {
     arguments: {

@@ -22,7 +22,7 @@ use millrace_protocol::safe_text::{is_unsafe, terminal_text};
 use tokio_util::sync::CancellationToken;
 
 use crate::nats::bus::Bus;
-use crate::ops::health::{Health, HttpServer, ListenError};
+use crate::ops::health::{Health, HttpServer, ListenError, ServerPoller};
 use crate::ops::metrics::names::ProcessKind;
 use crate::ops::shutdown::{block_on, token_cancelled_by_signals};
 use crate::ops::telemetry;
@@ -196,6 +196,12 @@ impl ClusterProgram {
     #[must_use]
     pub fn health(&self) -> &Health {
         self.page.health()
+    }
+
+    /// Returns the poller of NATS servers, for a program with several connections; `None` if no page is served.
+    #[must_use]
+    pub fn server_poller(&self) -> Option<ServerPoller> {
+        self.page.server_poller()
     }
 
     /// Joins a cluster that exists, or that is created within the next seconds.

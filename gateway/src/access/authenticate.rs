@@ -1,20 +1,26 @@
 //! Finds the caller of a request by its token, in the header `Authorization` or in a cookie.
+//!
+//! A gateway that serves several tenants takes the tenant from the credentials alone: from the text of a token, or from a claim
+//! of a signed one. The account of that tenant verifies the token then. A client learns from the responses neither which tenants
+//! exist nor what is wrong with a token.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, Method, header};
-use jiff::Timestamp;
-use millrace_protocol::token::{ScopeSet, StoredToken, TokenState, TokenText};
+use millrace_protocol::tenant::TenantName;
+use millrace_protocol::token::{ScopeSet, TokenText};
 
 use super::browser::{AllowedHosts, comes_from_own_page};
 use super::caller::{Access, Caller};
-use super::cookie::find_cookie;
+use super::cookie::{find_cookie, find_tenant_cookie};
 use super::limits::{CallerLimits, LimitEnforcer};
-use super::oidc::{OidcSettings, OidcVerifier};
-use super::token_cache::TokenCache;
+use super::oidc::{OidcSettings, OidcVerifier, TokenHolder};
+use super::tenants::{ServedTenants, TenantDirectory};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::SharedGateway;
+
+/// The header with which the holder of a token for several tenants chooses one.
+pub const TENANT_HEADER: &str = "millrace-tenant";
 
 /// The settings of access.
 #[derive(Debug, Clone)]
@@ -35,11 +41,11 @@ pub struct AccessSettings {
 
 /// Finds the callers of requests.
 pub struct Authenticator {
-    gateway: SharedGateway,
-    tokens: TokenCache,
+    tenants: ServedTenants,
     settings: AccessSettings,
     local: Option<Arc<Caller>>,
-    limits: Arc<LimitEnforcer>,
+    /// The limits of token lookups for each client address.
+    lookups: LimitEnforcer,
     oidc: Option<OidcVerifier>,
 }
 
@@ -66,14 +72,13 @@ impl Authenticator {
     ///
     /// # Errors
     /// The TLS library can't be used: an error text for the user.
-    pub fn new(gateway: SharedGateway, settings: AccessSettings) -> Result<Self, String> {
+    pub fn new(tenants: ServedTenants, settings: AccessSettings) -> Result<Self, String> {
         let local = settings.local_user.clone();
         let scopes = ScopeSet::all();
         let local = local.map(|name| Caller { name, scopes, token: None, address: None, is_local: true });
-        let limits = Arc::new(LimitEnforcer::new(settings.limits));
+        let lookups = LimitEnforcer::new(settings.limits, None);
         let oidc = settings.oidc.clone().map(OidcVerifier::new).transpose()?;
-        let (tokens, local) = (TokenCache::default(), local.map(Arc::new));
-        Ok(Self { gateway, tokens, settings, local, limits, oidc })
+        Ok(Self { tenants, settings, local: local.map(Arc::new), lookups, oidc })
     }
 
     /// The names by which clients may call this server.
@@ -105,72 +110,139 @@ impl Authenticator {
     /// # Errors
     /// The request has no valid token and needs one, or the cluster does not respond.
     pub async fn authenticate(&self, head: RequestHead<'_>) -> Result<Access, Problem> {
-        match find_credential(head.headers)? {
-            Credential::Bearer(text) => self.accept_token(text, head.address).await,
+        let text = match find_credential(head.headers)? {
+            Credential::Bearer(text) => text,
             Credential::Cookie(text) => {
                 // A browser sends the cookie with every request, whichever page has caused it.
                 if !head.method.is_safe() && !comes_from_own_page(head.headers) {
                     let detail = "a change with a cookie must have an Origin or a Sec-Fetch-Site header of this server";
                     return Err(Problem::new(ProblemKind::CrossOrigin, detail));
                 }
-                self.accept_token(text, head.address).await
+                text
             }
-            Credential::None => match &self.local {
-                Some(local) => self.admit(local.clone()),
-                None => Err(unauthenticated(
-                    "this gateway needs a token; send it in the header Authorization: Bearer TOKEN",
-                )),
-            },
-        }
+            Credential::None => return self.admit_local_user(),
+        };
+        self.accept_token(text, TenantChoice::of_request(head.headers), head.address).await
     }
 
     /// Returns the access of the holder of a token.
     ///
     /// # Errors
     /// The token is not valid, or the cluster does not respond.
-    pub async fn accept_token(&self, text: &str, address: Option<IpAddr>) -> Result<Access, Problem> {
+    pub async fn accept_token(
+        &self,
+        text: &str,
+        choice: TenantChoice<'_>,
+        address: Option<IpAddr>,
+    ) -> Result<Access, Problem> {
         if let Some(oidc) = self.oidc.as_ref().filter(|_| OidcVerifier::has_form_of_token(text)) {
-            return self.admit(Arc::new(oidc.find_caller(text, address).await?));
+            let TokenHolder { caller, tenants } = oidc.find_holder(text, address).await?;
+            let tenant = match &self.tenants {
+                ServedTenants::Only(tenant) => tenant.clone(),
+                ServedTenants::Several(directory) => {
+                    let name = choose_tenant(tenants, choice, directory)?;
+                    directory.find(&name).ok_or_else(refused_token)??
+                }
+            };
+            return tenant.admit(Arc::new(caller));
         }
         let text: TokenText = text.parse().map_err(unauthenticated)?;
-        // Whether the token, its tenant or its secret is wrong is no one's business.
-        let refused = || unauthenticated("the token is not valid; it is unknown, expired, or was revoked");
-        if text.tenant.is_some() {
-            return Err(refused());
-        }
-        let token = match self.tokens.find_cached(&text.id) {
-            Some(token) => token,
-            None => {
-                self.limits.count_lookup(address)?;
-                self.tokens.read(&self.gateway.bus, &text.id).await?
+        let tenant = match &self.tenants {
+            ServedTenants::Only(tenant) => tenant.clone(),
+            ServedTenants::Several(directory) => {
+                let name = text.tenant.as_ref().filter(|name| choice.allows(name));
+                match name.and_then(|name| directory.find(name)) {
+                    Some(tenant) => tenant?,
+                    None => {
+                        // As for a token that must be looked up.
+                        self.lookups.count_lookup(address)?;
+                        return Err(refused_token());
+                    }
+                }
             }
         };
-        let token = token.filter(|token| token.is_of(&text)).ok_or_else(refused)?;
-        match token.state_at(Timestamp::now()) {
-            TokenState::Active => self.admit(Arc::new(caller_of(&token, address))),
-            TokenState::Expired | TokenState::Revoked => Err(refused()),
-        }
+        tenant.accept_token(&text, address, &self.lookups).await
     }
 
-    /// Returns the access of a caller, if it has not sent too many requests.
-    fn admit(&self, caller: Arc<Caller>) -> Result<Access, Problem> {
-        self.limits.count_request(&caller)?;
-        Ok(Access::new(self.gateway.clone(), caller, self.limits.clone()))
+    fn admit_local_user(&self) -> Result<Access, Problem> {
+        match (&self.local, &self.tenants) {
+            (Some(local), ServedTenants::Only(tenant)) => tenant.admit(local.clone()),
+            (None, ServedTenants::Only(_)) => Err(unauthenticated(
+                "this gateway needs a token; send it in the header Authorization: Bearer TOKEN",
+            )),
+            (_, ServedTenants::Several(_)) => Err(unauthenticated(
+                "this gateway serves several tenants, so that every request needs a token, which names its tenant; send it in \
+                 the header Authorization: Bearer TOKEN",
+            )),
+        }
     }
 }
 
-fn caller_of(token: &StoredToken, address: Option<IpAddr>) -> Caller {
-    Caller {
-        name: token.name.clone(),
-        scopes: token.scopes.clone(),
-        token: Some(token.id.clone()),
-        address,
-        is_local: false,
+/// The tenant that a request chooses, in a header or in the cookie of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TenantChoice<'a>(Option<&'a str>);
+
+impl<'a> TenantChoice<'a> {
+    /// Finds the choice of a request. The header has precedence.
+    #[must_use]
+    pub fn of_request(headers: &'a HeaderMap) -> Self {
+        let Self(header) = Self::of_header(headers);
+        Self(header.or_else(|| find_tenant_cookie(headers)))
+    }
+
+    /// Finds the choice in the header alone, for a login, which replaces the cookie.
+    #[must_use]
+    pub fn of_header(headers: &'a HeaderMap) -> Self {
+        // A value that is no text is no tenant either.
+        Self(headers.get(TENANT_HEADER).map(|value| value.to_str().unwrap_or_default().trim()))
+    }
+
+    /// `true` if the request chooses a tenant.
+    #[must_use]
+    pub fn is_made(self) -> bool {
+        self.0.is_some()
+    }
+
+    /// `true` if the request chooses this tenant, or none.
+    fn allows(self, name: &TenantName) -> bool {
+        self.0.is_none_or(|chosen| chosen == name.as_str())
+    }
+}
+
+/// Returns the tenant of a request, of those in the claim of its token.
+fn choose_tenant(
+    named: Vec<TenantName>,
+    choice: TenantChoice<'_>,
+    directory: &TenantDirectory,
+) -> Result<TenantName, Problem> {
+    // A claim may have groups that are no tenants.
+    let mut served: Vec<TenantName> = named.into_iter().filter(|name| directory.contains(name)).collect();
+    served.sort();
+    served.dedup();
+    if choice.is_made() {
+        return served.into_iter().find(|name| choice.allows(name)).ok_or_else(refused_token);
+    }
+    match served.as_slice() {
+        [] => Err(refused_token()),
+        [only] => Ok(only.clone()),
+        [_, ..] => {
+            let names: Vec<&str> = served.iter().map(TenantName::as_str).collect();
+            let detail = format!(
+                "the token is for several tenants; choose one with the header Millrace-Tenant: {}",
+                names.join(" or ")
+            );
+            Err(Problem::new(ProblemKind::TenantNotChosen, detail))
+        }
     }
 }
 
 fn unauthenticated(detail: impl std::fmt::Display) -> Problem {
     Problem::new(ProblemKind::Unauthenticated, detail)
+}
+
+/// The refusal of every token that is not valid. Whether the token, its tenant or its secret is wrong is no one's business.
+pub(super) fn refused_token() -> Problem {
+    unauthenticated("the token is not valid here; it is unknown, expired, or was revoked")
 }
 
 /// Returns what a request has to show. The header has precedence, so that a program in a browser can use another token.

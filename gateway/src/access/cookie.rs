@@ -1,12 +1,15 @@
-//! The cookie with which a page in a browser sends a token: an event source can't set headers.
+//! The cookies with which a page in a browser sends a token, and the tenant that it chooses: an event source can't set headers.
 //!
-//! The cookie has the token itself, so that no gateway holds sessions, each gateway accepts it, and a revocation ends it. Scripts
+//! The first cookie has the token itself, so that no gateway holds sessions, each gateway accepts it, and a revocation ends it. Scripts
 //! can't read it, and browsers send it with requests of the same site only, below the path of the API.
 
 use axum::http::{HeaderMap, HeaderValue, header};
+use millrace_protocol::tenant::TenantName;
 
-/// The name of the cookie.
+/// The name of the cookie with the token.
 const NAME: &str = "millrace_token";
+/// The name of the cookie with the tenant.
+const TENANT: &str = "millrace_tenant";
 /// The path below which browsers send it.
 const PATH: &str = "/api/v1";
 /// The time for which a browser keeps it: a working week and its weekend.
@@ -14,9 +17,18 @@ const MAX_AGE: u32 = 7 * 24 * 60 * 60;
 
 /// Returns the token in the cookies of a request.
 pub fn find_cookie(headers: &HeaderMap) -> Option<&str> {
+    find_value(headers, NAME)
+}
+
+/// Returns the tenant in the cookies of a request.
+pub fn find_tenant_cookie(headers: &HeaderMap) -> Option<&str> {
+    find_value(headers, TENANT)
+}
+
+fn find_value<'a>(headers: &'a HeaderMap, wanted: &str) -> Option<&'a str> {
     let lines = headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
     let mut pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    pairs.find(|(name, value)| *name == NAME && !value.is_empty()).map(|(_, value)| value)
+    pairs.find(|(name, value)| *name == wanted && !value.is_empty()).map(|(_, value)| value)
 }
 
 /// Returns the header that sets the cookie; `None` if the token has characters that a cookie can't have.
@@ -28,9 +40,24 @@ pub fn set_cookie(token: &str, is_encrypted: bool) -> Option<HeaderValue> {
     HeaderValue::from_str(&format!("{NAME}={token}; Max-Age={MAX_AGE}; {}", attributes(is_encrypted))).ok()
 }
 
-/// Returns the header that removes the cookie.
-pub fn remove_cookie(is_encrypted: bool) -> HeaderValue {
-    let text = format!("{NAME}=; Max-Age=0; {}", attributes(is_encrypted));
+/// Returns the header that sets the cookie with the tenant, or removes one that an earlier login has set.
+pub fn set_tenant_cookie(tenant: Option<&TenantName>, is_encrypted: bool) -> HeaderValue {
+    match tenant {
+        Some(tenant) => {
+            let text = format!("{TENANT}={tenant}; Max-Age={MAX_AGE}; {}", attributes(is_encrypted));
+            HeaderValue::from_str(&text).expect("names of tenants are ASCII")
+        }
+        None => remove_cookie(TENANT, is_encrypted),
+    }
+}
+
+/// Returns the headers that remove the cookies.
+pub fn remove_cookies(is_encrypted: bool) -> [HeaderValue; 2] {
+    [NAME, TENANT].map(|name| remove_cookie(name, is_encrypted))
+}
+
+fn remove_cookie(name: &str, is_encrypted: bool) -> HeaderValue {
+    let text = format!("{name}=; Max-Age=0; {}", attributes(is_encrypted));
     HeaderValue::from_str(&text).expect("the attributes of the cookie are ASCII")
 }
 
@@ -59,5 +86,14 @@ mod tests {
         }
         headers.insert(header::COOKIE, "millrace_token=; other=mrt".parse().unwrap());
         assert_eq!(find_cookie(&headers), None);
+    }
+
+    #[test]
+    fn tenant_has_a_cookie_of_its_own() {
+        let set = set_tenant_cookie(Some(&"acme".parse().unwrap()), true);
+        let mut headers = HeaderMap::new();
+        headers.insert(header::COOKIE, set.to_str().unwrap().split(';').next().unwrap().parse().unwrap());
+        assert_eq!((find_tenant_cookie(&headers), find_cookie(&headers)), (Some("acme"), None));
+        assert!(set_tenant_cookie(None, true).to_str().unwrap().contains("Max-Age=0"));
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use governor::clock::DefaultClock;
 use governor::state::keyed::HashMapStateStore;
 use governor::{Quota, RateLimiter};
+use millrace_runtime::ops::metrics::Gauge;
 
 use super::caller::Caller;
 use crate::problem::{Problem, ProblemKind};
@@ -40,16 +41,22 @@ pub struct LimitEnforcer {
     limiter: Option<Limiter>,
     streams: Option<NonZeroU32>,
     open_streams: Arc<Mutex<HashMap<LimitKey, u32>>>,
+    /// The metric of open streams, if there is one.
+    stream_count: Option<Gauge>,
 }
 
 /// The permission to hold a stream open; it ends when it is dropped.
 pub struct StreamPermit {
     key: LimitKey,
     open_streams: Arc<Mutex<HashMap<LimitKey, u32>>>,
+    stream_count: Option<Gauge>,
 }
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
+        if let Some(count) = &self.stream_count {
+            count.add(-1.0);
+        }
         let mut open = self.open_streams.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = open.get_mut(&self.key) {
             *count = count.saturating_sub(1);
@@ -61,11 +68,11 @@ impl Drop for StreamPermit {
 }
 
 impl LimitEnforcer {
-    /// Creates one.
+    /// Creates one, which counts open streams in a metric if there is one.
     #[must_use]
-    pub fn new(limits: CallerLimits) -> Self {
+    pub fn new(limits: CallerLimits, stream_count: Option<Gauge>) -> Self {
         let limiter = limits.requests.map(|requests| RateLimiter::hashmap(Quota::per_second(requests)));
-        Self { limiter, streams: limits.streams, open_streams: Arc::default() }
+        Self { limiter, streams: limits.streams, open_streams: Arc::default(), stream_count }
     }
 
     /// Counts a request. The user of this machine has no limit.
@@ -112,7 +119,11 @@ impl LimitEnforcer {
             return Err(Problem::new(ProblemKind::TooManyStreams, detail));
         }
         *count += 1;
-        Ok(StreamPermit { key, open_streams: self.open_streams.clone() })
+        if let Some(count) = &self.stream_count {
+            count.add(1.0);
+        }
+        let (open_streams, stream_count) = (self.open_streams.clone(), self.stream_count.clone());
+        Ok(StreamPermit { key, open_streams, stream_count })
     }
 }
 
@@ -127,10 +138,8 @@ mod tests {
     use super::*;
 
     fn enforcer(requests: u32, streams: u32) -> LimitEnforcer {
-        LimitEnforcer::new(CallerLimits {
-            requests: NonZeroU32::new(requests),
-            streams: NonZeroU32::new(streams),
-        })
+        let (requests, streams) = (NonZeroU32::new(requests), NonZeroU32::new(streams));
+        LimitEnforcer::new(CallerLimits { requests, streams }, None)
     }
 
     fn caller(name: &str) -> Caller {

@@ -118,17 +118,40 @@ impl AccessArguments {
         NonZeroU32::new(self.limits.max_connections).filter(|_| !self.behind_proxy)
     }
 
-    /// Returns the settings of a server on an address, for a user of this machine.
+    /// Checks that the tenants of tokens can be found: `has_tenants` is `true` if the server serves several.
+    ///
+    /// # Errors
+    /// The option that names the claim is missing, or has no use.
+    pub fn check_tenants(&self, has_tenants: bool) -> Result<(), ProgramError> {
+        let OidcArguments { oidc_issuer, oidc_tenant_claim, .. } = &self.oidc;
+        let refused = |text: &str| Err(ProgramError::refused_input(text.to_owned()));
+        match (has_tenants, oidc_issuer, oidc_tenant_claim) {
+            (true, Some(_), None) => refused(
+                "--oidc-issuer needs --oidc-tenant-claim if there is --tenants: a token of the provider must name its tenant",
+            ),
+            (false, _, Some(_)) => refused(
+                "--oidc-tenant-claim needs --tenants: this gateway serves one tenant; use --oidc-require CLAIM=VALUE to accept \
+                 its tokens only",
+            ),
+            (true, _, Some(_)) | (_, None, None) | (false, Some(_), None) => Ok(()),
+        }
+    }
+
+    /// Returns the settings of a server on an address. `user` is the user of this machine, if it needs no token.
     ///
     /// # Errors
     /// A URL of the OpenID Connect provider can't be used.
-    pub fn settings(&self, address: SocketAddr, user: String) -> Result<AccessSettings, ProgramError> {
+    pub fn settings(
+        &self,
+        address: SocketAddr,
+        user: Option<String>,
+    ) -> Result<AccessSettings, ProgramError> {
         let is_local = address.ip().is_loopback() && !self.behind_proxy;
         Ok(AccessSettings {
             allowed_hosts: AllowedHosts::new(!is_local, self.hosts.clone()),
             is_behind_proxy: self.behind_proxy,
             is_encrypted: self.behind_proxy || self.tls_cert.is_some(),
-            local_user: (is_local && !self.require_token).then_some(user),
+            local_user: user.filter(|_| is_local && !self.require_token),
             limits: self.limits.limits(),
             oidc: self.oidc.settings()?,
         })

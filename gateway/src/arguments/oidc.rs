@@ -29,6 +29,9 @@ pub struct OidcArguments {
     /// Claim that a token must have, such as tenant=acme; may be repeated
     #[arg(long, env = "MILLRACE_OIDC_REQUIRE", value_name = "CLAIM=VALUE", value_delimiter = ';', value_parser = parse_claim, requires = "oidc_issuer")]
     pub oidc_require: Vec<RequiredClaim>,
+    /// Claim with the tenant of a token, or with several, such as groups; needed with --tenants [default: none]
+    #[arg(long, env = "MILLRACE_OIDC_TENANT_CLAIM", value_name = "CLAIM", requires = "oidc_issuer")]
+    pub oidc_tenant_claim: Option<String>,
 }
 
 fn parse_grant(text: &str) -> Result<ScopeGrant, String> {
@@ -73,6 +76,7 @@ impl OidcArguments {
             grants: self.oidc_grant.clone(),
             name_claim: claim(&self.oidc_name_claim, "sub"),
             required: self.oidc_require.clone(),
+            tenant_claim: self.oidc_tenant_claim.clone(),
         }))
     }
 }

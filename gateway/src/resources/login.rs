@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use axum::extract::Extension;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{AppendHeaders, IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use utoipa_axum::routes;
 
 use super::me::caller_response;
-use crate::access::{ApiRoutes, Authenticator, ClientAddress, remove_cookie, set_cookie};
+use crate::access::{
+    ApiRoutes, Authenticator, ClientAddress, TenantChoice, remove_cookies, set_cookie, set_tenant_cookie,
+};
 use crate::extract::JsonBody;
 use crate::problem::{Problem, ProblemKind};
 
@@ -28,7 +30,7 @@ pub struct LoginBody {
 }
 
 /// Exchange a token for a cookie, with which a browser sends it from then on. Scripts can't read the cookie, and it goes to
-/// this site only.
+/// this site only. A tenant that the header Millrace-Tenant chooses gets a cookie too.
 #[utoipa::path(
     post, path = "/login", tag = "access",
     request_body = ref("#/components/schemas/LoginBody"),
@@ -37,14 +39,19 @@ pub struct LoginBody {
 async fn log_in(
     Extension(authenticator): Extension<Arc<Authenticator>>,
     address: ClientAddress,
+    headers: HeaderMap,
     JsonBody(LoginBody { token }): JsonBody<LoginBody>,
 ) -> Result<Response, Problem> {
-    let access = authenticator.accept_token(token.trim(), address.0).await?;
+    let choice = TenantChoice::of_header(&headers);
+    let access = authenticator.accept_token(token.trim(), choice, address.0).await?;
     let cookie = set_cookie(token.trim(), authenticator.is_encrypted()).ok_or_else(|| {
         Problem::new(ProblemKind::InvalidRequest, "the token is too long for a cookie; send it in a header")
     })?;
     let mut response = caller_response(&access);
     response.headers_mut().insert(header::SET_COOKIE, cookie);
+    let chosen = access.tenant.as_ref().filter(|_| choice.is_made());
+    let tenant = set_tenant_cookie(chosen, authenticator.is_encrypted());
+    response.headers_mut().append(header::SET_COOKIE, tenant);
     Ok(response)
 }
 
@@ -54,6 +61,7 @@ async fn log_in(
     responses((status = 204, description = "Set-Cookie removes the cookie"))
 )]
 async fn log_out(Extension(authenticator): Extension<Arc<Authenticator>>) -> Response {
-    let cookie = remove_cookie(authenticator.is_encrypted());
-    (StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response()
+    let cookies = remove_cookies(authenticator.is_encrypted());
+    let cookies = AppendHeaders(cookies.map(|cookie| (header::SET_COOKIE, cookie)));
+    (StatusCode::NO_CONTENT, cookies).into_response()
 }

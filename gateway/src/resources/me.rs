@@ -2,6 +2,7 @@
 
 use axum::http::StatusCode;
 use axum::response::Response;
+use millrace_protocol::tenant::TenantName;
 use millrace_protocol::token::{ScopeSet, TokenId};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -28,6 +29,9 @@ pub enum CallerJson<'a> {
         /// The id of its token; absent for the user of the gateway's machine.
         #[serde(skip_serializing_if = "Option::is_none")]
         token: Option<&'a TokenId>,
+        /// Its tenant, if the gateway serves several.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tenant: Option<&'a TenantName>,
     },
 }
 
@@ -43,5 +47,8 @@ async fn read_caller(access: Access) -> Response {
 /// Returns a response with the caller.
 pub fn caller_response(access: &Access) -> Response {
     let Caller { name, scopes, token, .. } = &*access.caller;
-    json_response(StatusCode::OK, &CallerJson::Caller { name, scopes, token: token.as_ref() })
+    json_response(
+        StatusCode::OK,
+        &CallerJson::Caller { name, scopes, token: token.as_ref(), tenant: access.tenant.as_ref() },
+    )
 }

@@ -94,7 +94,8 @@ async fn post_token(access: Access, JsonBody(body): JsonBody<TokenBody>) -> Resu
     access
         .record(AuditAction::TokenCreated { token_name: name.clone(), scopes: scopes.clone(), expires })
         .await?;
-    let new = NewToken { name, scopes, expires, by: access.caller.name.clone(), tenant: None };
+    let new =
+        NewToken { name, scopes, expires, by: access.caller.name.clone(), tenant: access.tenant.clone() };
     let (text, stored) = create_token(&access.bus, new).await.map_err(|error| match error {
         CreateTokenError::TooMany => Problem::new(ProblemKind::TooManyTokens, error),
         CreateTokenError::Fault(fault) => fault.into(),

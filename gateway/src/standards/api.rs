@@ -11,17 +11,18 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tower::ServiceExt;
 
-use crate::access::PeerAddress;
+use crate::access::{PeerAddress, TENANT_HEADER};
 use crate::openapi::API_ROOT;
 use crate::problem::{ProblemKind, TYPE_PREFIX};
 
 /// The maximum size of a reply, except of event streams.
 const MAX_REPLY: usize = 32 * 1024 * 1024;
-/// The headers of a client's request that say who sends it, from where, and in which trace.
-const CREDENTIALS: [HeaderName; 7] = [
+/// The headers of a client's request that say who sends it, for which tenant, from where, and in which trace.
+const CREDENTIALS: [HeaderName; 8] = [
     header::HOST,
     header::AUTHORIZATION,
     header::COOKIE,
+    HeaderName::from_static(TENANT_HEADER),
     header::ORIGIN,
     HeaderName::from_static("sec-fetch-site"),
     HeaderName::from_static("x-forwarded-for"),

@@ -91,12 +91,17 @@ impl RestrictedServer {
         ConnectionSettings { credentials, ..ConnectionSettings::unauthenticated(self.server.url.clone()) }
     }
 
-    /// The program under test as an identity of the first tenant.
+    /// The program under test as an identity of the default tenant.
     pub fn millrace_command_as(&self, identity: &str) -> Command {
+        self.millrace_command_of("millrace", identity)
+    }
+
+    /// The program under test as an identity of a tenant.
+    pub fn millrace_command_of(&self, tenant: &str, identity: &str) -> Command {
         let mut command = remove_millrace_variables(Command::new(millrace_program()));
         command
             .env("MILLRACE_NATS_URL", &self.server.url)
-            .env("MILLRACE_NATS_NKEY", self.seed_path("millrace", identity))
+            .env("MILLRACE_NATS_NKEY", self.seed_path(tenant, identity))
             .env("MILLRACE_DOCUMENT_CACHE", self.folder.path().join(format!("documents-{identity}")))
             .env("MILLRACE_DATA", self.folder.path().join(format!("data-{identity}")));
         command

@@ -2,8 +2,8 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Child;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use millrace_tests::cluster::TestCluster;
@@ -42,10 +42,20 @@ impl GatewayProcess {
         api: SocketAddr,
         options: &[&str],
     ) -> Self {
-        let file = cluster.test_folder().join(format!("{name}.url"));
+        Self::spawn(cluster.millrace_command(), cluster.test_folder(), name, api, options).await
+    }
+
+    /// Starts a gateway by a command of the program under test. Its log is `NAME.log` in a folder.
+    pub async fn spawn(
+        mut command: Command,
+        folder: &Path,
+        name: &str,
+        api: SocketAddr,
+        options: &[&str],
+    ) -> Self {
+        let file = folder.join(format!("{name}.url"));
         drop(fs::remove_file(&file));
-        let mut command = cluster.millrace_command();
-        let log = fs::File::create(cluster.test_folder().join(format!("{name}.log"))).unwrap();
+        let log = fs::File::create(folder.join(format!("{name}.log"))).unwrap();
         command
             .args(["serve", "--by", "ann", "--api", &api.to_string(), "--url-file"])
             .arg(&file)

@@ -5082,6 +5082,8 @@ class CallerJson(_CallerJsonRequired, total=False):
     """The caller of a request."""
     token: TokenId | None
     """The id of its token; absent for the user of the gateway's machine."""
+    tenant: TenantName | None
+    """Its tenant, if the gateway serves several."""
 
 
 class TokenList(TypedDict):
@@ -5352,7 +5354,7 @@ class Version(TypedDict):
 
 
 class _ProblemRequired(TypedDict):
-    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:range-not-satisfiable", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:session-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:webhook-not-found", "urn:millrace:problem:delivery-not-found", "urn:millrace:problem:too-many-webhooks", "urn:millrace:problem:webhook-disabled", "urn:millrace:problem:rate-limited", "urn:millrace:problem:too-many-streams", "urn:millrace:problem:too-many-runs", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:identity-provider-unavailable", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
+    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:tenant-not-chosen", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:range-not-satisfiable", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:session-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:webhook-not-found", "urn:millrace:problem:delivery-not-found", "urn:millrace:problem:too-many-webhooks", "urn:millrace:problem:webhook-disabled", "urn:millrace:problem:rate-limited", "urn:millrace:problem:too-many-streams", "urn:millrace:problem:too-many-runs", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:identity-provider-unavailable", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
     """The kind of the problem: `urn:millrace:problem:` and a name that never changes."""
     title: str
     """The kind in a sentence."""
@@ -6090,6 +6092,9 @@ WrittenCommandOutcome = Union[
     WrittenCommandOutcomeNatsConfigWritten,
 ]
 """The result of a write, with the sequence at which it is visible."""
+
+TenantName = str
+"""The name of a tenant: of its NATS account, and in the tokens of the HTTP API."""
 
 TokenState = Literal["active", "expired", "revoked"]
 """The state of a token."""

@@ -10,6 +10,7 @@ mod keys;
 
 use std::net::IpAddr;
 
+use millrace_protocol::tenant::TenantName;
 use millrace_protocol::token::{Scope, ScopeSet, find_token_name_problem};
 use millrace_runtime::clock;
 use serde_json::{Map, Value};
@@ -43,6 +44,8 @@ pub struct OidcSettings {
     pub name_claim: String,
     /// Claims that a token must have, for example that of the tenant.
     pub required: Vec<RequiredClaim>,
+    /// The claim with the tenants of a holder, at a gateway that serves several.
+    pub tenant_claim: Option<String>,
 }
 
 /// The scopes that a value of a claim gives.
@@ -61,6 +64,15 @@ pub struct RequiredClaim {
     pub name: String,
     /// The value, or one of its values.
     pub value: String,
+}
+
+/// The holder of a token.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TokenHolder {
+    /// The caller.
+    pub caller: Caller,
+    /// The names of tenants in the claim for them. Other values, such as those of groups, are left out.
+    pub tenants: Vec<TenantName>,
 }
 
 /// Accepts the tokens of a provider.
@@ -94,7 +106,7 @@ impl OidcVerifier {
     ///
     /// # Errors
     /// The token is not valid, or the provider does not respond.
-    pub async fn find_caller(&self, text: &str, address: Option<IpAddr>) -> Result<Caller, Problem> {
+    pub async fn find_holder(&self, text: &str, address: Option<IpAddr>) -> Result<TokenHolder, Problem> {
         let token = SignedToken::parse(text).map_err(refused)?;
         let keys = self.keys.find(token.key_id()).await.map_err(|error| {
             tracing::warn!(%error, issuer = %self.settings.issuer_text, "can't read the keys of the provider");
@@ -106,7 +118,12 @@ impl OidcVerifier {
             now: clock::now(),
         };
         let claims = token.verify(&keys, &rules).map_err(refused)?;
-        self.caller_of(&claims, address)
+        Ok(TokenHolder { caller: self.caller_of(&claims, address)?, tenants: self.tenants_of(&claims) })
+    }
+
+    fn tenants_of(&self, claims: &Map<String, Value>) -> Vec<TenantName> {
+        let Some(claim) = &self.settings.tenant_claim else { return Vec::new() };
+        values_of(claims, claim).filter_map(|value| value.parse().ok()).collect()
     }
 
     fn caller_of(&self, claims: &Map<String, Value>, address: Option<IpAddr>) -> Result<Caller, Problem> {
@@ -175,6 +192,7 @@ mod tests {
             grants,
             name_claim: "sub".into(),
             required,
+            tenant_claim: Some("groups".into()),
         })
         .unwrap()
     }
@@ -201,6 +219,18 @@ mod tests {
         let grants = vec![grant("engineers", "read,submit"), grant("leads", "steer")];
         assert_eq!(scopes(grants.clone(), json!(["engineers", "leads", "others"])), "read,submit,steer");
         assert_eq!(scopes(grants, json!("millrace:admin")), "", "grants replace the names of scopes");
+    }
+
+    #[test]
+    fn a_claim_names_tenants_among_other_groups() {
+        let verifier = verifier(Vec::new(), Vec::new());
+        let tenants = |value: Value| {
+            let tenants = verifier.tenants_of(&claims(json!({ "groups": value })));
+            tenants.iter().map(TenantName::to_string).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(tenants(json!("acme")), "acme");
+        assert_eq!(tenants(json!(["/staff", "acme", 7, "Globex", "globex"])), "acme globex");
+        assert_eq!(tenants(json!(null)), "");
     }
 
     #[test]

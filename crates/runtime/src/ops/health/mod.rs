@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 pub use args::HttpArgs;
-pub use serve::{HttpServer, ListenError};
+pub use serve::{HttpServer, ListenError, ServerPoller};
 
 use crate::ops::metrics::Gauge;
 use crate::ops::metrics::names::READY;

@@ -97,13 +97,25 @@ impl HttpServer {
     ) -> Result<Option<Bus>, Fault> {
         let Some(result) = self.health.run_until_stopping(joining).await else { return Ok(None) };
         let bus = result?;
-        if self.is_served {
-            let polling = tokio::spawn(poll_nats_server(bus.clone(), self.last_response.clone()));
+        if let Some(poller) = self.server_poller() {
+            let polling = tokio::spawn(poller.poll(bus.clone(), |_| ()));
             self.tasks.push(polling.abort_handle());
         }
         Ok(Some(bus))
     }
 }
+
+impl HttpServer {
+    /// Returns the poller of NATS servers, for a process with several connections; `None` if no page is served.
+    #[must_use]
+    pub fn server_poller(&self) -> Option<ServerPoller> {
+        self.is_served.then(|| ServerPoller(self.last_response.clone()))
+    }
+}
+
+/// Polls NATS servers for the check `log`: it passes while one of them responds.
+#[derive(Clone)]
+pub struct ServerPoller(Arc<LastEventTime>);
 
 impl Drop for HttpServer {
     fn drop(&mut self) {
@@ -111,15 +123,24 @@ impl Drop for HttpServer {
     }
 }
 
-/// Sends the server a request that every role may send, again and again, and records each response.
-async fn poll_nats_server(bus: Bus, last_response: Arc<LastEventTime>) {
-    let mut rounds = tokio::time::interval(POLL_INTERVAL);
-    rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        rounds.tick().await;
-        match bus.request_context().query_account().await {
-            Ok(_) => last_response.set_now(),
-            Err(error) => debug!(%error, "no response from the NATS server"),
+impl ServerPoller {
+    /// Sends the server a request that every role may send, again and again. It records each response, and reports to
+    /// `on_round` whether there was one.
+    pub async fn poll(self, bus: Bus, mut on_round: impl FnMut(bool)) {
+        let mut rounds = tokio::time::interval(POLL_INTERVAL);
+        rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            rounds.tick().await;
+            match bus.request_context().query_account().await {
+                Ok(_) => {
+                    self.0.set_now();
+                    on_round(true);
+                }
+                Err(error) => {
+                    debug!(%error, "no response from the NATS server");
+                    on_round(false);
+                }
+            }
         }
     }
 }

@@ -109,6 +109,7 @@ const SUPERVISOR: &[ProcessKind] = &[ProcessKind::Supervisor];
 const WRITERS: &[ProcessKind] =
     &[ProcessKind::Supervisor, ProcessKind::Worker, ProcessKind::Critic, ProcessKind::Gateway];
 const CLUSTER: &[ProcessKind] = &[ProcessKind::Metrics];
+const GATEWAY: &[ProcessKind] = &[ProcessKind::Gateway];
 
 const fn define_metric(
     name: &'static str,
@@ -210,6 +211,32 @@ pub const APPEND_SECONDS: HistogramDefinition = define_seconds_histogram(
     &["topic"],
     WRITERS,
     "Duration of an append including retries, successful or not.",
+);
+
+/// The connection of a gateway to a tenant.
+pub const TENANT_CONNECTED: GaugeDefinition = define_gauge(
+    "millrace_tenant_connected",
+    "1",
+    &["tenant"],
+    GATEWAY,
+    "1 if this gateway serves the tenant, 0 while it cannot connect to its account. Gateways with --tenants only.",
+);
+/// The requests of a tenant.
+pub const TENANT_REQUESTS: CounterDefinition = define_counter(
+    "millrace_tenant_requests_total",
+    "1",
+    &["tenant", "outcome"],
+    GATEWAY,
+    "Authenticated requests of a tenant, by outcome: accepted, refused (the token is not valid) or limited (too many). \
+     Gateways with --tenants only.",
+);
+/// The open event streams of a tenant.
+pub const TENANT_STREAMS: GaugeDefinition = define_gauge(
+    "millrace_tenant_streams",
+    "1",
+    &["tenant"],
+    GATEWAY,
+    "Open event streams of a tenant at this gateway. Gateways with --tenants only.",
 );
 
 /// The slots of a process.
@@ -501,6 +528,9 @@ pub const ALL: &[MetricDefinition] = &[
     CERTIFICATE_EXPIRY.0,
     APPENDS.0,
     APPEND_SECONDS.0,
+    TENANT_CONNECTED.0,
+    TENANT_REQUESTS.0,
+    TENANT_STREAMS.0,
     SLOTS.0,
     SLOTS_BUSY.0,
     ORDERS.0,

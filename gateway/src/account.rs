@@ -1,0 +1,93 @@
+//! An account that the gateway serves: the state of its requests, and its background work: webhooks, traces, heartbeats.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_address_policy::ReceiverPolicy;
+use millrace_protocol::tenant::TenantName;
+use millrace_runtime::Bus;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::access::{CallerLimits, TenantAccess};
+use crate::heartbeat::send_heartbeats;
+use crate::state::Gateway;
+use crate::trace_export::{ExportSettings, OtlpReceiver, TAKEOVER, TraceExporter};
+use crate::webhooks::WebhookSender;
+
+/// The time that each kind of work has to stop.
+const STOP_TIME: Duration = Duration::from_secs(3);
+/// The attribute of traces that names the tenant, if the gateway serves several.
+const TENANT_ATTRIBUTE: &str = "millrace.tenant";
+
+/// The settings of all accounts.
+#[derive(Clone)]
+pub struct AccountSettings {
+    /// The receivers that webhooks may have.
+    pub receivers: ReceiverPolicy,
+    /// The receiver of traces, if there is one.
+    pub export: Option<ExportSettings>,
+    /// The limits of single callers.
+    pub limits: CallerLimits,
+}
+
+/// An account that is served.
+pub struct ServedAccount {
+    bus: Bus,
+    access: Arc<TenantAccess>,
+    work: Vec<JoinHandle<()>>,
+}
+
+impl ServedAccount {
+    /// Starts serving an account. Its work ends when the token is cancelled.
+    ///
+    /// # Errors
+    /// The TLS library can't be used: an error text for the user.
+    pub fn start(
+        tenant: Option<TenantName>,
+        bus: Bus,
+        settings: AccountSettings,
+        shutdown: &CancellationToken,
+    ) -> Result<Self, String> {
+        let AccountSettings { receivers, export, limits } = settings;
+        let export = export.map(|export| name_source(export, tenant.as_ref()));
+        let receiver = export.as_ref().map(OtlpReceiver::new).transpose()?;
+        let gateway = Arc::new(Gateway::new(tenant, bus.clone(), receivers, shutdown.clone()));
+        let sender = WebhookSender::new(gateway.clone(), shutdown.clone())?;
+        let mut work =
+            vec![tokio::spawn(sender.run()), tokio::spawn(send_heartbeats(bus.clone(), shutdown.clone()))];
+        if let (Some(export), Some(receiver)) = (export, receiver) {
+            let exporter = TraceExporter::new(bus.clone(), export, receiver, TAKEOVER, shutdown.clone());
+            work.push(tokio::spawn(exporter.run()));
+        }
+        Ok(Self { bus, access: Arc::new(TenantAccess::new(gateway, limits)), work })
+    }
+
+    /// Returns the connection to the account.
+    #[must_use]
+    pub fn bus(&self) -> &Bus {
+        &self.bus
+    }
+
+    /// Returns the access to the account.
+    #[must_use]
+    pub fn access(&self) -> Arc<TenantAccess> {
+        self.access.clone()
+    }
+
+    /// Waits until the work has stopped, after the token was cancelled. Deliveries and exports continue at another gateway.
+    pub async fn stop(self) {
+        let stopped = futures::future::join_all(self.work);
+        // Positions are released and the heartbeat is removed, if the server responds.
+        let _ = tokio::time::timeout(STOP_TIME, stopped).await;
+        self.bus.flush_client().await;
+    }
+}
+
+/// Adds the tenant to the source of traces.
+fn name_source(mut export: ExportSettings, tenant: Option<&TenantName>) -> ExportSettings {
+    if let Some(tenant) = tenant {
+        export.traces.resource.attributes.push((TENANT_ATTRIBUTE.into(), tenant.to_string()));
+    }
+    export
+}
