@@ -21,3 +21,5 @@ mod routes;
 mod schemas;
 #[path = "manifests/secrets.rs"]
 mod secrets;
+#[path = "manifests/tenants.rs"]
+mod tenants;

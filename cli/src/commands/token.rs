@@ -30,6 +30,7 @@ own operations only: read, submit (runs), steer (commands), answer (questions), 
 
 Examples:
   millrace token create ci --scope read,submit --expires 90d
+  millrace token create ci --scope read --tenant acme    # for a gateway that serves several tenants
   millrace token list
   millrace token revoke 5kqx3w7vbn2mdlrt";
 

@@ -92,6 +92,8 @@ pub const VARIABLES: &[Variable] = &[
     everywhere("MILLRACE_OIDC_NAME_CLAIM", ValueKind::Text, "sub"),
     everywhere("MILLRACE_OIDC_GRANTS", ValueKind::Texts(';'), "millrace:SCOPE"),
     everywhere("MILLRACE_OIDC_REQUIRE", ValueKind::Texts(';'), ""),
+    everywhere("MILLRACE_OIDC_TENANT_CLAIM", ValueKind::Text, ""),
+    everywhere("MILLRACE_TENANTS", ValueKind::Path, ""),
     everywhere("MILLRACE_MAX_REQUESTS", ValueKind::Number, "1000"),
     everywhere("MILLRACE_MAX_STREAMS", ValueKind::Number, "1000"),
     everywhere("MILLRACE_MAX_CONNECTIONS", ValueKind::Number, "500"),

@@ -110,19 +110,19 @@ impl Authenticator {
     /// # Errors
     /// The request has no valid token and needs one, or the cluster does not respond.
     pub async fn authenticate(&self, head: RequestHead<'_>) -> Result<Access, Problem> {
-        let text = match find_credential(head.headers)? {
-            Credential::Bearer(text) => text,
+        let (text, choice) = match find_credential(head.headers)? {
+            Credential::Bearer(text) => (text, TenantChoice::of_header(head.headers)),
             Credential::Cookie(text) => {
                 // A browser sends the cookie with every request, whichever page has caused it.
                 if !head.method.is_safe() && !comes_from_own_page(head.headers) {
                     let detail = "a change with a cookie must have an Origin or a Sec-Fetch-Site header of this server";
                     return Err(Problem::new(ProblemKind::CrossOrigin, detail));
                 }
-                text
+                (text, TenantChoice::of_header_or_cookie(head.headers))
             }
             Credential::None => return self.admit_local_user(),
         };
-        self.accept_token(text, TenantChoice::of_request(head.headers), head.address).await
+        self.accept_token(text, choice, head.address).await
     }
 
     /// Returns the access of the holder of a token.
@@ -183,14 +183,14 @@ impl Authenticator {
 pub struct TenantChoice<'a>(Option<&'a str>);
 
 impl<'a> TenantChoice<'a> {
-    /// Finds the choice of a request. The header has precedence.
+    /// Finds the choice of a page, which has its token in a cookie too. The header has precedence.
     #[must_use]
-    pub fn of_request(headers: &'a HeaderMap) -> Self {
+    fn of_header_or_cookie(headers: &'a HeaderMap) -> Self {
         let Self(header) = Self::of_header(headers);
         Self(header.or_else(|| find_tenant_cookie(headers)))
     }
 
-    /// Finds the choice in the header alone, for a login, which replaces the cookie.
+    /// Finds the choice in the header. Cookies don't count with a token in a header, nor for a login, which replaces them.
     #[must_use]
     pub fn of_header(headers: &'a HeaderMap) -> Self {
         // A value that is no text is no tenant either.
