@@ -183,13 +183,14 @@ impl LogFollower {
         let mut pages =
             PagedReader::new(bus.client(), stream, ALL_SUBJECTS.into(), next).with_page_size(PAGE);
         let records = pages.next_page().await?;
-        let is_end = records.is_empty();
+        // The message at `through` may have been removed since.
+        let is_end = records.last().is_none_or(|last| through.is_some_and(|through| last.sequence >= through));
         for record in records.into_iter().filter(|record| through.is_none_or(|last| record.sequence <= last))
         {
             reader.add(bus, options, &record, spans).await?;
             reader.seen = record.sequence;
         }
-        Ok(!is_end && through.is_none_or(|last| reader.seen < last))
+        Ok(!is_end)
     }
 
     /// Exports the rest of an archived run.

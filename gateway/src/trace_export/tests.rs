@@ -18,6 +18,7 @@ use millrace_protocol::result::Usage;
 use millrace_protocol::subject::{Topic, parse_lane_subject, topic_subject};
 use millrace_runtime::nats::topology::{ClusterOptions, lane_stream};
 use millrace_runtime::store::archive::archive_run;
+use millrace_runtime::store::export_position::read_position;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, ConnectionSettings};
 use millrace_tests::{NatsServer, wait_for_value};
@@ -222,6 +223,36 @@ async fn archived_runs_are_exported_whatever_was_read_before() {
             "the archive has the same spans"
         );
     }
+    let _exporter = world.start_exporter();
+    world.wait_for_spans(&expected).await;
+}
+
+/// The last message that was exported is removed with its archived run, and its lane has messages of another run.
+#[tokio::test(flavor = "multi_thread")]
+async fn exporter_continues_after_the_last_exported_message_was_removed() {
+    let world = World::start().await;
+    let first = run_id("first");
+    let lane = world.bus.lane_of_run(&first);
+    let mut names = (0..).map(|number| run_id(&format!("second-{number}")));
+    let second = names.find(|run| world.bus.lane_of_run(run) == lane).unwrap();
+    let exporter = world.start_exporter();
+    for line in recorded_run("review") {
+        world.publish(&first, &line).await;
+    }
+    let end =
+        millrace_runtime::log::read_run(&world.bus, lane, &first, 1).await.unwrap().last().unwrap().sequence;
+    wait_for_value(TIMEOUT, "the position of the exporter", async || {
+        let stored = read_position(&world.bus, NAME).await.ok()??;
+        (stored.position.lanes.get(&lane.0) == Some(&end)).then_some(())
+    })
+    .await;
+    drop(exporter);
+    let mut expected = world.ids_of_log(&first).await;
+    archive(&world.bus, &first).await;
+    for line in recorded_run("review") {
+        world.publish(&second, &line).await;
+    }
+    expected.extend(world.ids_of_log(&second).await);
     let _exporter = world.start_exporter();
     world.wait_for_spans(&expected).await;
 }
