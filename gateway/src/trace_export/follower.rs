@@ -184,7 +184,8 @@ impl LogFollower {
             PagedReader::new(bus.client(), stream, ALL_SUBJECTS.into(), next).with_page_size(PAGE);
         let records = pages.next_page().await?;
         // The message at `through` may have been removed since.
-        let is_end = records.last().is_none_or(|last| through.is_some_and(|through| last.sequence >= through));
+        let is_end =
+            records.last().is_none_or(|last| through.is_some_and(|through| last.sequence >= through));
         for record in records.into_iter().filter(|record| through.is_none_or(|last| record.sequence <= last))
         {
             reader.add(bus, options, &record, spans).await?;
