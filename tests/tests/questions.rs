@@ -23,6 +23,7 @@ use millrace_tests::waits::{
     wait_for_task_count,
 };
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 async fn result_of(bus: &Bus, history: &History, task: &str) -> millrace_protocol::result::TaskResult {
     let result = &history.accepted_results()[&task_id(task)];
@@ -269,29 +270,31 @@ async fn kills_lose_no_question_and_no_answer() {
         }
         let submission = Submission { approve_plan: true, ..fixed_submission(tasks) };
         submit_run(&bus, &run, &submission).await;
+        // A crash is never left in the middle: the process would stay dead, and the run without a summary of its end.
+        let has_ended = Notify::new();
         let crashes = async {
             for _ in 0..6 {
                 crash_one_at_random(&mut cluster, &mut random).await;
                 cluster.restart_exited();
                 tokio::time::sleep(Duration::from_millis(random.next_below(500))).await;
             }
-        };
-        let answers = millrace_tests::waits::answer_every_question(&bus, &run);
-        tokio::pin!(answers);
-        let is_over = tokio::select! { () = crashes => false, () = &mut answers => true };
-        if !is_over {
-            let watching = async {
-                loop {
-                    tokio::time::sleep(Duration::from_millis(200)).await;
-                    cluster.restart_exited();
+            loop {
+                let pause = Duration::from_millis(200);
+                if tokio::time::timeout(pause, has_ended.notified()).await.is_ok() {
+                    return;
                 }
-            };
-            let ended = async {
-                tokio::select! { () = watching => {}, () = &mut answers => {} }
-            };
-            tokio::time::timeout(TIMEOUT, ended).await.unwrap_or_else(|_| panic!("seed {seed} does not end"));
-        }
-        let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+                cluster.restart_exited();
+            }
+        };
+        let ended = async {
+            millrace_tests::waits::answer_every_question(&bus, &run).await;
+            let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+            has_ended.notify_one();
+            history
+        };
+        let ended = async { tokio::join!(ended, crashes).0 };
+        let ended = tokio::time::timeout(2 * TIMEOUT, ended).await;
+        let history = ended.unwrap_or_else(|_| panic!("seed {seed} does not end"));
         assert_completed_in_one_attempt(&history);
         let actions = cluster.read_ledger().lines().filter(|line| line.contains(" action ")).count();
         assert_eq!(actions, 8, "seed {seed}: {}", cluster.read_ledger());
