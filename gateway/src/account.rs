@@ -1,5 +1,6 @@
 //! An account that the gateway serves: the state of its requests, and its background work: webhooks, traces, heartbeats.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub struct AccountSettings {
     pub export: Option<ExportSettings>,
     /// The limits of single callers.
     pub limits: CallerLimits,
+    /// The maximum number of requests and streams in progress of one of several tenants; `None` for no limit.
+    pub in_progress: Option<NonZeroU32>,
 }
 
 /// An account that is served.
@@ -49,7 +52,7 @@ impl ServedAccount {
         settings: AccountSettings,
         shutdown: &CancellationToken,
     ) -> Result<Self, String> {
-        let AccountSettings { receivers, export, limits } = settings;
+        let AccountSettings { receivers, export, limits, in_progress } = settings;
         let export = export.map(|export| name_source(export, tenant.as_ref()));
         let receiver = export.as_ref().map(OtlpReceiver::new).transpose()?;
         let gateway = Arc::new(Gateway::new(tenant, bus.clone(), receivers, shutdown.clone()));
@@ -60,7 +63,7 @@ impl ServedAccount {
             let exporter = TraceExporter::new(bus.clone(), export, receiver, TAKEOVER, shutdown.clone());
             work.push(tokio::spawn(exporter.run()));
         }
-        Ok(Self { bus, access: Arc::new(TenantAccess::new(gateway, limits)), work })
+        Ok(Self { bus, access: Arc::new(TenantAccess::new(gateway, limits, in_progress)), work })
     }
 
     /// Returns the connection to the account.

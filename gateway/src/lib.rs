@@ -156,7 +156,8 @@ pub async fn run_with_args(
         ClusterProgram::open_with_health_page(ProcessKind::Gateway, http.address, &shutdown).await?;
     let connection = ConnectionSettings::from_environment(nats);
     let receivers = ReceiverPolicy::new(allow_private_webhooks);
-    let account = AccountSettings { receivers, export, limits: settings.limits };
+    let in_progress = tenants.is_some().then(|| access.max_in_progress()).flatten();
+    let account = AccountSettings { receivers, export, limits: settings.limits, in_progress };
     let joined = match tenants {
         None => join_only_account(&mut program, &connection, account, &shutdown).await?,
         Some(folder) => Some(connect_tenants(&program, folder, connection, account, &shutdown).await?),
@@ -258,7 +259,7 @@ pub async fn serve_mcp_on_stdio(
     let settings = AccessArguments::default().settings(DEFAULT_API, Some(author_name(by)))?;
     // The user of this process has no limits.
     let limits = CallerLimits { requests: None, streams: None };
-    let tenants = ServedTenants::Only(Arc::new(TenantAccess::new(gateway, limits)));
+    let tenants = ServedTenants::Only(Arc::new(TenantAccess::new(gateway, limits, None)));
     let authenticator = Authenticator::new(tenants, settings).map_err(ProgramError::bad_environment)?;
     let authenticator = Arc::new(authenticator);
     let server = McpServer::new(server::build_api(authenticator));

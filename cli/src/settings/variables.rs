@@ -97,6 +97,7 @@ pub const VARIABLES: &[Variable] = &[
     everywhere("MILLRACE_MAX_REQUESTS", ValueKind::Number, "1000"),
     everywhere("MILLRACE_MAX_STREAMS", ValueKind::Number, "1000"),
     everywhere("MILLRACE_MAX_CONNECTIONS", ValueKind::Number, "500"),
+    everywhere("MILLRACE_MAX_IN_PROGRESS", ValueKind::Number, "2000"),
     everywhere("MILLRACE_ALLOW_PRIVATE_WEBHOOKS", ValueKind::Texts(','), ""),
     everywhere("MILLRACE_HTTP", ValueKind::Text, "no health and metrics page"),
     everywhere("MILLRACE_LOG", ValueKind::Text, "info for processes, error for commands"),

@@ -12,7 +12,7 @@ use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
 use millrace_protocol::token::{Scope, ScopeSet, TokenId};
 use millrace_runtime::store::audit::record_action;
 
-use super::limits::{LimitEnforcer, StreamPermit};
+use super::limits::{LimitEnforcer, RequestSlot, StreamPermit};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::{Gateway, SharedGateway};
 
@@ -72,11 +72,17 @@ pub struct Access {
     /// The caller.
     pub caller: Arc<Caller>,
     limits: Arc<LimitEnforcer>,
+    slot: RequestSlot,
 }
 
 impl Access {
-    pub(super) fn new(gateway: SharedGateway, caller: Arc<Caller>, limits: Arc<LimitEnforcer>) -> Self {
-        Self { gateway, caller, limits }
+    pub(super) fn new(
+        gateway: SharedGateway,
+        caller: Arc<Caller>,
+        limits: Arc<LimitEnforcer>,
+        slot: RequestSlot,
+    ) -> Self {
+        Self { gateway, caller, limits, slot }
     }
 
     /// Returns the permission to hold an event stream open.
@@ -84,7 +90,7 @@ impl Access {
     /// # Errors
     /// The caller has too many.
     pub fn open_stream(&self) -> Result<StreamPermit, Problem> {
-        self.limits.open_stream(&self.caller)
+        self.limits.open_stream(&self.caller, self.slot.clone())
     }
 
     /// Checks that the caller has a scope, for an operation that needs another one than its route.

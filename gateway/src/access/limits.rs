@@ -9,6 +9,7 @@ use governor::clock::DefaultClock;
 use governor::state::keyed::HashMapStateStore;
 use governor::{Quota, RateLimiter};
 use millrace_runtime::ops::metrics::Gauge;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::caller::Caller;
 use crate::problem::{Problem, ProblemKind};
@@ -50,6 +51,40 @@ pub struct StreamPermit {
     key: LimitKey,
     open_streams: Arc<Mutex<HashMap<LimitKey, u32>>>,
     stream_count: Option<Gauge>,
+    /// Keeps the place of the request that has opened the stream.
+    _slot: RequestSlot,
+}
+
+/// A place among the requests of a tenant in progress. It is free again when the last copy is dropped.
+#[derive(Clone, Default)]
+pub struct RequestSlot {
+    _permit: Option<Arc<OwnedSemaphorePermit>>,
+}
+
+/// The requests and streams of a tenant in progress: a tenant can't take all connections of the gateway.
+pub struct RequestSlots(Option<Arc<Semaphore>>);
+
+impl RequestSlots {
+    /// Creates them with a maximum number; `None` for no limit.
+    #[must_use]
+    pub fn new(limit: Option<NonZeroU32>) -> Self {
+        let places = limit.map(|limit| usize::try_from(limit.get()).unwrap_or(Semaphore::MAX_PERMITS));
+        Self(places.map(|places| Arc::new(Semaphore::new(places))))
+    }
+
+    /// Returns a place for a request.
+    ///
+    /// # Errors
+    /// None is free.
+    pub fn take(&self) -> Result<RequestSlot, Problem> {
+        let Some(slots) = &self.0 else { return Ok(RequestSlot::default()) };
+        let permit = slots.clone().try_acquire_owned().map_err(|_| {
+            let detail =
+                "too many requests and streams of this tenant are in progress; close streams, or try again";
+            Problem::new(ProblemKind::RateLimited, detail)
+        })?;
+        Ok(RequestSlot { _permit: Some(Arc::new(permit)) })
+    }
 }
 
 impl Drop for StreamPermit {
@@ -106,7 +141,7 @@ impl LimitEnforcer {
     ///
     /// # Errors
     /// The caller has too many.
-    pub fn open_stream(&self, caller: &Caller) -> Result<StreamPermit, Problem> {
+    pub fn open_stream(&self, caller: &Caller, slot: RequestSlot) -> Result<StreamPermit, Problem> {
         let limit = self.streams.filter(|_| !caller.is_local);
         let key = key_of(caller);
         let mut open = self.open_streams.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,7 +158,7 @@ impl LimitEnforcer {
             count.add(1.0);
         }
         let (open_streams, stream_count) = (self.open_streams.clone(), self.stream_count.clone());
-        Ok(StreamPermit { key, open_streams, stream_count })
+        Ok(StreamPermit { key, open_streams, stream_count, _slot: slot })
     }
 }
 
@@ -159,11 +194,24 @@ mod tests {
     #[test]
     fn streams_that_are_closed_make_room() {
         let enforcer = enforcer(0, 2);
-        let (first, _second) =
-            (enforcer.open_stream(&caller("ann")).unwrap(), enforcer.open_stream(&caller("ann")).unwrap());
-        assert!(enforcer.open_stream(&caller("ann")).is_err());
-        let _other = enforcer.open_stream(&caller("bob")).unwrap();
+        let open = |name: &str| enforcer.open_stream(&caller(name), RequestSlot::default());
+        let (first, _second) = (open("ann").unwrap(), open("ann").unwrap());
+        assert!(open("ann").is_err());
+        let _other = open("bob").unwrap();
         drop(first);
-        assert!(enforcer.open_stream(&caller("ann")).is_ok());
+        assert!(open("ann").is_ok());
+    }
+
+    #[test]
+    fn requests_of_a_tenant_wait_for_no_place() {
+        let slots = RequestSlots::new(NonZeroU32::new(2));
+        let (first, _second) = (slots.take().unwrap(), slots.take().unwrap());
+        let stream = enforcer(0, 0).open_stream(&caller("ann"), first.clone()).unwrap();
+        drop(first);
+        assert!(slots.take().is_err(), "a stream keeps the place of its request");
+        drop(stream);
+        assert!(slots.take().is_ok());
+        let unlimited = RequestSlots::new(None);
+        assert!((0..9).map(|_| unlimited.take()).all(|slot| slot.is_ok()));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use jiff::Timestamp;
@@ -12,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::authenticate::refused_token;
 use super::caller::{Access, Caller};
-use super::limits::{CallerLimits, LimitEnforcer};
+use super::limits::{CallerLimits, LimitEnforcer, RequestSlot, RequestSlots};
 use super::tenant_metrics::TenantMetrics;
 use super::token_cache::TokenCache;
 use crate::problem::{Problem, ProblemKind};
@@ -23,17 +24,20 @@ pub struct TenantAccess {
     gateway: SharedGateway,
     tokens: TokenCache,
     limits: Arc<LimitEnforcer>,
+    slots: RequestSlots,
     /// `None` for the only tenant of a gateway.
     metrics: Option<TenantMetrics>,
 }
 
 impl TenantAccess {
-    /// Creates it over the state of the tenant.
+    /// Creates it over the state of the tenant, with a maximum number of its requests and streams in progress.
     #[must_use]
-    pub fn new(gateway: SharedGateway, limits: CallerLimits) -> Self {
+    pub fn new(gateway: SharedGateway, limits: CallerLimits, in_progress: Option<NonZeroU32>) -> Self {
         let metrics = gateway.tenant.as_ref().map(TenantMetrics::new);
         let limits = LimitEnforcer::new(limits, metrics.as_ref().map(TenantMetrics::open_streams));
-        Self { gateway, tokens: TokenCache::default(), limits: Arc::new(limits), metrics }
+        let (tokens, limits, slots) =
+            (TokenCache::default(), Arc::new(limits), RequestSlots::new(in_progress));
+        Self { gateway, tokens, limits, slots, metrics }
     }
 
     /// Returns the access of the holder of a token of this tenant. `lookups` limits how often an address has tokens looked up.
@@ -49,6 +53,8 @@ impl TenantAccess {
         if text.tenant != self.gateway.tenant {
             return Err(refused_token());
         }
+        // Taken before the lookup, which may have to wait for the cluster.
+        let slot = self.take_slot()?;
         let token = match self.tokens.find_cached(&text.id) {
             Some(token) => token,
             None => {
@@ -58,7 +64,7 @@ impl TenantAccess {
         };
         let token = token.filter(|token| token.is_of(text)).ok_or_else(|| self.refuse())?;
         match token.state_at(Timestamp::now()) {
-            TokenState::Active => self.admit(Arc::new(caller_of(&token, address))),
+            TokenState::Active => self.admit_in(slot, Arc::new(caller_of(&token, address))),
             TokenState::Expired | TokenState::Revoked => Err(self.refuse()),
         }
     }
@@ -66,14 +72,26 @@ impl TenantAccess {
     /// Returns the access of a caller, if it has not sent too many requests.
     ///
     /// # Errors
-    /// It has.
+    /// It has, or the tenant has too many requests in progress.
     pub fn admit(&self, caller: Arc<Caller>) -> Result<Access, Problem> {
+        self.admit_in(self.take_slot()?, caller)
+    }
+
+    fn take_slot(&self) -> Result<RequestSlot, Problem> {
+        self.slots.take().inspect_err(|_| {
+            if let Some(metrics) = &self.metrics {
+                metrics.count_request(false);
+            }
+        })
+    }
+
+    fn admit_in(&self, slot: RequestSlot, caller: Arc<Caller>) -> Result<Access, Problem> {
         let counted = self.limits.count_request(&caller);
         if let Some(metrics) = &self.metrics {
             metrics.count_request(counted.is_ok());
         }
         counted?;
-        Ok(Access::new(self.gateway.clone(), caller, self.limits.clone()))
+        Ok(Access::new(self.gateway.clone(), caller, self.limits.clone(), slot))
     }
 
     fn refuse(&self) -> Problem {

@@ -17,6 +17,8 @@ use oidc::OidcArguments;
 const MAX_REQUESTS: u32 = 1_000;
 /// The default of `--max-streams`.
 const MAX_STREAMS: u32 = 1_000;
+/// The default of `--max-in-progress`: half of the connections of a gateway.
+const MAX_IN_PROGRESS: u32 = 2_000;
 /// The default of `--max-connections`.
 const MAX_CONNECTIONS: u32 = 500;
 
@@ -64,11 +66,19 @@ pub struct LimitArguments {
     /// Open connections from an address, unless it is a proxy or this machine; 0 for no limit
     #[arg(long, env = "MILLRACE_MAX_CONNECTIONS", value_name = "NUMBER", default_value_t = MAX_CONNECTIONS)]
     pub max_connections: u32,
+    /// Requests and open event streams of a tenant at one time, with --tenants; 0 for no limit
+    #[arg(long, env = "MILLRACE_MAX_IN_PROGRESS", value_name = "NUMBER", default_value_t = MAX_IN_PROGRESS)]
+    pub max_in_progress: u32,
 }
 
 impl Default for LimitArguments {
     fn default() -> Self {
-        Self { max_requests: MAX_REQUESTS, max_streams: MAX_STREAMS, max_connections: MAX_CONNECTIONS }
+        Self {
+            max_requests: MAX_REQUESTS,
+            max_streams: MAX_STREAMS,
+            max_connections: MAX_CONNECTIONS,
+            max_in_progress: MAX_IN_PROGRESS,
+        }
     }
 }
 
@@ -135,6 +145,12 @@ impl AccessArguments {
             ),
             (true, _, Some(_)) | (_, None, None) | (false, Some(_), None) => Ok(()),
         }
+    }
+
+    /// Returns the maximum number of requests and streams in progress of one of several tenants; `None` for no limit.
+    #[must_use]
+    pub fn max_in_progress(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.limits.max_in_progress)
     }
 
     /// Returns the settings of a server on an address. `user` is the user of this machine, if it needs no token.

@@ -58,6 +58,12 @@ class Unauthenticated(ProblemError):
     kind = "unauthenticated"
 
 
+class TenantNotChosen(ProblemError):
+    """The token is for several tenants; the header `Millrace-Tenant` chooses one."""
+
+    kind = "tenant-not-chosen"
+
+
 class ScopeMissing(ProblemError):
     """The token lacks the scope of the operation."""
 
