@@ -92,7 +92,7 @@ impl Tool for ChangingPage {
     fn spec(&self) -> ToolSpec {
         let schema =
             json!({"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]});
-        ToolSpec { name: "fetch_url".into(), description: "Fetches.".into(), schema }
+        ToolSpec { name: "fetch_url".into(), description: "Fetches.".into(), schema: schema.into() }
     }
 
     fn reads_pages(&self) -> bool {

@@ -1,6 +1,7 @@
 //! The interface of all language models: requests, replies and errors. It knows no provider and no transport; each
 //! provider module translates these types to its API and back.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -159,15 +160,15 @@ pub struct ToolResult {
     pub images: Vec<Image>,
 }
 
-/// A tool as the model sees it.
+/// A tool as the model sees it. A conversation has a copy in each request, so that copies share the texts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolSpec {
     /// Its name: letters, digits and `_`.
     pub name: String,
     /// A description of its effect and use.
-    pub description: String,
+    pub description: Arc<str>,
     /// The JSON Schema of its arguments, an object, without references.
-    pub schema: Value,
+    pub schema: Arc<Value>,
 }
 
 /// The schema of a final answer (structured output).

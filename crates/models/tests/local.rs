@@ -50,7 +50,7 @@ fn request() -> Request {
         tools: vec![ToolSpec {
             name: "get_weather".into(),
             description: "The weather of a city.".into(),
-            schema: weather,
+            schema: weather.into(),
         }],
         answer: Some(AnswerSchema { name: "weather".into(), schema: answer }),
         max_output_tokens: 200,

@@ -50,8 +50,8 @@ fn request(messages: Vec<Message>) -> Request {
     });
     let tool = |name: &str, schema: Value| ToolSpec {
         name: name.into(),
-        description: format!("Does {name}."),
-        schema,
+        description: format!("Does {name}.").into(),
+        schema: schema.into(),
     };
     Request {
         system: "You are careful.".into(),
@@ -241,7 +241,7 @@ async fn a_tool_takes_the_answer_if_its_schema_cannot_be_strict() {
         play(HOSTED, StructuredMode::Auto, &request, reply_text(vec![submit()])).await;
     let names: Vec<&str> = sent.tools.iter().map(|tool| tool.name.as_str()).collect();
     assert_eq!((names, sent.answer.is_none()), (vec!["search", "now", "final__answer"], true));
-    assert_eq!(sent.tools[2].schema, answer_schema());
+    assert_eq!(*sent.tools[2].schema, answer_schema());
     let done = Reply { text: r#"{"output":"done"}"#.into(), ..Reply::default() };
     assert_eq!(reply, done, "no provider state that refers to a call outside the conversation");
 

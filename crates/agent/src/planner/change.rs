@@ -85,7 +85,7 @@ struct PlanChangeTool {
 pub(super) fn create_plan_change_tools(turn: &Arc<PlanningTurn>) -> Vec<Arc<dyn Tool>> {
     let tool = |name: &str, description: &str, schema: Value, read: ParseChangeRequest| -> Arc<dyn Tool> {
         let schema = with_task_id(schema);
-        let spec = ToolSpec { name: name.into(), description: description.into(), schema };
+        let spec = ToolSpec { name: name.into(), description: description.into(), schema: schema.into() };
         Arc::new(PlanChangeTool { turn: turn.clone(), spec, read })
     };
     let mut tools = vec![tool("cancel_task", CANCEL, schema_of::<CancelRequest>(), |value| {

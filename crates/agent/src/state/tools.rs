@@ -47,7 +47,11 @@ pub(super) fn describe_tool(name: &str, field: &StateField, operation: StateOper
             "additionalProperties": false,
         }),
     };
-    ToolSpec { name: state_tool_name(operation, name), description, schema }
+    ToolSpec {
+        name: state_tool_name(operation, name),
+        description: description.into(),
+        schema: schema.into(),
+    }
 }
 
 impl Tool for StateTool {

@@ -93,7 +93,7 @@ impl Tool for ConsultTool {
                           the results of the named tasks, uses no tools and does no work of its own. If these do not \
                           contain an answer, it says INSUFFICIENT_CONTEXT and what is missing."
                 .into(),
-            schema: schema_of::<ConsultArguments>(),
+            schema: schema_of::<ConsultArguments>().into(),
         }
     }
 

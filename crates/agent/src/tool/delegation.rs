@@ -704,7 +704,7 @@ impl Tool for DelegationTool {
             Kind::Cancel => schema_of::<CancelTaskArguments>(),
             Kind::List => schema_of::<ListTasksArguments>(),
         };
-        ToolSpec { name: self.name().into(), description: self.description(), schema }
+        ToolSpec { name: self.name().into(), description: self.description().into(), schema: schema.into() }
     }
 
     fn effect(&self) -> Effect {

@@ -1,13 +1,14 @@
 //! The inner tools, which the machine itself answers: a place to think, a to-do list and notes. This file owns their specs
 //! and descriptions; their effects are part of the machine's state, so none of them is journaled.
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Call, Output, Tool, ToolError, ToolSpec, schema_of};
+use super::{Call, Output, Tool, ToolError, ToolSpec, typed_spec};
 
 /// The maximum number of characters of one note.
 pub const MAX_NOTE: usize = 4_000;
@@ -153,11 +154,12 @@ pub fn compact_conversation_tool() -> Arc<dyn Tool> {
     )
 }
 
+/// The specs of the tools that were created in this process: all agents have the same ones.
+static SPECS: Mutex<BTreeMap<&'static str, ToolSpec>> = Mutex::new(BTreeMap::new());
+
 struct InnerToolAdapter {
     inner: InnerTool,
-    name: &'static str,
-    description: &'static str,
-    schema: fn() -> Value,
+    spec: ToolSpec,
 }
 
 impl InnerToolAdapter {
@@ -166,14 +168,15 @@ impl InnerToolAdapter {
         name: &'static str,
         description: &'static str,
     ) -> Arc<dyn Tool> {
-        Arc::new(Self { inner, name, description, schema: schema_of::<A> })
+        let mut specs = SPECS.lock().unwrap_or_else(PoisonError::into_inner);
+        let spec = specs.entry(name).or_insert_with(|| typed_spec::<A>(name, description)).clone();
+        Arc::new(Self { inner, spec })
     }
 }
 
 impl Tool for InnerToolAdapter {
     fn spec(&self) -> ToolSpec {
-        let Self { name, description, schema, .. } = self;
-        ToolSpec { name: (*name).to_owned(), description: (*description).to_owned(), schema: schema() }
+        self.spec.clone()
     }
 
     fn inner(&self) -> Option<InnerTool> {
@@ -181,7 +184,7 @@ impl Tool for InnerToolAdapter {
     }
 
     fn call<'a>(&'a self, _: Value, _: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
-        let text = format!("{} works only inside an agent's conversation", self.name);
+        let text = format!("{} works only inside an agent's conversation", self.spec.name);
         Box::pin(futures::future::ready(Err(ToolError::Refused(text))))
     }
 }

@@ -338,7 +338,7 @@ where
 }
 
 fn typed_spec<A: JsonSchema>(name: &str, description: &str) -> ToolSpec {
-    ToolSpec { name: name.to_owned(), description: description.to_owned(), schema: schema_of::<A>() }
+    ToolSpec { name: name.to_owned(), description: description.into(), schema: schema_of::<A>().into() }
 }
 
 /// Deserialises the arguments of a call. Mistakes are reported to the model.

@@ -137,7 +137,7 @@ impl Tool for Program {
     fn spec(&self) -> ToolSpec {
         let schema =
             json!({"type": "object", "properties": {"script": {"type": "string"}}, "required": ["script"]});
-        ToolSpec { name: "program".into(), description: "Runs a script.".into(), schema }
+        ToolSpec { name: "program".into(), description: "Runs a script.".into(), schema: schema.into() }
     }
 
     fn effect(&self) -> Effect {

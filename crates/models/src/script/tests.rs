@@ -13,7 +13,7 @@ fn parse_script(text: &str) -> ScriptedModel {
 }
 
 fn build_request(answer: &str, messages: Vec<Message>) -> Request {
-    let tool = ToolSpec { name: "search".into(), description: String::new(), schema: json!({}) };
+    let tool = ToolSpec { name: "search".into(), description: "".into(), schema: json!({}).into() };
     Request {
         system: "You search.".into(),
         messages,

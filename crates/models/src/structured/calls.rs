@@ -193,7 +193,8 @@ mod tests {
     use crate::model::{AnswerSchema, ToolSpec};
 
     fn request_with_answer_schema(answer: Option<Value>) -> Request {
-        let tool = |name: &str| ToolSpec { name: name.into(), description: String::new(), schema: json!({}) };
+        let tool =
+            |name: &str| ToolSpec { name: name.into(), description: "".into(), schema: json!({}).into() };
         Request {
             system: String::new(),
             messages: Vec::new(),

@@ -76,8 +76,11 @@ mod tests {
     use crate::model::{AnswerSchema, ToolSpec};
 
     fn build_request(tools: bool, answer: Option<serde_json::Value>) -> Request {
-        let tool =
-            || ToolSpec { name: "t".into(), description: String::new(), schema: json!({"type": "object"}) };
+        let tool = || ToolSpec {
+            name: "t".into(),
+            description: "".into(),
+            schema: json!({"type": "object"}).into(),
+        };
         Request {
             system: String::new(),
             messages: Vec::new(),

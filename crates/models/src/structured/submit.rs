@@ -19,8 +19,8 @@ pub(super) fn add_answer_tool(request: &Request) -> Request {
         );
         rewritten.tools.push(ToolSpec {
             name: ANSWER_TOOL_NAME.to_owned(),
-            description: format!("Submit your final answer ({}). This ends the task.", answer.name),
-            schema: answer.schema,
+            description: format!("Submit your final answer ({}). This ends the task.", answer.name).into(),
+            schema: answer.schema.into(),
         });
     }
     rewritten

@@ -232,7 +232,9 @@ impl GenaiModel {
             return chat;
         }
         let tool = |tool: &crate::model::ToolSpec| {
-            Tool::new(tool.name.as_str()).with_description(&tool.description).with_schema(tool.schema.clone())
+            Tool::new(tool.name.as_str())
+                .with_description(&*tool.description)
+                .with_schema(Value::clone(&tool.schema))
         };
         chat.with_tools(tools_sorted_by_name(request).into_iter().map(tool).collect::<Vec<_>>())
     }

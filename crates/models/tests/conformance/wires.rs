@@ -257,7 +257,7 @@ pub fn question() -> Request {
 
 pub fn tool(name: &str, description: &str) -> ToolSpec {
     let schema = json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]});
-    ToolSpec { name: name.into(), description: description.into(), schema }
+    ToolSpec { name: name.into(), description: description.into(), schema: schema.into() }
 }
 
 /// Returns a conversation with everything: parallel calls with their results, one of them an error, a call with invalid

@@ -436,8 +436,9 @@ impl Tool for ExecuteTool {
                  no input, and no process outlives it. Confined by {}. It is killed after {} s unless \
                  timeout is set.",
                 self.confinement, self.settings.timeout_s
-            ),
-            schema: schema_of::<Arguments>(),
+            )
+            .into(),
+            schema: schema_of::<Arguments>().into(),
         }
     }
 

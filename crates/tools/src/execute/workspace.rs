@@ -71,7 +71,7 @@ impl Tool for WorkspaceExecuteTool {
 impl Tool for AttemptExecuteTool {
     fn spec(&self) -> ToolSpec {
         let spec = self.executor.spec();
-        ToolSpec { description: format!("{} {DESCRIPTION}", spec.description), ..spec }
+        ToolSpec { description: format!("{} {DESCRIPTION}", spec.description).into(), ..spec }
     }
 
     fn effect(&self) -> Effect {

@@ -44,7 +44,7 @@ impl McpTool {
             server: server.name.clone(),
             effect: tool.effect,
             name: tool.name,
-            spec: ToolSpec { name, description: tool.description, schema: tool.schema },
+            spec: ToolSpec { name, description: tool.description.into(), schema: tool.schema.into() },
             timeout: Duration::from_secs(server.timeout_s.unwrap_or(DEFAULT_TIMEOUT).into()),
             max_result: server.max_result.unwrap_or(MAX_RESULT),
         }

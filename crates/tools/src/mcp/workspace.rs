@@ -107,7 +107,7 @@ impl WorkspaceMcpTool {
 impl Tool for WorkspaceMcpTool {
     fn spec(&self) -> ToolSpec {
         let spec = self.tool.spec();
-        ToolSpec { description: format!("{} {DESCRIPTION}", spec.description), ..spec }
+        ToolSpec { description: format!("{} {DESCRIPTION}", spec.description).into(), ..spec }
     }
 
     fn effect(&self) -> Effect {

@@ -332,7 +332,7 @@ impl Tool for SearchTool {
             description: "Searches the web and returns titles, URLs and snippets. Read a page with \
                           fetch_url before you rely on it."
                 .into(),
-            schema: schema_of::<Arguments>(),
+            schema: schema_of::<Arguments>().into(),
         }
     }
 

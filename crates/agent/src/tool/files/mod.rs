@@ -27,7 +27,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Call, Effect, Output, Tool, ToolError, ToolResult, ToolSpec, read_arguments, schema_of};
+use super::{Call, Effect, Output, Tool, ToolError, ToolResult, ToolSpec, read_arguments, typed_spec};
 use crate::files::permissions::{CompiledPermissions, FileOperation, PermissionDenied};
 use crate::files::{FilePath, Files};
 use session::FileSession;
@@ -69,8 +69,7 @@ struct FileTool<A> {
 impl<A: DeserializeOwned + JsonSchema + Send + 'static> FileTool<A> {
     /// A tool without effects or state.
     fn new(name: &str, description: &str, session: &Arc<FileSession>, run: FileToolFunction<A>) -> Self {
-        let spec =
-            ToolSpec { name: name.to_owned(), description: description.to_owned(), schema: schema_of::<A>() };
+        let spec = typed_spec::<A>(name, description);
         Self {
             spec,
             effect: Effect::Pure,
