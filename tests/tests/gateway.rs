@@ -11,6 +11,8 @@ mod http;
 mod process;
 #[path = "gateway/streams.rs"]
 mod streams;
+#[path = "gateway/upgrade.rs"]
+mod upgrade;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
