@@ -793,7 +793,7 @@ async fn restored_run_is_in_its_lane_or_the_archive_never_both() {
         send_command(&bus, &name, CommandAction::Pause).await;
         let records = log::read_run(&bus, lane, &name, 1).await.unwrap();
         assert_eq!(
-            archive::archive_run(&bus, lane, &name, records[1].sequence).await.unwrap().last,
+            archive::archive_run(&bus, lane, &name, records[1].sequence, 0).await.unwrap().last,
             records[1].sequence
         );
         write(&name, 1).await;

@@ -80,7 +80,7 @@ async fn files_can_be_listed_shown_and_fetched_during_and_after_a_run() {
     for is_over in [false, true] {
         if is_over {
             let lane = bus.lane_of_run(&id);
-            let span = archive::archive_run(&bus, lane, &id, 1).await.expect("it is archived");
+            let span = archive::archive_run(&bus, lane, &id, 1, 0).await.expect("it is archived");
             log::purge_run(&bus, lane, &id, span.last).await.expect("it is removed");
         }
         let listed = run_and_read_stdout(&server, &["files", run]);

@@ -157,8 +157,9 @@ async fn leftovers_of_an_archived_run_are_not_run_again() {
         sent.await.unwrap();
     }
     let end = history.records().last().unwrap().sequence;
-    let written =
-        millrace_runtime::store::archive::archive_run(&bus, bus.lane_of_run(&run), &run, end).await.unwrap();
+    let written = millrace_runtime::store::archive::archive_run(&bus, bus.lane_of_run(&run), &run, end, 0)
+        .await
+        .unwrap();
     assert_eq!(written.last, 0, "leftovers replace nothing");
     cluster.restart_process("supervisor-1");
     cluster.wait_for_log("supervisor-1", "removing late messages of an archived run", TIMEOUT).await;

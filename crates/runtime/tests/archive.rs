@@ -38,7 +38,7 @@ async fn create_archived_run(bus: &Bus, name: &RunId, text: &str) {
     let note = JournalEntry::Note { text: text.into(), provider: None };
     append_message(bus, LANE, name, &Topic::Control, &note, 0).await.expect("the server accepts it");
     let last = append_message(bus, LANE, name, &Topic::Plan, &note, 0).await.expect("the server accepts it");
-    let span = archive::archive_run(bus, LANE, name, last).await.expect("the server accepts it");
+    let span = archive::archive_run(bus, LANE, name, last, 0).await.expect("the server accepts it");
     assert_eq!(span.last, last);
 }
 

@@ -128,7 +128,7 @@ async fn create_run(bus: &Bus, run: &RunId, random: &mut SeededRandom) -> Expect
     registry::write_summary(bus, &summary_of(run, None, false)).await.expect("the server accepts it");
     let note = JournalEntry::Note { text: "the end".into(), provider: None };
     let end = append_message(bus, LANE, run, &Topic::Plan, &note, 0).await.expect("the server accepts it");
-    assert_eq!(archive::archive_run(bus, LANE, run, end).await.expect("the server accepts it").last, end);
+    assert_eq!(archive::archive_run(bus, LANE, run, end, 0).await.expect("the server accepts it").last, end);
     let summary = summary_of(run, Some(EndReason::Completed), true);
     registry::write_summary(bus, &summary).await.expect("the server accepts it");
     purge_run(bus, LANE, run, end).await.expect("the server accepts it");

@@ -332,12 +332,18 @@ async fn archive_contains_the_messages_of_the_lane() {
             .expect("the append succeeds");
     }
     let lane = read_run(&bus, LANE, &name, 1).await.expect("the server responds");
-    let span = archive::archive_run(&bus, LANE, &name, last).await.expect("the server accepts it");
-    assert_eq!(span.last, last);
+    // A wrong number of messages changes nothing, and each archive replaces the one before.
+    for expected in [1, 499, 500, 501, 20_000, 0] {
+        let span =
+            archive::archive_run(&bus, LANE, &name, last, expected).await.expect("the server accepts it");
+        assert_eq!((span.first, span.last), (lane[0].sequence, last), "{expected}");
+        let archived = archive::read_archived_run(&bus, &name).await.expect("the server responds");
+        assert_eq!(archived.map(|records| records.len()), Some(lane.len()), "{expected}");
+    }
     millrace_runtime::log::purge_run(&bus, LANE, &name, last).await.expect("the server responds");
     assert!(read_run(&bus, LANE, &name, 1).await.expect("the server responds").is_empty());
     assert_eq!(
-        archive::archive_run(&bus, LANE, &name, last).await.expect("the server responds").last,
+        archive::archive_run(&bus, LANE, &name, last, 0).await.expect("the server responds").last,
         0,
         "an empty lane replaces no archive"
     );
@@ -720,7 +726,7 @@ async fn redirected_server_reply_is_no_event_of_a_plan() {
         let is_ours = record.sequence == 1 || record.sequence == genuine;
         assert_eq!(bus.decode_record::<JournalEntry>(&record).await.is_ok(), is_ours, "{record:?}");
     }
-    archive::archive_run(&bus, LANE, &name, genuine).await.expect("the server accepts it");
+    archive::archive_run(&bus, LANE, &name, genuine, 0).await.expect("the server accepts it");
     let archived =
         archive::read_archived_run(&bus, &name).await.expect("the server responds").expect("it exists");
     assert_eq!(archived.len(), 2, "the archive contains nothing else");

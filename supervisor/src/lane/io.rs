@@ -26,7 +26,7 @@ use super::queue_audit::SuspectedOrder;
 use super::summaries::SummaryBatch;
 use super::{DemandOutcome, LaneMessage};
 use crate::capability_snapshot::CapabilitySnapshot;
-use crate::closing;
+use crate::closing::{self, EndedRun};
 use crate::lost_runs::{self, LiveRunIndex};
 use crate::reader::{self, LaneFeed, LogPosition};
 use crate::session_turn;
@@ -365,20 +365,14 @@ impl LaneOwnerIo {
         });
     }
 
-    /// Archives a run that ended with the decision of sequence `end`. It waits for `summary_lock` first, so that no
-    /// older summary is written over the final one.
-    pub(super) fn archive_run(
-        &self,
-        summary: RunSummary,
-        end: u64,
-        linger: Duration,
-        summary_lock: Arc<Mutex<()>>,
-    ) {
+    /// Archives a run that has ended. It waits for `summary_lock` first, so that no older summary is written over the
+    /// final one.
+    pub(super) fn archive_run(&self, summary: RunSummary, ended: EndedRun, summary_lock: Arc<Mutex<()>>) {
         let io = self.clone();
         tokio::spawn(async move {
             let run = summary.run.clone();
             drop(summary_lock.lock().await);
-            closing::close_ended_run(&io.bus, summary, end, linger).await;
+            closing::close_ended_run(&io.bus, summary, ended).await;
             io.send_to_owner(LaneMessage::Closed(run));
         });
     }

@@ -37,6 +37,7 @@ mod claims;
 mod fair_share;
 mod io;
 mod log_check;
+mod message_counts;
 mod offers;
 mod queue_audit;
 mod sessions;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use millrace_protocol::admission::{LaneGrant, LaneOwnerToken};
 use millrace_protocol::ids::{Capability, Lane, RunId, SessionId};
 use millrace_protocol::plan::{
-    DispatchedOrder, Effect, Fact, HoldChange, Plan, SessionTurn, TaskState, Work,
+    DispatchedOrder, Effect, EndReason, Fact, HoldChange, Plan, SessionTurn, TaskState, Work,
 };
 use millrace_protocol::registry::{QueuePlace, RunSummary};
 use millrace_protocol::subject;
@@ -25,11 +25,13 @@ use super::admission::{AdmissionStep, LaneAdmission};
 use super::claims::{CLAIM_DELAY, ClaimBatcher};
 use super::io::{LaneOwnerIo, count_repairs};
 use super::log_check::{LogCheck, LogStatus};
+use super::message_counts::MessageCounts;
 use super::offers::LaneWorkOffers;
 use super::queue_audit::{ExpectedOrder, QueueAudit};
 use super::sessions::SessionQueues;
 use super::summaries::SummaryBatcher;
 use super::{DemandOutcome, LaneMessage, LaneOwnerArgs};
+use crate::closing::EndedRun;
 use crate::ignored::count_unsubmitted;
 use crate::live::{LiveRun, PendingInput, RunMilestone, RunPhase};
 use crate::reader::{FoldedLane, LaneItem, LaneMessageItems, LogPosition};
@@ -55,6 +57,7 @@ pub struct LaneOwnerState {
     summaries: SummaryBatcher,
     sessions: SessionQueues,
     admission: LaneAdmission,
+    message_counts: MessageCounts,
     /// The stray messages of the lane that are to be deleted.
     strays: StrayMessages,
     is_deleting_strays: bool,
@@ -85,6 +88,7 @@ impl LaneOwnerState {
             summaries: SummaryBatcher::default(),
             sessions: SessionQueues::default(),
             admission: LaneAdmission::default(),
+            message_counts: MessageCounts::default(),
             strays: StrayMessages::default(),
             is_deleting_strays: false,
             ticks: 0,
@@ -297,6 +301,7 @@ impl LaneOwnerState {
             for item in items {
                 freed.extend(self.handle_lane_item(&run, item).map(|capability| (capability, run.clone())));
             }
+            self.message_counts.count_message(&run, sequence);
             touched.insert(run);
         }
         for (capability, run) in freed {
@@ -715,15 +720,23 @@ impl LaneOwnerState {
         live.phase = RunPhase::Closing;
         live.is_summary_stale = false;
         self.offers.remove_run(run);
+        let is_complete = live.plan.run.end.as_ref().is_some_and(|end| end.reason == EndReason::Completed);
+        let ended = EndedRun {
+            end: live.last_sequence,
+            has_open_work: !is_complete || live.plan.task_count_in_state(TaskState::Cancelled) > 0,
+            messages: self.message_counts.count_through(run, live.last_sequence),
+            linger: self.args.linger,
+        };
         let summary = RunSummary::from_plan(run, self.args.lane, &live.plan, clock::now());
         if let Some(summary) = summary {
-            self.io.archive_run(summary, live.last_sequence, self.args.linger, self.summaries.batch_lock());
+            self.io.archive_run(summary, ended, self.summaries.batch_lock());
         }
     }
 
     pub(super) fn on_run_closed(&mut self, run: &RunId) {
         let closed = self.runs.remove(run);
         self.claims.remove_run(run);
+        self.message_counts.remove_run(run);
         let session = closed.and_then(|live| self.sessions.remove_run(run, &live));
         session.iter().for_each(|session| self.advance_session(session));
     }

@@ -31,6 +31,8 @@ pub struct PagedReader {
     next: u64,
     /// The number of messages per request.
     size: usize,
+    /// The number of messages of the first request; 0 is that of all others.
+    expected: usize,
     /// The number of bytes after which the server ends a response; 0 is unlimited.
     max_bytes: usize,
     is_over: bool,
@@ -46,6 +48,7 @@ impl PagedReader {
             filter,
             next: from.max(1),
             size: PAGE,
+            expected: 0,
             max_bytes: 0,
             is_over: false,
         }
@@ -61,6 +64,13 @@ impl PagedReader {
     #[must_use]
     pub fn with_page_size(self, size: usize) -> Self {
         Self { size, ..self }
+    }
+
+    /// Expects this number of messages, 0 if it is not known: the first request asks for no more, so that the server does not search
+    /// the rest of the stream. If there are more, further requests read them.
+    #[must_use]
+    pub fn with_expected_count(self, count: usize) -> Self {
+        Self { expected: count.min(self.size), ..self }
     }
 
     /// Returns `true` if the last page ended with the last message.
@@ -79,6 +89,7 @@ impl PagedReader {
             while !self.is_over {
                 let mut records = Vec::new();
                 let outcome = self.read_page(&mut records).await;
+                self.expected = 0;
                 // Messages that arrived before a failure count: the next page starts after them.
                 self.next = records.last().map_or(self.next, |last: &StreamRecord| last.sequence + 1);
                 match outcome {
@@ -101,7 +112,8 @@ impl PagedReader {
 
     /// Reads one page into `records`. Returns `true` if it was the last.
     async fn read_page(&self, records: &mut Vec<StreamRecord>) -> Result<bool, Fault> {
-        let Self { client, stream, filter, next, size, max_bytes, .. } = self;
+        let Self { client, stream, filter, next, max_bytes, .. } = self;
+        let size = if self.expected > 0 { self.expected } else { self.size };
         let what = format!("reading {filter} from {stream}");
         let mut request = serde_json::json!({ "batch": size, "seq": next, "next_by_subj": filter });
         if *max_bytes > 0 {
@@ -190,8 +202,31 @@ pub async fn read_at_sequence(
     sequence: u64,
 ) -> Result<Option<StreamRecord>, Fault> {
     let what = || format!("reading message {sequence} of {stream}");
+    request_message(client, stream, &serde_json::json!({ "seq": sequence }), &what).await
+}
+
+/// Returns the last message of an exact subject of `stream`; `None` if there is none. Costs a server much less than a page.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_last_of_subject(
+    client: &Client,
+    stream: &str,
+    subject: &str,
+) -> Result<Option<StreamRecord>, Fault> {
+    let what = || format!("reading the last message of {subject} from {stream}");
+    request_message(client, stream, &serde_json::json!({ "last_by_subj": subject }), &what).await
+}
+
+/// Requests one message; `None` if there is none. Retries faults.
+async fn request_message(
+    client: &Client,
+    stream: &str,
+    request: &serde_json::Value,
+    what: &(dyn Fn() -> String + Sync),
+) -> Result<Option<StreamRecord>, Fault> {
     let subject = format!("$JS.API.DIRECT.GET.{stream}");
-    let request = serde_json::json!({ "seq": sequence }).to_string();
+    let request = request.to_string();
     let mut tries = 0;
     let message = loop {
         match client.request(subject.clone(), request.clone().into()).await {

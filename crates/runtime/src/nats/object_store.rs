@@ -66,12 +66,18 @@ pub(crate) struct StoredObjectInfo {
 }
 
 impl StoredObjectInfo {
+    /// Parses a description; `None` if it is unreadable.
+    fn from_record(record: &StreamRecord) -> Option<Self> {
+        let info: ObjectInfo = serde_json::from_slice(&record.payload).ok()?;
+        let (sequence, provenance, at) = (record.sequence, record.provenance, record.time);
+        Some(Self { sequence, provenance, at, info })
+    }
+
     /// Parses a description; `None` if it is unreadable, or on the subject of another object.
     pub fn parse(bucket: &str, record: &StreamRecord) -> Option<Self> {
-        let info: ObjectInfo = serde_json::from_slice(&record.payload).ok()?;
-        let is_own = *record.subject == *object_info_subject(bucket, &info.name) && info.has_valid_nuid();
-        let (sequence, provenance, at) = (record.sequence, record.provenance, record.time);
-        is_own.then_some(Self { sequence, provenance, at, info })
+        Self::from_record(record).filter(|stored| {
+            *record.subject == *object_info_subject(bucket, &stored.info.name) && stored.info.has_valid_nuid()
+        })
     }
 }
 
@@ -99,12 +105,22 @@ pub(crate) async fn read_object_descriptions(
     let records =
         direct_get::read_matching(client, &object_stream(bucket), &object_info_subject(bucket, name), 1)
             .await?;
-    let descriptions = records.into_iter().filter_map(|record| {
-        let info = serde_json::from_slice(&record.payload).ok()?;
-        let (sequence, provenance, at) = (record.sequence, record.provenance, record.time);
-        Some(StoredObjectInfo { sequence, provenance, at, info })
-    });
+    let descriptions = records.iter().filter_map(StoredObjectInfo::from_record);
     Ok(descriptions.collect())
+}
+
+/// Returns the sequence of the last description of an object, valid or not; 0 if there is none.
+///
+/// # Errors
+/// The server does not respond.
+pub(crate) async fn read_last_description_sequence(
+    client: &Client,
+    bucket: &str,
+    name: &str,
+) -> Result<u64, Fault> {
+    let subject = object_info_subject(bucket, name);
+    let last = direct_get::read_last_of_subject(client, &object_stream(bucket), &subject).await?;
+    Ok(last.map_or(0, |record| record.sequence))
 }
 
 /// Returns the valid description of an object: the last one that a program of this version has published, or else the
@@ -117,6 +133,15 @@ pub(crate) async fn read_valid_description(
     bucket: &str,
     name: &str,
 ) -> Result<Option<StoredObjectInfo>, Fault> {
+    let subject = object_info_subject(bucket, name);
+    let Some(last) = direct_get::read_last_of_subject(client, &object_stream(bucket), &subject).await? else {
+        return Ok(None);
+    };
+    if let Some(stored) = StoredObjectInfo::from_record(&last)
+        && !stored.provenance.is_forged()
+    {
+        return Ok(Some(stored));
+    }
     let mut descriptions = read_object_descriptions(client, bucket, name).await?;
     if let Some(last) = descriptions.iter().rposition(|stored| !stored.provenance.is_forged()) {
         return Ok(Some(descriptions.swap_remove(last)));

@@ -89,11 +89,19 @@ impl ArchiveWriter {
 ///
 /// `end` is the sequence of the decision that ended the run. If the lane does not contain it any more, another process
 /// has archived the run and is removing it, possibly during this read: then nothing is written, and the span is empty.
+/// `messages` is the expected number of its messages in the lane, 0 if it is not known: a server that has sent that many does not
+/// search the rest of the lane.
 ///
 /// # Errors
 /// The server does not respond or is full.
-pub async fn archive_run(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result<ArchivedSpan, Fault> {
-    let mut pages = log::read_run_pages(bus, lane, run);
+pub async fn archive_run(
+    bus: &Bus,
+    lane: Lane,
+    run: &RunId,
+    end: u64,
+    messages: usize,
+) -> Result<ArchivedSpan, Fault> {
+    let mut pages = log::read_run_pages(bus, lane, run).with_expected_count(messages);
     let mut writer = ArchiveWriter::new(end);
     loop {
         let records = pages.next_page().await?;
@@ -112,18 +120,29 @@ pub async fn archive_run(bus: &Bus, lane: Lane, run: &RunId, end: u64) -> Result
         return Ok(ArchivedSpan::default());
     }
     let bytes = writer.finish_archive();
+    write_archive(bus, run, &bytes).await?;
+    Ok(span)
+}
+
+/// Writes the archive of a run, which replaces an earlier one.
+async fn write_archive(bus: &Bus, run: &RunId, bytes: &[u8]) -> Result<(), Fault> {
+    let (digest, content) = (Sha256::digest(bytes), ObjectContent::Bytes(bytes));
+    let write = |last| {
+        object_store::write_object(bus.request_context(), ARCHIVE, run.as_str(), &content, &digest, last)
+    };
+    // Most runs are archived once.
+    let last = object_store::read_last_description_sequence(bus.client(), ARCHIVE, run.as_str()).await?;
+    if last == 0 && write(0).await? {
+        return Ok(());
+    }
     let earlier = object_store::read_object_descriptions(bus.client(), ARCHIVE, run.as_str()).await?;
-    let end = earlier.last().map_or(0, |stored| stored.sequence);
-    let (digest, content) = (Sha256::digest(&bytes), ObjectContent::Bytes(&bytes));
-    if !object_store::write_object(bus.request_context(), ARCHIVE, run.as_str(), &content, &digest, end)
-        .await?
-    {
+    if !write(earlier.last().map_or(0, |stored| stored.sequence)).await? {
         return Err(Fault::unavailable(format!("archiving run {run}"), "another process is archiving it"));
     }
     for stored in earlier.iter().filter(|stored| !stored.provenance.is_forged()) {
         object_store::remove_object_parts(bus.request_context(), ARCHIVE, &stored.info).await?;
     }
-    Ok(span)
+    Ok(())
 }
 
 /// Returns the messages of an archived run, oldest first; `None` if the run is not archived.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
+use futures::future::try_join_all;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, RunId, WorkerId};
 use millrace_protocol::registry::{Heartbeat, RunSummary};
@@ -65,12 +66,8 @@ pub async fn register_capability(bus: &Bus, capability: &CapabilityDescription) 
 pub async fn restore_capability(bus: &Bus, capability: &CapabilityDescription) -> Result<(), Fault> {
     let subject = capability_subject(&capability.name);
     let stream = bucket_stream(CAPABILITIES);
-    let records = direct_get::read_matching(bus.client(), &stream, &subject, 1).await?;
-    let is_valid = |record| {
-        let entry = capability_entry(record);
-        entry.is_published && entry.description.is_some()
-    };
-    if records.into_iter().next_back().is_some_and(is_valid) {
+    let last = direct_get::read_last_of_subject(bus.client(), &stream, &subject).await?;
+    if last.map(capability_entry).is_some_and(|entry| entry.is_published && entry.description.is_some()) {
         return Ok(());
     }
     tracing::debug!(capability = %capability.name, "the entry of a capability is missing or invalid; writing it again");
@@ -128,10 +125,12 @@ pub async fn read_named_capabilities(
         all.retain(|name, _| names.contains(name));
         return Ok(all);
     }
-    let subjects: Vec<String> = names.iter().map(|name| capability_subject(name)).collect();
     let stream = bucket_stream(CAPABILITIES);
-    let records = direct_get::read_last_per_subject(bus.client(), &stream, &subjects).await?;
-    let entries = records.unwrap_or_default().into_iter().map(capability_entry);
+    let reads = names.iter().map(|name| capability_subject(name)).map(|subject| {
+        let stream = &stream;
+        async move { direct_get::read_last_of_subject(bus.client(), stream, &subject).await }
+    });
+    let entries = try_join_all(reads).await?.into_iter().flatten().map(capability_entry);
     let descriptions = entries.filter_map(|entry| entry.description);
     Ok(descriptions.map(|capability| (capability.name.clone(), capability)).collect())
 }
