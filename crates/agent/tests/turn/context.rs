@@ -13,6 +13,8 @@ use millrace_agent::turn::{
     ContextSettings, Driver, JournalStep, Limits, Machine, MemoryJournal, PlainText, StopReason, WorkOutcome,
     WorkSummary,
 };
+use millrace_models::ModelFactory;
+use millrace_models::selection::ModelSelection;
 use millrace_protocol::result::Usage;
 use serde_json::json;
 
@@ -183,7 +185,7 @@ fn tools(length: usize) -> Toolbox {
 }
 
 async fn drive(
-    model: &WindowedModel,
+    model: &dyn Model,
     settings: ContextSettings,
     length: usize,
     files: Option<Arc<VersionedFiles>>,
@@ -251,6 +253,90 @@ async fn two_million_characters_go_through_a_small_window_and_nothing_is_lost() 
     println!("cached: {cached_tokens} of {input_tokens} input tokens, {} cuts", cuts.len());
     assert!(cached_tokens * 100 > input_tokens * 40, "{cached_tokens} of {input_tokens} cached");
     assert_eq!(model_calls as usize, requests.len() + summaries, "summaries are counted");
+}
+
+/// A real model whose replies are replaced, so that a small one looks at one thing after the other. Its tokens, its
+/// limit and its summaries are real.
+struct LedModel {
+    real: Arc<dyn Model>,
+    things: usize,
+    replies: Mutex<Vec<Usage>>,
+}
+
+impl LedModel {
+    async fn lead(&self, request: &Request, listener: &dyn DeltaListener) -> Result<Reply, ModelError> {
+        let is_summary = request.system.starts_with(SUMMARISER);
+        let most = if is_summary { 200 } else { 8 };
+        let request = Request { max_output_tokens: request.max_output_tokens.min(most), ..request.clone() };
+        let reply = self.real.reply(&request, listener).await?;
+        if is_summary {
+            return Ok(reply);
+        }
+        let usage = reply.usage;
+        let mut replies = self.replies.lock().unwrap();
+        let at = replies.len();
+        replies.push(usage);
+        if at >= self.things {
+            return Ok(Reply { usage, ..says("done") });
+        }
+        let look = call(&format!("c{at}"), json!({"at": format!("thing {at}")}));
+        Ok(Reply { usage, ..calls(vec![look]) })
+    }
+}
+
+impl Model for LedModel {
+    fn name(&self) -> &str {
+        self.real.name()
+    }
+
+    fn reply<'a>(
+        &'a self,
+        request: &'a Request,
+        listener: &'a dyn DeltaListener,
+    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+        self.lead(request, listener).boxed()
+    }
+}
+
+fn number_from_environment(name: &str, default: usize) -> usize {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// As many things as fill `MILLRACE_TEST_LLM_CHARACTERS` against a window of `MILLRACE_TEST_LLM_WINDOW` tokens.
+#[tokio::test]
+async fn long_conversation_stays_in_the_window_of_a_real_model() {
+    let Ok(address) = std::env::var("MILLRACE_TEST_LLM") else {
+        println!("skipped: MILLRACE_TEST_LLM is not set (such as http://127.0.0.1:8081/v1)");
+        return;
+    };
+    let window = number_from_environment("MILLRACE_TEST_LLM_WINDOW", 4_096);
+    let length = window * 5 / 8;
+    let things = number_from_environment("MILLRACE_TEST_LLM_CHARACTERS", 50_000) / length;
+    let selection = ModelSelection::parse(&format!("openai-compatible:local@{address}")).unwrap();
+    let real = ModelFactory::default().create(&selection, &|_| None).unwrap();
+    let model = LedModel { real, things, replies: Mutex::default() };
+    let (mut journal, files) = (MemoryJournal::default(), Arc::new(VersionedFiles::default()));
+    let settings = ContextSettings::for_window(Some(window as u64));
+    let ended = drive(&model, settings, length, Some(files.clone()), &mut journal).await;
+    assert_eq!(ended.outcome, answered());
+    let overflows =
+        journal.steps().iter().filter(|step| step.value["heard"].get("overflow").is_some()).count();
+    let replies = model.replies.into_inner().unwrap();
+    let largest = replies.iter().map(|usage| usage.input_tokens).max().unwrap();
+    let history = files.text("/conversation_history/t1/2.md");
+    let missing = (0..things).filter(|at| !history.contains(&thing(&format!("thing {at}"), length))).count();
+    let Usage { input_tokens, cached_tokens, output_tokens, .. } = ended.usage;
+    println!(
+        "{things} things of {length} characters, window {window}: {} cuts, {overflows} overflows, largest prompt {largest} \
+         tokens; {cached_tokens} of {input_tokens} input tokens cached, {output_tokens} output tokens; history of {} \
+         characters, {missing} things only in the conversation",
+        cuts(&journal).len(),
+        history.len()
+    );
+    assert!(largest <= window as u64, "{largest}");
+    assert_eq!(overflows, 0, "it is shortened before it overflows");
+    // The last ones are in the conversation still.
+    assert!(missing <= 8, "{missing} of {things} are missing from the history");
 }
 
 #[tokio::test]
