@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use millrace_protocol::result::TaskResult;
 use millrace_views::{
     Admission, AnswerLine, ClusterChecks, ClusterJson, CommandOutcome, DeliveryJson, EntryLine, EventLine,
-    PlannerTranscript, PruneJson, QuestionLine, RetentionJson, RunDeletionJson, RunLog, RunResult, RunSpend,
-    SessionRuns, SpendReport, TaskList, TaskTranscript, Timeline, WebhookJson,
+    PlannerTranscript, PruneJson, PushConfigJson, QuestionLine, RetentionJson, RunDeletionJson, RunLog,
+    RunResult, RunSpend, SessionRuns, SpendReport, TaskList, TaskTranscript, Timeline, WebhookJson,
 };
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -20,10 +20,10 @@ use crate::problem::{MEDIA_TYPE, Problem, ProblemKind, TYPE_PREFIX};
 use crate::resources::{
     AddBody, AdmissionBody, AnswerBatch, AnswerBody, AnswerList, AuditList, CallerJson, CancelBody,
     CommandReceipt, DeliveryList, EditBody, FileList, Health, JournalPage, LimitBody, LimitList, LoginBody,
-    MessageBody, PlanCheck, PlanCheckBody, PruneBody, QuestionList, ResumeBody, RetentionRuleBody,
-    RetentionSettingsBody, RetryBody, RunList, SecretBody, SessionList, SignalBody, SourceText,
-    SubmissionBody, TokenBody, TokenList, TraceDocument, Version, WebhookBody, WebhookList, WebhookPatchBody,
-    Written, routes,
+    MessageBody, PlanCheck, PlanCheckBody, PruneBody, PushConfigBody, PushConfigList, QuestionList,
+    ResumeBody, RetentionRuleBody, RetentionSettingsBody, RetryBody, RunList, SecretBody, SessionList,
+    SignalBody, SourceText, SubmissionBody, TokenBody, TokenList, TraceDocument, Version, WebhookBody,
+    WebhookList, WebhookPatchBody, Written, routes,
 };
 
 /// The path below which all resources are.
@@ -148,6 +148,8 @@ fn answer_schemas() -> Map<String, Value> {
     add::<WebhookList<'static>>(generator, "WebhookList", &mut all);
     add::<DeliveryJson<'static>>(generator, "Delivery", &mut all);
     add::<DeliveryList<'static>>(generator, "DeliveryList", &mut all);
+    add::<PushConfigJson<'static>>(generator, "PushConfig", &mut all);
+    add::<PushConfigList<'static>>(generator, "PushConfigList", &mut all);
     add::<Health>(generator, "Health", &mut all);
     add::<Version>(generator, "Version", &mut all);
     add::<Problem>(generator, "Problem", &mut all);
@@ -178,6 +180,7 @@ fn request_schemas() -> Map<String, Value> {
     add::<WebhookBody>(generator, "WebhookBody", &mut all);
     add::<WebhookPatchBody>(generator, "WebhookPatchBody", &mut all);
     add::<SecretBody>(generator, "SecretBody", &mut all);
+    add::<PushConfigBody>(generator, "PushConfigBody", &mut all);
     add::<AdmissionBody>(generator, "AdmissionBody", &mut all);
     add::<PruneBody>(generator, "PruneBody", &mut all);
     add::<RetentionRuleBody>(generator, "RetentionRuleBody", &mut all);

@@ -74,6 +74,10 @@ pub enum ProblemKind {
     TooManyWebhooks,
     /// The webhook is disabled.
     WebhookDisabled,
+    /// The run has no such push config.
+    PushConfigNotFound,
+    /// The run has too many push configs.
+    TooManyPushConfigs,
     /// The caller has sent too many requests.
     RateLimited,
     /// The caller has too many open streams.
@@ -114,7 +118,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 47] = [
         Self::InvalidRequest,
         Self::UnknownHost,
         Self::CrossOrigin,
@@ -142,6 +146,8 @@ impl ProblemKind {
         Self::DeliveryNotFound,
         Self::TooManyWebhooks,
         Self::WebhookDisabled,
+        Self::PushConfigNotFound,
+        Self::TooManyPushConfigs,
         Self::RateLimited,
         Self::TooManyStreams,
         Self::TooManyRuns,
@@ -210,6 +216,12 @@ impl ProblemKind {
             Self::DeliveryNotFound => (Code::NOT_FOUND, "delivery-not-found", "There is no such delivery"),
             Self::TooManyWebhooks => (Code::CONFLICT, "too-many-webhooks", "There are too many webhooks"),
             Self::WebhookDisabled => (Code::CONFLICT, "webhook-disabled", "The webhook is disabled"),
+            Self::PushConfigNotFound => {
+                (Code::NOT_FOUND, "push-config-not-found", "The run has no such push config")
+            }
+            Self::TooManyPushConfigs => {
+                (Code::CONFLICT, "too-many-push-configs", "The run has too many push configs")
+            }
             Self::RateLimited => (Code::TOO_MANY_REQUESTS, "rate-limited", "There were too many requests"),
             Self::TooManyStreams => {
                 (Code::TOO_MANY_REQUESTS, "too-many-streams", "There are too many open streams")
@@ -298,6 +310,12 @@ impl Problem {
             code,
             retry_after: if kind == ProblemKind::TooManyRuns { RETRY_AFTER_FULL } else { RETRY_AFTER },
         }
+    }
+
+    /// `true` if it is of this kind.
+    #[must_use]
+    pub fn is(&self, kind: ProblemKind) -> bool {
+        self.uri.strip_prefix(TYPE_PREFIX) == Some(kind.parts().1)
     }
 
     /// Returns the mistake, its place and the remedy.

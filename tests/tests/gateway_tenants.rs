@@ -220,6 +220,18 @@ async fn tenants_see_nothing_of_each_other() {
         let task = bearer(Request::new("GET", format!("/a2a/tasks/{run}")), token);
         assert_eq!(task.send(gateway.address).await.status, if sees { 200 } else { 404 });
     }
+    let path = format!("/a2a/tasks/{run}/pushNotificationConfigs");
+    let config = json!({ "id": "c1", "url": "https://receiver.invalid/" });
+    for (token, status) in [(&globex, 404), (&acme, 200), (&globex, 404)] {
+        let set = bearer(Request::new("POST", &path).json(&config), token).send(gateway.address).await;
+        assert_eq!(set.status, status, "{}", set.text());
+        for path in [path.clone(), format!("{path}/c1")] {
+            let read = bearer(Request::new("GET", &path), token).send(gateway.address).await;
+            assert_eq!(read.status, status, "{path}: {}", read.text());
+        }
+    }
+    let delete = bearer(Request::new("DELETE", format!("{path}/c1")), &globex);
+    assert_eq!(delete.send(gateway.address).await.status, 404);
     // Public pages name no tenant.
     for path in ["/docs", "/api/v1/openapi.json", "/api/v1/version", "/runs", "/.well-known/agent-card.json"]
     {

@@ -16,6 +16,8 @@ mod receiver;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use millrace_protocol::ids::RunId;
+use millrace_runtime::store::webhooks::read_push_configs;
 use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
@@ -308,4 +310,193 @@ async fn names_of_private_addresses_are_refused_when_the_connection_is_made() {
     .await;
     assert!(refused.contains("localhost resolves to an address of this machine"), "{refused}");
     assert!(receiver.received().is_empty());
+}
+
+/// A message of an A2A client; with the id of a task, one to that task. It does not wait for the task.
+fn a2a_message(task: Option<&str>, parts: &Value, push: Option<&Value>) -> Value {
+    let id = uuid::Uuid::new_v4().to_string();
+    let mut message = json!({
+        "message": { "messageId": id, "role": "ROLE_USER", "parts": parts },
+        "configuration": { "returnImmediately": true },
+    });
+    if let Some(task) = task {
+        message["message"]["taskId"] = task.into();
+    }
+    if let Some(push) = push {
+        message["configuration"]["taskPushNotificationConfig"] = push.clone();
+    }
+    message
+}
+
+async fn send_a2a_message(gateway: &GatewayProcess, message: &Value) -> Answer {
+    Request::new("POST", "/a2a/message:send").json(message).send(gateway.address).await
+}
+
+/// The states in notifications about a task, each with the ids that it came with.
+fn notified_states(messages: &[ReceivedMessage], task: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut states: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
+    for message in messages {
+        let body = message.json();
+        let update = &body["statusUpdate"];
+        if update["taskId"] == task {
+            states.entry(text(&update["status"]["state"])).or_default().insert(message.id.clone());
+        }
+    }
+    states
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a2a_notifications_arrive_while_gateways_are_killed_and_the_receiver_is_away() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { lanes: 2, linger: Duration::from_millis(500), ..ClusterSetup::default() };
+    let cluster = TestCluster::start_with_workers(setup, 1);
+    cluster.connect_bus().await;
+    let receiver = WebhookReceiver::start().await;
+    let mut first = start_gateway(&cluster, "first").await;
+    let mut second = start_gateway(&cluster, "second").await;
+    let push = json!({
+        "url": format!("http://{}/push", receiver.address), "token": "t-1",
+        "authentication": { "scheme": "Bearer", "credentials": "c-1" },
+    });
+    let ask = json!({ "id": "ask", "objective": "ask", "capability": "echo", "parameters": { "ask": ["Which region?"] }, "final": true });
+    let parts = json!([{ "text": "ask" }, { "data": { "plan": { "tasks": [ask] } } }]);
+    let message = a2a_message(None, &parts, Some(&push));
+    let sent = send_a2a_message(&first, &message).await;
+    assert_eq!(sent.status, 200, "{}", sent.text());
+    let task = text(&sent.json()["task"]["id"]);
+    // A message that is sent again sets no second config.
+    assert_eq!(send_a2a_message(&second, &message).await.json()["task"]["id"], task);
+    let other = second.submit(&run_of("other")).await;
+
+    let is_asked =
+        |all: &[ReceivedMessage]| notified_states(all, &task).contains_key("TASK_STATE_INPUT_REQUIRED");
+    let messages = wait_for_messages(&receiver, "the question", is_asked).await;
+    let asked = messages.iter().map(ReceivedMessage::json);
+    let asked = asked.filter(|body| body["statusUpdate"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED");
+    for body in asked {
+        assert_eq!(body["statusUpdate"]["status"]["message"]["parts"][0]["text"], "Which region?", "{body}");
+    }
+
+    // The run ends while the receiver is away and all gateways die; it is archived when another one starts.
+    receiver.answer_with(503);
+    first.kill();
+    let answer = a2a_message(Some(&task), &json!([{ "text": "eu" }]), None);
+    let answered = send_a2a_message(&second, &answer).await;
+    assert_eq!(answered.status, 200, "{}", answered.text());
+    second.wait_for_end(&task).await;
+    second.wait_for_end(&other).await;
+    second.kill();
+    receiver.answer_with(200);
+    let third = start_gateway(&cluster, "third").await;
+    let has_ended =
+        |all: &[ReceivedMessage]| notified_states(all, &task).contains_key("TASK_STATE_COMPLETED");
+    let messages = wait_for_messages(&receiver, "the end", has_ended).await;
+    let states = notified_states(&messages, &task);
+    assert_eq!(states["TASK_STATE_COMPLETED"].len(), 1, "{states:?}");
+    assert!(notified_states(&messages, &other).is_empty());
+    for message in receiver.received() {
+        let headers = [&message.authorization, &message.token, &message.content_type];
+        assert_eq!(headers, ["Bearer c-1", "t-1", "application/a2a+json"], "{message:?}");
+        assert!(message.signature.is_empty(), "{message:?}");
+        assert_eq!(message.json()["statusUpdate"]["contextId"], task);
+    }
+    drop(third);
+}
+
+async fn call_a2a(gateway: &GatewayProcess, method: &str, params: &Value) -> Value {
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+    Request::new("POST", "/a2a").json(&body).send(gateway.address).await.json()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn push_configs_show_no_secrets_and_are_removed_with_their_run() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let bus = cluster.connect_bus().await;
+    let receiver = WebhookReceiver::start().await;
+    let gateway = start_gateway(&cluster, "open").await;
+    let run = gateway.submit(&run_of("search")).await;
+    gateway.wait_for_end(&run).await;
+
+    // A run that has ended tells so: the client has nothing else to wait for.
+    let url = format!("http://{}/push", receiver.address);
+    let config = json!({
+        "id": "c1", "url": url, "token": "t0ken",
+        "authentication": { "scheme": "Basic", "credentials": "s3cret" },
+    });
+    let path = format!("/a2a/tasks/{run}/pushNotificationConfigs");
+    let created = Request::new("POST", &path).json(&config).send(gateway.address).await;
+    assert_eq!(created.status, 200, "{}", created.text());
+    let expected = json!({ "id": "c1", "taskId": run, "url": url, "authentication": { "scheme": "Basic" } });
+    assert_eq!(created.json(), expected);
+    let messages = wait_for_messages(&receiver, "the end", |all| !all.is_empty()).await;
+    assert_eq!(messages[0].json()["statusUpdate"]["status"]["state"], "TASK_STATE_COMPLETED");
+    assert_eq!((messages[0].authorization.as_str(), messages[0].token.as_str()), ("Basic s3cret", "t0ken"));
+
+    let one = json!({ "taskId": run, "id": "c1" });
+    assert_eq!(call_a2a(&gateway, "GetTaskPushNotificationConfig", &one).await["result"], expected);
+    let listed = Request::new("GET", &path).send(gateway.address).await;
+    assert_eq!(listed.json()["configs"], json!([expected]));
+    let api = format!("/runs/{run}/push-configs");
+    let shown =
+        [listed.text(), gateway.get(&api).await.text(), gateway.get(&format!("{api}/c1")).await.text()];
+    assert!(shown.iter().all(|text| !text.contains("s3cret") && !text.contains("t0ken")), "{shown:?}");
+
+    // They are replaced by their ids, and there is a maximum.
+    let create = "CreateTaskPushNotificationConfig";
+    for number in 1..=10 {
+        let config = json!({ "taskId": run, "id": format!("c{number}"), "url": url });
+        let created = call_a2a(&gateway, create, &config).await;
+        assert_eq!(created["result"]["id"], format!("c{number}"), "{created}");
+    }
+    let too_many = call_a2a(&gateway, create, &json!({ "taskId": run, "url": url })).await;
+    assert!(text(&too_many["error"]["message"]).contains("has 10 push configs"), "{too_many}");
+    for (wrong, place) in [
+        (json!({ "url": url, "id": "a/b" }), "id: "),
+        (json!({ "url": url, "token": "a\r\nHost: b" }), "token: "),
+        (json!({ "url": url, "authentication": { "scheme": "a b" } }), "authentication.scheme: "),
+    ] {
+        let refused = Request::new("POST", &path).json(&wrong).send(gateway.address).await;
+        assert!(refused.status == 400 && refused.text().contains(place), "{wrong}: {}", refused.text());
+    }
+
+    let unknown = json!({ "taskId": run, "id": "c11" });
+    let missing = call_a2a(&gateway, "GetTaskPushNotificationConfig", &unknown).await;
+    assert_eq!(missing["error"]["code"], -32001, "{missing}");
+    for _ in 0..2 {
+        let deleted = call_a2a(&gateway, "DeleteTaskPushNotificationConfig", &one).await;
+        assert!(deleted.get("error").is_none(), "{deleted}");
+        assert_eq!(Request::new("GET", format!("{path}/c1")).send(gateway.address).await.status, 404);
+    }
+    for path in [format!("/a2a/tasks/{run}x/pushNotificationConfigs"), path.clone()] {
+        let status = if path.contains(&format!("{run}x")) { 404 } else { 200 };
+        assert_eq!(Request::new("GET", &path).send(gateway.address).await.status, status, "{path}");
+    }
+    assert_refuses_private_push(&cluster, &run, &url).await;
+
+    let id: RunId = run.parse().unwrap();
+    assert_eq!(read_push_configs(&bus, &id).await.unwrap().len(), 9);
+    let deleted = gateway.send(Request::new("DELETE", format!("/api/v1/runs/{run}?wait=60"))).await;
+    assert!(deleted.status < 300, "{}", deleted.text());
+    wait_for_value(TIMEOUT, "the removal of the push configs", async || {
+        read_push_configs(&bus, &id).await.unwrap().is_empty().then_some(())
+    })
+    .await;
+}
+
+/// Checks that a gateway without permission notifies no address of this machine, and starts no run for such a client.
+async fn assert_refuses_private_push(cluster: &TestCluster, run: &str, url: &str) {
+    let local = "127.0.0.1:0".parse().unwrap();
+    let gateway = GatewayProcess::start_with_options(cluster, "closed", local, &[]).await;
+    for url in [url, "https://10.0.0.1/", "https://169.254.169.254/", "ftp://a.example/"] {
+        let config = json!({ "url": url });
+        let path = format!("/a2a/tasks/{run}/pushNotificationConfigs");
+        let refused = Request::new("POST", path).json(&config).send(gateway.address).await;
+        assert_eq!(refused.status, 400, "{url}: {}", refused.text());
+        let message = a2a_message(None, &json!([{ "text": "say it" }]), Some(&config));
+        let refused = send_a2a_message(&gateway, &message).await;
+        assert!(refused.status == 400 && refused.text().contains("url: "), "{url}: {}", refused.text());
+    }
+    let runs = gateway.get("/runs").await.json();
+    assert_eq!(runs["runs"].as_array().unwrap().len(), 1, "{runs}");
 }

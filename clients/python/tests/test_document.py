@@ -115,6 +115,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         after=[run, "r-0"],
         labels={"team": "search"},
         session="chat",
+        push_config={"url": "https://receiver.example/"},
     )
     call(client.submit, "o", documents=[("a", b"b")])
     labels = ["team=search", "owner"]
@@ -154,6 +155,11 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
     call(client.set_blob_grace, "24h")
     call(client.sweep)
     call(run.delete, wait=5)
+    call(run.push_configs)
+    call(run.push_config, "c-1")
+    authentication = {"scheme": "Bearer", "credentials": "x"}
+    call(run.set_push_config, url, id="c-1", token="t", authentication=authentication)
+    call(run.delete_push_config, "c-1")
     call(client.set_limit, "openai:gpt", requests=1, tokens=2)
     call(client.clear_limit, "openai:gpt")
     call(client.checks)
@@ -220,6 +226,7 @@ def reply_to(request: httpx.Request) -> httpx.Response:
         "entries",
         "tokens",
         "webhooks",
+        "push_configs",
     ]
     body = {"run": RUN, "sequence": 1, "id": f"{RUN}/a/1/1", "next": "", "token": "mrt_x", "tasks": [{}]}
     body.update({name: [] for name in lists})

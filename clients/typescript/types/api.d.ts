@@ -26,6 +26,8 @@ export type Webhook = WebhookJson
 
 export type Delivery = DeliveryJson
 
+export type PushConfig = PushConfigJson
+
 /** A part of the list of runs. */
 export type RunList = {
   /** The runs, newest first. */
@@ -3582,6 +3584,35 @@ export type DeliveryList = {
   next: string
 }
 
+/** A push config. Its token and credentials can't be read. */
+export type PushConfigJson = {
+  type: "push_config"
+  /** Its id, unique within its run. */
+  id: string
+  /** The run that it tells of. */
+  run: RunId
+  /** The URL of its receiver. */
+  url: string
+  /** `true` if requests have a token in the header `X-A2A-Notification-Token`. */
+  has_token: boolean
+  /** The authentication scheme of requests; absent if there is none. */
+  authentication_scheme?: string | null
+  /** `true` if it delivers messages. */
+  enabled: boolean
+  /** The reason why it does not. */
+  disabled_because?: DisableReason | null
+  /** When it was set. */
+  created_at: Time
+  /** The name of its creator. */
+  created_by: string
+}
+
+/** The push configs of a run. */
+export type PushConfigList = {
+  /** The push configs, oldest first. */
+  push_configs: PushConfigJson[]
+}
+
 /** The health of the gateway. */
 export type Health = {
   type: "health"
@@ -3603,7 +3634,7 @@ export type Version = {
 /** An error of the API: problem details as in RFC 9457. */
 export type Problem = {
   /** The kind of the problem: `urn:millrace:problem:` and a name that never changes. */
-  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:tenant-not-chosen" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:range-not-satisfiable" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:session-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:webhook-not-found" | "urn:millrace:problem:delivery-not-found" | "urn:millrace:problem:too-many-webhooks" | "urn:millrace:problem:webhook-disabled" | "urn:millrace:problem:rate-limited" | "urn:millrace:problem:too-many-streams" | "urn:millrace:problem:too-many-runs" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:identity-provider-unavailable" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
+  type: "urn:millrace:problem:invalid-request" | "urn:millrace:problem:unknown-host" | "urn:millrace:problem:cross-origin" | "urn:millrace:problem:unauthenticated" | "urn:millrace:problem:tenant-not-chosen" | "urn:millrace:problem:scope-missing" | "urn:millrace:problem:unknown-path" | "urn:millrace:problem:method-not-allowed" | "urn:millrace:problem:not-acceptable" | "urn:millrace:problem:unsupported-media-type" | "urn:millrace:problem:body-too-large" | "urn:millrace:problem:range-not-satisfiable" | "urn:millrace:problem:request-timeout" | "urn:millrace:problem:run-not-found" | "urn:millrace:problem:session-not-found" | "urn:millrace:problem:task-not-found" | "urn:millrace:problem:question-not-found" | "urn:millrace:problem:file-not-found" | "urn:millrace:problem:blob-not-found" | "urn:millrace:problem:source-not-found" | "urn:millrace:problem:limit-not-found" | "urn:millrace:problem:token-not-found" | "urn:millrace:problem:too-many-tokens" | "urn:millrace:problem:webhook-not-found" | "urn:millrace:problem:delivery-not-found" | "urn:millrace:problem:too-many-webhooks" | "urn:millrace:problem:webhook-disabled" | "urn:millrace:problem:push-config-not-found" | "urn:millrace:problem:too-many-push-configs" | "urn:millrace:problem:rate-limited" | "urn:millrace:problem:too-many-streams" | "urn:millrace:problem:too-many-runs" | "urn:millrace:problem:run-deleted" | "urn:millrace:problem:retention-rule-not-found" | "urn:millrace:problem:no-deliverable" | "urn:millrace:problem:invalid-run" | "urn:millrace:problem:idempotency-key-reused" | "urn:millrace:problem:command-refused" | "urn:millrace:problem:answer-refused" | "urn:millrace:problem:question-closed" | "urn:millrace:problem:run-not-ended" | "urn:millrace:problem:log-damaged" | "urn:millrace:problem:identity-provider-unavailable" | "urn:millrace:problem:cluster-unavailable" | "urn:millrace:problem:store-full" | "urn:millrace:problem:gateway-forbidden" | "urn:millrace:problem:unreadable-data"
   /** The kind in a sentence. */
   title: string
   /** The HTTP status. */
@@ -3653,6 +3684,8 @@ export type SubmissionBody = {
   session?: SessionId | null
   /** Documents that are in the blob store already, in addition to those that are uploaded with this request. */
   documents?: DocumentReference[]
+  /** A receiver of A2A notifications about the status of the run. */
+  push_config?: PushConfigBody | null
 }
 
 /** A document in the blob store. */
@@ -3661,6 +3694,26 @@ export type DocumentReference = {
   path: string
   /** The SHA-256 of its content in hexadecimal. */
   sha256: string
+}
+
+/** A push config to set. */
+export type PushConfigBody = {
+  /** Its id, unique within the run; one is created if absent. */
+  id?: string | null
+  /** The URL of its receiver. */
+  url: string
+  /** The token that requests have in the header `X-A2A-Notification-Token`. */
+  token?: string | null
+  /** The header `Authorization` of requests. */
+  authentication?: PushAuthenticationBody | null
+}
+
+/** The header `Authorization` of requests to a receiver. */
+export type PushAuthenticationBody = {
+  /** The scheme, such as `Bearer`. */
+  scheme: string
+  /** The credentials. */
+  credentials?: string | null
 }
 
 /** A plan to check. */
@@ -3867,7 +3920,7 @@ export type RetentionSettingsBody = {
 }
 
 /** The kinds of problems. */
-export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "tenant-not-chosen" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "range-not-satisfiable" | "request-timeout" | "run-not-found" | "session-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "webhook-not-found" | "delivery-not-found" | "too-many-webhooks" | "webhook-disabled" | "rate-limited" | "too-many-streams" | "too-many-runs" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "identity-provider-unavailable" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
+export type ProblemKind = "invalid-request" | "unknown-host" | "cross-origin" | "unauthenticated" | "tenant-not-chosen" | "scope-missing" | "unknown-path" | "method-not-allowed" | "not-acceptable" | "unsupported-media-type" | "body-too-large" | "range-not-satisfiable" | "request-timeout" | "run-not-found" | "session-not-found" | "task-not-found" | "question-not-found" | "file-not-found" | "blob-not-found" | "source-not-found" | "limit-not-found" | "token-not-found" | "too-many-tokens" | "webhook-not-found" | "delivery-not-found" | "too-many-webhooks" | "webhook-disabled" | "push-config-not-found" | "too-many-push-configs" | "rate-limited" | "too-many-streams" | "too-many-runs" | "run-deleted" | "retention-rule-not-found" | "no-deliverable" | "invalid-run" | "idempotency-key-reused" | "command-refused" | "answer-refused" | "question-closed" | "run-not-ended" | "log-damaged" | "identity-provider-unavailable" | "cluster-unavailable" | "store-full" | "gateway-forbidden" | "unreadable-data"
 
 /** The operations: what each takes and returns. */
 export interface Operations {
@@ -3937,6 +3990,14 @@ export interface Operations {
       model: string
     }
     response: CommandOutcome
+  }
+  /** Delete a push config of a run. Notifications that were not delivered are not attempted any more. */
+  deletePushConfig: {
+    arguments: {
+      run: string
+      config: string
+    }
+    response: PushConfig
   }
   /** Remove a retention rule. */
   deleteRule: {
@@ -4060,6 +4121,13 @@ export interface Operations {
   listLimits: {
     arguments: {}
     response: LimitList
+  }
+  /** List the push configs of a run. Their tokens and credentials can't be read. */
+  listPushConfigs: {
+    arguments: {
+      run: string
+    }
+    response: PushConfigList
   }
   /** List the open questions of a run. */
   listRunQuestions: {
@@ -4299,6 +4367,14 @@ export interface Operations {
     }
     response: PlannerTranscript
   }
+  /** Read a push config of a run. */
+  readPushConfig: {
+    arguments: {
+      run: string
+      config: string
+    }
+    response: PushConfig
+  }
   /** Read a question: `RUN/TASK/ATTEMPT/NUMBER` or `RUN/plan/NUMBER`. */
   readQuestion: {
     arguments: {
@@ -4519,6 +4595,14 @@ export interface Operations {
       idempotencyKey?: string
     }
     response: AppliedCommand | AcceptedCommand
+  }
+  /** Set a push config of a run: its receiver gets A2A notifications about the status of the run. One with the same id is replaced. */
+  setPushConfig: {
+    arguments: {
+      run: string
+      body?: PushConfigBody
+    }
+    response: PushConfig
   }
   /** Signal an event to a run, which ends the waits for it. */
   signalEvent: {

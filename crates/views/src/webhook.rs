@@ -1,10 +1,10 @@
 //! Webhooks of the HTTP API, and their deliveries.
 
 use jiff::Timestamp;
-use millrace_protocol::ids::{MessageId, WebhookId};
+use millrace_protocol::ids::{MessageId, RunId, WebhookId};
 use millrace_protocol::webhook::{
-    DeliveryAttempt, DeliveryState, DisableReason, GiveUpReason, StoredDelivery, StoredWebhook,
-    WebhookEventKind,
+    DeliveryAttempt, DeliveryState, DisableReason, GiveUpReason, StoredDelivery, StoredPushConfig,
+    StoredWebhook, WebhookEventKind,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -112,6 +112,65 @@ impl DeliveryStateName {
             DeliveryState::Sending { .. } => Self::Sending,
             DeliveryState::Delivered { .. } => Self::Delivered,
             DeliveryState::Failed { .. } => Self::Failed,
+        }
+    }
+}
+
+/// A push config. Its token and credentials can't be read.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum PushConfigJson<'a> {
+    /// A push config.
+    PushConfig {
+        /// Its id, unique within its run.
+        id: &'a str,
+        /// The run that it tells of.
+        run: &'a RunId,
+        /// The URL of its receiver.
+        url: &'a str,
+        /// `true` if requests have a token in the header `X-A2A-Notification-Token`.
+        has_token: bool,
+        /// The authentication scheme of requests; absent if there is none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        authentication_scheme: Option<&'a str>,
+        /// `true` if it delivers messages.
+        enabled: bool,
+        /// The reason why it does not.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        disabled_because: Option<DisableReason>,
+        /// When it was set.
+        created_at: Time,
+        /// The name of its creator.
+        created_by: &'a str,
+    },
+}
+
+impl<'a> PushConfigJson<'a> {
+    /// Describes a push config, without its secrets.
+    #[must_use]
+    pub fn new(config: &'a StoredPushConfig) -> Self {
+        let StoredPushConfig {
+            id: _,
+            run,
+            config,
+            url,
+            token,
+            authentication,
+            disabled,
+            since: _,
+            created,
+            created_by,
+        } = config;
+        Self::PushConfig {
+            id: config,
+            run,
+            url,
+            has_token: token.is_some(),
+            authentication_scheme: authentication.as_ref().map(|one| one.scheme.as_str()),
+            enabled: disabled.is_none(),
+            disabled_because: *disabled,
+            created_at: (*created).into(),
+            created_by,
         }
     }
 }

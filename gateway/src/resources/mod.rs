@@ -12,6 +12,7 @@ mod login;
 mod me;
 mod meta;
 mod plans;
+mod push_configs;
 mod questions;
 mod retention;
 mod runs;
@@ -40,6 +41,7 @@ pub use login::LoginBody;
 pub use me::CallerJson;
 pub use meta::Version;
 pub use plans::{PlanCheck, PlanCheckBody};
+pub use push_configs::{PushConfigBody, PushConfigList};
 pub use questions::{AnswerBatch, AnswerBody, AnswerList, QuestionList};
 pub use retention::{PruneBody, RetentionRuleBody, RetentionSettingsBody};
 pub use runs::RunList;
@@ -88,6 +90,7 @@ pub fn routes() -> ApiRoutes {
         .merge(admission::routes())
         .merge(tokens::routes())
         .merge(webhooks::routes())
+        .merge(push_configs::routes())
         .merge(login::routes())
         .merge(me::routes())
         .merge(meta::routes())

@@ -161,6 +161,12 @@ impl ApiClient {
         parse(&read_body(self.send(request).await?).await?)
     }
 
+    /// Deletes a resource, and returns what it was.
+    pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiProblem> {
+        let response = self.send(self.request(Method::DELETE, path, Body::empty())?).await?;
+        parse(&read_body(response).await?)
+    }
+
     fn request(&self, method: Method, path: &str, body: Body) -> Result<Request<Body>, ApiProblem> {
         let mut request = Request::new(body);
         *request.method_mut() = method;

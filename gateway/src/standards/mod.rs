@@ -18,5 +18,5 @@ mod mcp;
 mod run_view;
 mod submission;
 
-pub use a2a::A2aServer;
+pub use a2a::{A2aServer, MEDIA_TYPE as A2A_MEDIA_TYPE, build_notification};
 pub use mcp::McpServer;

@@ -1,7 +1,7 @@
 //! Reads the log, and derives deliveries from it. The position is written after the deliveries are stored, so that whoever continues
 //! derives those that are missing, and finds the others by their ids.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,14 +10,16 @@ use millrace_protocol::ids::{Lane, RunId, WebhookId};
 use millrace_protocol::plan::Decision;
 use millrace_protocol::question::QuestionAsker;
 use millrace_protocol::webhook::{
-    EventNotice, StoredDelivery, StoredWebhook, WebhookMessage, notices_of_decision,
+    EventNotice, StoredDelivery, StoredPushConfig, StoredSubscription, WebhookMessage, notices_of_decision,
 };
 use millrace_runtime::fault::max_replica_lag;
 use millrace_runtime::nats::published_bucket::{BucketChange, BucketChanges, PublishedEntry};
 use millrace_runtime::nats::topology::{WEBHOOKS, bucket_stream};
 use millrace_runtime::ops::cluster_status::read_stream_states;
 use millrace_runtime::store::export_position::ExportPosition;
-use millrace_runtime::store::webhooks::{create_deliveries, follow_webhooks, read_lane_ends, write_webhook};
+use millrace_runtime::store::webhooks::{
+    create_deliveries, follow_subscriptions, read_lane_ends, write_subscription,
+};
 use millrace_runtime::{Bus, Fault, clock};
 use tokio::time::Instant;
 use tracing::warn;
@@ -31,20 +33,30 @@ const LAG_PAUSE: Duration = Duration::from_millis(50);
 /// The number of parts of a lane that are read before other work gets its turn.
 const PARTS: usize = 8;
 
-/// The webhooks, as they were read last.
-pub struct WebhookTable {
+/// The webhooks and push configs, as they were read last.
+pub struct SubscriptionTable {
     bus: Bus,
     changes: BucketChanges,
-    webhooks: HashMap<WebhookId, PublishedEntry<StoredWebhook>>,
+    all: HashMap<WebhookId, PublishedEntry<StoredSubscription>>,
+    /// The webhooks.
+    of_all_runs: BTreeSet<WebhookId>,
+    /// The push configs of each run.
+    of_run: HashMap<RunId, BTreeSet<WebhookId>>,
 }
 
-impl WebhookTable {
+impl SubscriptionTable {
     /// Creates an empty table.
     pub fn new(bus: &Bus) -> Self {
-        Self { bus: bus.clone(), changes: follow_webhooks(bus), webhooks: HashMap::new() }
+        Self {
+            bus: bus.clone(),
+            changes: follow_subscriptions(bus),
+            all: HashMap::new(),
+            of_all_runs: BTreeSet::new(),
+            of_run: HashMap::new(),
+        }
     }
 
-    /// Reads the webhooks that have changed. Every change before this call is read when it returns.
+    /// Reads the subscriptions that have changed. Every change before this call is read when it returns.
     ///
     /// # Errors
     /// The server does not respond, or its replica lags for too long.
@@ -55,7 +67,7 @@ impl WebhookTable {
         let (started, lag) = (Instant::now(), max_replica_lag(self.bus.settings().replicas));
         loop {
             if self.changes.seen() < last {
-                for change in self.changes.read_new::<StoredWebhook>().await? {
+                for change in self.changes.read_new::<StoredSubscription>().await? {
                     self.apply(change);
                 }
             }
@@ -69,47 +81,79 @@ impl WebhookTable {
         }
     }
 
-    fn apply(&mut self, change: BucketChange<StoredWebhook>) {
+    fn apply(&mut self, change: BucketChange<StoredSubscription>) {
         match change {
-            BucketChange::Set(entry) if entry.key == entry.value.id.as_str() => {
-                self.webhooks.insert(entry.value.id.clone(), entry);
+            BucketChange::Set(entry) if entry.key == entry.value.key() => {
+                let id = entry.value.id().clone();
+                match entry.value.run() {
+                    None => self.of_all_runs.insert(id.clone()),
+                    Some(run) => self.of_run.entry(run.clone()).or_default().insert(id.clone()),
+                };
+                self.all.insert(id, entry);
             }
+            // A value that was copied from another key.
             BucketChange::Set(_) => {}
             BucketChange::Removed(key) => {
-                self.webhooks.remove(key.as_str());
+                let id = key.rsplit('.').next().unwrap_or_default();
+                let Some(removed) = self.all.remove(id) else { return };
+                self.of_all_runs.remove(id);
+                if let Some(run) = removed.value.run()
+                    && let Some(configs) = self.of_run.get_mut(run)
+                {
+                    configs.remove(id);
+                    if configs.is_empty() {
+                        self.of_run.remove(run);
+                    }
+                }
             }
         }
     }
 
-    /// Returns a webhook.
-    pub fn find(&self, id: &WebhookId) -> Option<&PublishedEntry<StoredWebhook>> {
-        self.webhooks.get(id)
+    /// Returns a subscription.
+    pub fn find(&self, id: &WebhookId) -> Option<&PublishedEntry<StoredSubscription>> {
+        self.all.get(id)
     }
 
     /// `true` if there is none.
     pub fn is_empty(&self) -> bool {
-        self.webhooks.is_empty()
+        self.all.is_empty()
     }
 
-    fn enabled(&self) -> impl Iterator<Item = &StoredWebhook> {
-        self.webhooks.values().map(|entry| &entry.value).filter(|webhook| webhook.disabled.is_none())
+    /// Returns the push configs.
+    pub fn push_configs(&self) -> impl Iterator<Item = &StoredPushConfig> {
+        self.of_run.values().flatten().filter_map(|id| match &self.all.get(id)?.value {
+            StoredSubscription::Push(config) => Some(config),
+            StoredSubscription::Webhook(_) => None,
+        })
     }
 
-    /// Returns the sequence in a lane after which some webhook tells of events; `None` if all are disabled.
+    fn enabled(&self) -> impl Iterator<Item = &StoredSubscription> {
+        self.all.values().map(|entry| &entry.value).filter(|subscription| subscription.is_enabled())
+    }
+
+    /// Returns the enabled subscriptions that may select events of a run.
+    fn enabled_for<'a>(&'a self, run: &RunId) -> impl Iterator<Item = &'a StoredSubscription> {
+        let ids = self.of_all_runs.iter().chain(self.of_run.get(run).into_iter().flatten());
+        let found = ids.filter_map(|id| self.all.get(id)).map(|entry| &entry.value);
+        found.filter(|subscription| subscription.is_enabled())
+    }
+
+    /// Returns the sequence in a lane after which some subscription tells of events; `None` if all are disabled.
     fn first_wanted(&self, lane: u16) -> Option<u64> {
-        self.enabled().map(|webhook| webhook.since.get(&lane).copied().unwrap_or_default()).min()
+        self.enabled().map(|subscription| subscription.since().get(&lane).copied().unwrap_or_default()).min()
     }
 
-    /// Corrects webhooks that begin after the end of a lane, which happens if the cluster was restored from a backup.
+    /// Corrects subscriptions that begin after the end of a lane, which happens if the cluster was restored from a backup.
     async fn limit_to_ends(&self, ends: &BTreeMap<u16, u64>) -> Result<(), Fault> {
-        for entry in self.webhooks.values() {
-            let mut webhook = entry.value.clone();
-            for (lane, since) in &mut webhook.since {
+        for entry in self.all.values() {
+            let mut subscription = entry.value.clone();
+            for (lane, since) in subscription.since_mut() {
                 *since = (*since).min(ends.get(lane).copied().unwrap_or_default());
             }
-            if webhook.since != entry.value.since {
-                warn!(webhook = %webhook.id, "the log is shorter than when the webhook was created");
-                write_webhook(&self.bus, &webhook, entry.sequence).await?;
+            if subscription.since() != entry.value.since() {
+                let id = subscription.id();
+                warn!(webhook = %id, "the log is shorter than when the webhook was created");
+                write_subscription(&self.bus, &subscription, entry.sequence).await?;
             }
         }
         Ok(())
@@ -144,7 +188,7 @@ impl DeliveryFollower {
         bus: &Bus,
         (index, histories): (Arc<RunIndex>, Arc<HistoryCache>),
         mut position: ExportPosition,
-        webhooks: &mut WebhookTable,
+        webhooks: &mut SubscriptionTable,
     ) -> Result<Self, Fault> {
         // The ends must be those after the webhooks, whose beginnings are compared with them.
         webhooks.refresh().await?;
@@ -170,7 +214,7 @@ impl DeliveryFollower {
     /// The server does not respond.
     pub async fn read_lanes(
         &mut self,
-        webhooks: &mut WebhookTable,
+        webhooks: &mut SubscriptionTable,
         has_room: impl Fn(&WebhookId) -> bool,
     ) -> Result<(bool, Vec<WebhookId>), Fault> {
         webhooks.refresh().await?;
@@ -209,7 +253,7 @@ impl DeliveryFollower {
     }
 
     /// Opens the lanes, unless they are.
-    fn open_lanes(&mut self, webhooks: &WebhookTable) {
+    fn open_lanes(&mut self, webhooks: &SubscriptionTable) {
         if !self.lanes.is_empty() {
             return;
         }
@@ -225,7 +269,7 @@ impl DeliveryFollower {
         &self,
         lane: usize,
         message: &LaneMessage,
-        webhooks: &WebhookTable,
+        webhooks: &SubscriptionTable,
         has_room: impl Fn(&WebhookId) -> bool,
         full: &mut Vec<WebhookId>,
     ) -> Result<(), Fault> {
@@ -238,9 +282,8 @@ impl DeliveryFollower {
             }
         };
         let notices = notices_of_decision(&decision);
-        let is_wanted =
-            |webhook: &StoredWebhook| notices.iter().any(|notice| webhook.events.contains(&notice.kind));
-        if !webhooks.enabled().any(is_wanted) {
+        let is_wanted = |one: &StoredSubscription| notices.iter().any(|notice| one.tells_of(notice.kind));
+        if !webhooks.enabled_for(&message.run).any(is_wanted) {
             return Ok(());
         }
         let labels = match read_labels(&self.bus, &self.index, &self.histories, message).await {
@@ -250,9 +293,11 @@ impl DeliveryFollower {
         let (lane, now) = (u16::try_from(lane).unwrap_or(u16::MAX), clock::now());
         let mut deliveries = Vec::new();
         for notice in &notices {
-            let wanted: Vec<&StoredWebhook> = webhooks
-                .enabled()
-                .filter(|webhook| webhook.selects(notice.kind, &labels, lane, message.sequence()))
+            let (run, sequence) = ((&message.run, &labels), message.sequence());
+            let wanted: Vec<&WebhookId> = webhooks
+                .enabled_for(&message.run)
+                .filter(|one| one.selects(notice.kind, run, lane, sequence))
+                .map(StoredSubscription::id)
                 .collect();
             if wanted.is_empty() {
                 continue;
@@ -262,15 +307,10 @@ impl DeliveryFollower {
                 WebhookMessage::new(&message.run, message.sequence(), decision.at, notice, question);
             let id = notice.message_id(&message.run, message.sequence());
             for webhook in wanted {
-                if has_room(&webhook.id) {
-                    deliveries.push(StoredDelivery::new(
-                        id.clone(),
-                        webhook.id.clone(),
-                        content.clone(),
-                        now,
-                    ));
-                } else if !full.contains(&webhook.id) {
-                    full.push(webhook.id.clone());
+                if has_room(webhook) {
+                    deliveries.push(StoredDelivery::new(id.clone(), webhook.clone(), content.clone(), now));
+                } else if !full.contains(webhook) {
+                    full.push(webhook.clone());
                 }
             }
         }

@@ -8,13 +8,19 @@
 //! Of several gateways one delivers: the holder of the position. The id of a message follows from its place in the log, so that
 //! a receiver recognises one that arrives twice. While there is no webhook, nothing is read.
 //!
+//! Push configs of A2A clients are delivered in the same way: each is a webhook for one run, with another message.
+//!
 //! | file | contents |
 //! |---|---|
 //! | `follower` | derives deliveries from the log |
 //! | `queue` | the deliveries that have not ended, and which are due |
+//! | `outgoing` | the requests of deliveries: Standard Webhooks, or A2A notifications |
 //! | `receiver` | requests to receivers |
+//! | `expiry` | removes push configs of runs that are gone, or ended long ago |
 
+mod expiry;
 mod follower;
+mod outgoing;
 mod queue;
 mod receiver;
 
@@ -27,10 +33,14 @@ use futures::stream::SelectAll;
 use futures::{FutureExt, StreamExt};
 use millrace_protocol::ids::{Lane, WebhookId};
 use millrace_protocol::subject;
-use millrace_protocol::webhook::{DeliveryState, DisableReason, GiveUpReason, StoredDelivery, StoredWebhook};
+use millrace_protocol::webhook::{
+    DeliveryState, DisableReason, GiveUpReason, StoredDelivery, StoredSubscription,
+};
 use millrace_runtime::fault::backoff;
 use millrace_runtime::nats::published_bucket::{BucketChanges, PublishedEntry};
-use millrace_runtime::store::webhooks::{follow_deliveries, read_webhook, write_delivery, write_webhook};
+use millrace_runtime::store::webhooks::{
+    follow_deliveries, read_subscription, write_delivery, write_subscription,
+};
 use millrace_runtime::{Bus, Fault, clock};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -38,7 +48,9 @@ use tracing::{debug, info, warn};
 
 use crate::held_position::{FollowerStop, HeldPosition, PositionClaim};
 use crate::state::Gateway;
-use follower::{DeliveryFollower, WebhookTable};
+use expiry::PushExpiry;
+use follower::{DeliveryFollower, SubscriptionTable};
+use outgoing::build_request;
 use queue::{DeliveryKey, DeliveryQueue, MAX_WAITING};
 use receiver::ReceiverClient;
 
@@ -128,7 +140,7 @@ impl WebhookSender {
     /// Waits for the first webhook, and delivers until there is none.
     async fn deliver(&self) -> Result<(), FollowerStop> {
         let (bus, index) = (&self.gateway.bus, &self.gateway.runs);
-        let mut webhooks = WebhookTable::new(bus);
+        let mut webhooks = SubscriptionTable::new(bus);
         loop {
             webhooks.refresh().await?;
             if !webhooks.is_empty() {
@@ -161,7 +173,7 @@ impl WebhookSender {
     async fn follow(
         &self,
         held: &mut HeldPosition<'_>,
-        webhooks: &mut WebhookTable,
+        webhooks: &mut SubscriptionTable,
         attempts: &mut JoinSet<AttemptEnd>,
     ) -> Result<Infallible, FollowStop> {
         let Gateway { bus, runs, histories, .. } = &*self.gateway;
@@ -169,14 +181,16 @@ impl WebhookSender {
         let mut follower = DeliveryFollower::open(bus, sources, held.position().clone(), webhooks).await?;
         let (mut queue, mut changes) = (DeliveryQueue::default(), follow_deliveries(bus));
         let mut wakes = subscribe_to_decisions(bus).await;
+        let mut expiry = PushExpiry::default();
         loop {
             read_changes(&mut changes, &mut queue).await?;
             let has_room = |webhook: &WebhookId| queue.waiting(webhook) < MAX_WAITING;
             let (has_more, full) = follower.read_lanes(webhooks, has_room).await?;
             held.write(follower.position()).await?;
             for webhook in full {
-                disable(bus, &webhook, DisableReason::TooManyWaiting).await?;
+                disable(bus, webhooks, &webhook, DisableReason::TooManyWaiting).await?;
             }
+            expiry.remove_expired(&self.gateway, webhooks).await?;
             if webhooks.is_empty() {
                 return Err(FollowStop::NoWebhooks);
             }
@@ -197,7 +211,7 @@ impl WebhookSender {
                     while let Some(end) = ended {
                         // A task that panicked leaves a claim, after whose time the attempt is made again.
                         if let Ok(end) = end {
-                            handle_end(bus, &mut queue, end).await?;
+                            handle_end(bus, webhooks, &mut queue, end).await?;
                         }
                         ended = attempts.try_join_next();
                     }
@@ -209,23 +223,27 @@ impl WebhookSender {
     fn start_attempts(
         &self,
         queue: &mut DeliveryQueue,
-        webhooks: &WebhookTable,
+        webhooks: &SubscriptionTable,
         attempts: &mut JoinSet<AttemptEnd>,
     ) {
-        let find = |id: &WebhookId| webhooks.find(id).filter(|entry| entry.value.disabled.is_none());
+        let find = |id: &WebhookId| webhooks.find(id).filter(|entry| entry.value.is_enabled());
         for entry in queue.take_due(clock::now(), |id| find(id).is_some()) {
             let Some(webhook) = find(&entry.value.webhook) else { continue };
             let attempt = Attempt {
-                bus: self.gateway.bus.clone(),
+                gateway: self.gateway.clone(),
                 client: self.client.clone(),
-                webhook: webhook.value.clone(),
+                subscription: webhook.value.clone(),
                 shutdown: self.shutdown.clone(),
             };
             attempts.spawn(attempt.run(entry));
         }
     }
 
-    async fn give_up_orphans(&self, queue: &DeliveryQueue, webhooks: &WebhookTable) -> Result<(), Fault> {
+    async fn give_up_orphans(
+        &self,
+        queue: &DeliveryQueue,
+        webhooks: &SubscriptionTable,
+    ) -> Result<(), Fault> {
         for entry in queue.without_webhook(|id| webhooks.find(id).is_some()) {
             let given_up = entry.value.given_up(GiveUpReason::WebhookDeleted, clock::now());
             write_delivery(&self.gateway.bus, &given_up, entry.sequence).await?;
@@ -254,7 +272,12 @@ async fn read_changes(changes: &mut BucketChanges, queue: &mut DeliveryQueue) ->
 }
 
 /// Disables the webhook if the end of an attempt is a reason for it.
-async fn handle_end(bus: &Bus, queue: &mut DeliveryQueue, end: AttemptEnd) -> Result<(), Fault> {
+async fn handle_end(
+    bus: &Bus,
+    webhooks: &SubscriptionTable,
+    queue: &mut DeliveryQueue,
+    end: AttemptEnd,
+) -> Result<(), Fault> {
     let AttemptEnd { key, outcome } = end;
     queue.attempt_ended(&key);
     let Some(delivery) = outcome? else { return Ok(()) };
@@ -270,16 +293,20 @@ async fn handle_end(bus: &Bus, queue: &mut DeliveryQueue, end: AttemptEnd) -> Re
         | DeliveryState::Sending { .. }
         | DeliveryState::Delivered { .. } => return Ok(()),
     };
-    disable(bus, &key.0, reason).await
+    disable(bus, webhooks, &key.0, reason).await
 }
 
-async fn disable(bus: &Bus, id: &WebhookId, reason: DisableReason) -> Result<(), Fault> {
+async fn disable(
+    bus: &Bus,
+    webhooks: &SubscriptionTable,
+    id: &WebhookId,
+    reason: DisableReason,
+) -> Result<(), Fault> {
+    let Some(key) = webhooks.find(id).map(|entry| entry.key.clone()) else { return Ok(()) };
     for _ in 0..MAX_CHANGES {
-        let Some(entry) = read_webhook(bus, id).await?.filter(|entry| entry.value.disabled.is_none()) else {
-            return Ok(());
-        };
-        let webhook = StoredWebhook { disabled: Some(reason), ..entry.value };
-        if write_webhook(bus, &webhook, entry.sequence).await? {
+        let state = read_subscription(bus, &key).await?;
+        let Some(entry) = state.entry.filter(|entry| entry.value.is_enabled()) else { return Ok(()) };
+        if write_subscription(bus, &entry.value.disabled(reason), entry.sequence).await? {
             warn!(webhook = %id, ?reason, "webhook disabled");
             return Ok(());
         }
@@ -289,9 +316,9 @@ async fn disable(bus: &Bus, id: &WebhookId, reason: DisableReason) -> Result<(),
 
 /// An attempt at a delivery.
 struct Attempt {
-    bus: Bus,
+    gateway: Arc<Gateway>,
     client: Arc<ReceiverClient>,
-    webhook: StoredWebhook,
+    subscription: StoredSubscription,
     shutdown: CancellationToken,
 }
 
@@ -302,15 +329,17 @@ impl Attempt {
     }
 
     async fn make(self, entry: PublishedEntry<StoredDelivery>) -> Result<Option<StoredDelivery>, Fault> {
+        let bus = &self.gateway.bus;
         let started = entry.value.started(clock::now());
-        let Some(sequence) = write_delivery(&self.bus, &started, entry.sequence).await? else {
+        let Some(sequence) = write_delivery(bus, &started, entry.sequence).await? else {
             return Ok(None);
         };
-        let outcome = self.client.send(&self.webhook, &started).await;
+        let request = build_request(&self.gateway, &self.subscription, &started, clock::now()).await;
+        let outcome = self.client.send(request).await;
         let finished = started.finished(outcome, clock::now(), fastrand::f64());
         let mut failures = 0;
         loop {
-            match write_delivery(&self.bus, &finished, sequence).await {
+            match write_delivery(bus, &finished, sequence).await {
                 Ok(written) => return Ok(written.map(|_| finished)),
                 Err(fault) if fault.is_transient() && !self.shutdown.is_cancelled() => {
                     failures += 1;

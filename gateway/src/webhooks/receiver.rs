@@ -1,23 +1,19 @@
-//! Requests to receivers, signed as Standard Webhooks defines it. A receiver's URL comes from a user, so that its address is
-//! checked when the connection is made: only the public internet is allowed, and networks that the operator names. Redirects are not
-//! followed.
+//! Requests to receivers. A receiver's URL comes from a user, so that its address is checked when the connection is made: only the
+//! public internet is allowed, and networks that the operator names. Redirects are not followed.
 
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use millrace_address_policy::{CheckedResolver, ReceiverPolicy, SystemDns};
-use millrace_protocol::ids::MessageId;
 use millrace_protocol::safe_text::is_unsafe;
-use millrace_protocol::webhook::{
-    AttemptOutcome, DeliveryAttempt, MAX_REPLY, SigningSecret, StoredDelivery, StoredWebhook,
-};
+use millrace_protocol::webhook::{AttemptOutcome, DeliveryAttempt, MAX_REPLY};
 use millrace_runtime::clock;
-use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
-use ring::hmac;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
 use tokio::time::Instant;
 use url::Url;
+
+use super::outgoing::OutgoingRequest;
 
 /// The time for a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
@@ -55,12 +51,15 @@ impl ReceiverClient {
         Ok(Self { client, policy })
     }
 
-    /// Makes an attempt at a delivery.
-    pub async fn send(&self, webhook: &StoredWebhook, delivery: &StoredDelivery) -> AttemptOutcome {
+    /// Sends a request, or notes why there is none.
+    pub async fn send(&self, request: Result<OutgoingRequest, String>) -> AttemptOutcome {
         let (at, started) = (clock::now(), Instant::now());
-        let response = match self.policy.parse_url(&webhook.url) {
-            Ok(url) => self.request(url, webhook, delivery, at).await,
-            Err(refusal) => Err(refusal),
+        let response = match request {
+            Ok(request) => match self.policy.parse_url(&request.url) {
+                Ok(url) => self.post(url, request).await,
+                Err(refusal) => Err(refusal),
+            },
+            Err(problem) => Err(problem),
         };
         let (status, error, reply, retry_after) = match response {
             Ok(response) => {
@@ -74,23 +73,9 @@ impl ReceiverClient {
         AttemptOutcome { attempt: DeliveryAttempt { at, milliseconds, status, error, reply }, retry_after }
     }
 
-    async fn request(
-        &self,
-        url: Url,
-        webhook: &StoredWebhook,
-        delivery: &StoredDelivery,
-        at: Timestamp,
-    ) -> Result<reqwest::Response, String> {
-        let body = delivery.message.to_body();
-        let signature = sign(webhook.secrets_at(at), &delivery.id, at, &body);
-        let request = self
-            .client
-            .post(url)
-            .header(CONTENT_TYPE, "application/json")
-            .header("webhook-id", delivery.id.as_str())
-            .header("webhook-timestamp", at.as_second())
-            .header("webhook-signature", signature)
-            .body(body);
+    async fn post(&self, url: Url, request: OutgoingRequest) -> Result<reqwest::Response, String> {
+        let OutgoingRequest { url: _, headers, body } = request;
+        let request = self.client.post(url).headers(headers).body(body);
         request.send().await.map_err(|error| {
             // The text of the error itself repeats the URL, whose query may be secret.
             let mut text =
@@ -103,21 +88,6 @@ impl ReceiverClient {
             text
         })
     }
-}
-
-/// Returns the signatures of a message, one for each secret.
-fn sign<'a>(
-    secrets: impl Iterator<Item = &'a SigningSecret>,
-    id: &MessageId,
-    at: Timestamp,
-    body: &[u8],
-) -> String {
-    let content = [format!("{id}.{}.", at.as_second()).as_bytes(), body].concat();
-    let signatures = secrets.map(|secret| {
-        let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret.key()), &content);
-        format!("v1,{}", data_encoding::BASE64.encode(tag.as_ref()))
-    });
-    signatures.collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the delay that a receiver wants, in seconds; other forms of the header are ignored.
@@ -137,23 +107,4 @@ async fn read_beginning(mut response: reqwest::Response) -> String {
     }
     let text = String::from_utf8_lossy(&bytes);
     text.chars().map(|c| if is_unsafe(c) || (c.is_control() && c != '\n') { '\u{fffd}' } else { c }).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn signatures_are_those_of_the_specification() {
-        // The example of the specification and of its libraries.
-        let secret: SigningSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse().unwrap();
-        let id = MessageId::new("msg_p5jXN8AQM9LWM0D4loKWxJek").unwrap();
-        let at = Timestamp::from_second(1_614_265_330).unwrap();
-        let body = br#"{"test": 2432232314}"#;
-        let signature = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
-        assert_eq!(sign([&secret].into_iter(), &id, at, body), signature);
-        let other = SigningSecret::from_bytes(&[7; 32]);
-        let both = sign([&other, &secret].into_iter(), &id, at, body);
-        assert_eq!((both.split(' ').count(), both.ends_with(signature)), (2, true));
-    }
 }

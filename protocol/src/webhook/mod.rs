@@ -5,11 +5,15 @@
 //! |---|---|
 //! | `event` | the events that webhooks tell of, derived from decisions |
 //! | `secret` | the secrets by which receivers verify messages |
+//! | `push` | push configs of A2A clients: receivers for one run |
+//! | `subscription` | webhooks and push configs, as the sender of deliveries sees them |
 //! | `delivery` | deliveries: their states, retries and limits |
 
 mod delivery;
 mod event;
+mod push;
 mod secret;
+mod subscription;
 
 use std::collections::BTreeMap;
 
@@ -24,8 +28,15 @@ pub use delivery::{
     AttemptOutcome, DELIVERY_AGE, DeliveryAttempt, DeliveryState, DeliveryStep, GiveUpReason, MAX_REPLY,
     StoredDelivery,
 };
-pub use event::{EventNotice, UnknownEventKind, WebhookEventKind, WebhookMessage, notices_of_decision};
+pub use event::{
+    EventNotice, UnknownEventKind, WebhookData, WebhookEventKind, WebhookMessage, notices_of_decision,
+};
+pub use push::{
+    InvalidPushConfig, MAX_PUSH_CONFIGS, PUSH_PREFIX, PushAuthentication, SecretText, StoredPushConfig,
+    check_push_headers, check_push_id,
+};
 pub use secret::{InvalidSecret, SECRET_PREFIX, SigningSecret};
+pub use subscription::StoredSubscription;
 
 /// The maximum length of a description in bytes.
 const MAX_DESCRIPTION: usize = 200;

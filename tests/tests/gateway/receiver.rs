@@ -20,6 +20,12 @@ pub struct ReceivedMessage {
     pub timestamp: String,
     /// The header `webhook-signature`.
     pub signature: String,
+    /// The header `authorization`.
+    pub authorization: String,
+    /// The header `x-a2a-notification-token`.
+    pub token: String,
+    /// The header `content-type`.
+    pub content_type: String,
     /// The body.
     pub body: String,
     /// The status of the answer.
@@ -102,6 +108,9 @@ async fn receive(
         id: header("webhook-id"),
         timestamp: header("webhook-timestamp"),
         signature: header("webhook-signature"),
+        authorization: header("authorization"),
+        token: header("x-a2a-notification-token"),
+        content_type: header("content-type"),
         body: String::from_utf8_lossy(&body).into_owned(),
         status,
     });

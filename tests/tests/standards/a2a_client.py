@@ -9,9 +9,13 @@ import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import get_artifact_text, get_message_text, new_data_part, new_text_part
 from a2a.types.a2a_pb2 import (
+    AuthenticationInfo,
     CancelTaskRequest,
+    DeleteTaskPushNotificationConfigRequest,
     GetExtendedAgentCardRequest,
+    GetTaskPushNotificationConfigRequest,
     GetTaskRequest,
+    ListTaskPushNotificationConfigsRequest,
     ListTasksRequest,
     Message,
     Role,
@@ -24,7 +28,7 @@ from a2a.types.a2a_pb2 import (
 )
 from a2a.utils.errors import (
     A2AError,
-    PushNotificationNotSupportedError,
+    InvalidParamsError,
     TaskNotCancelableError,
     TaskNotFoundError,
     UnsupportedOperationError,
@@ -91,15 +95,16 @@ async def check_polling(client: Client) -> None:
     report = {artifact.artifact_id: artifact for artifact in task.artifacts}["report"]
     assert get_artifact_text(report), report
     again = await client.get_task(GetTaskRequest(id=task.id, history_length=1))
-    assert again.artifacts == task.artifacts and get_message_text(again.history[0]) == "ask", again
+    assert again.artifacts == task.artifacts, again
+    assert [get_message_text(one) for one in again.history] == ["eu"], "not the newest message"
+    assert [get_message_text(one) for one in task.history] == ["ask", "Which region?", "eu"], task
     listed = await client.list_tasks(ListTasksRequest(context_id=context, include_artifacts=True))
     assert listed.tasks[0].artifacts == task.artifacts, listed
 
     await refused(UnsupportedOperationError, send_one(client, message(new_text_part("more"), task=task.id)))
     await refused(TaskNotCancelableError, client.cancel_task(CancelTaskRequest(id=task.id)))
     await refused(TaskNotFoundError, client.get_task(GetTaskRequest(id="unknown")))
-    push = TaskPushNotificationConfig(task_id=task.id, url="https://example.com/hook")
-    await refused(PushNotificationNotSupportedError, client.create_task_push_notification_config(push))
+    await check_push(client, task.id)
 
     task = await send_one(client, ask_message())
     assert task.status.state == TaskState.TASK_STATE_INPUT_REQUIRED, task
@@ -108,6 +113,26 @@ async def check_polling(client: Client) -> None:
 
     task = await send_one(client, message(new_text_part("say it"), skill="echo"))
     assert task.status.state == TaskState.TASK_STATE_COMPLETED, task
+
+
+async def check_push(client: Client, task: str) -> None:
+    secret = AuthenticationInfo(scheme="Bearer", credentials="s3cret")
+    config = TaskPushNotificationConfig(
+        task_id=task, id="c1", url="https://receiver.invalid/hook", token="t0ken", authentication=secret
+    )
+    created = await client.create_task_push_notification_config(config)
+    assert (created.id, created.task_id, created.url) == ("c1", task, config.url), created
+    assert created.authentication.scheme == "Bearer" and "s3cret" not in str(created), created
+    named = {"task_id": task, "id": "c1"}
+    found = await client.get_task_push_notification_config(GetTaskPushNotificationConfigRequest(**named))
+    assert found == created and "t0ken" not in str(found), found
+    listed = await client.list_task_push_notification_configs(ListTaskPushNotificationConfigsRequest(task_id=task))
+    assert list(listed.configs) == [created], listed
+    private = TaskPushNotificationConfig(task_id=task, url="https://127.0.0.1/hook")
+    await refused(InvalidParamsError, client.create_task_push_notification_config(private))
+    for _ in range(2):
+        await client.delete_task_push_notification_config(DeleteTaskPushNotificationConfigRequest(**named))
+    await refused(TaskNotFoundError, client.get_task_push_notification_config(GetTaskPushNotificationConfigRequest(**named)))
 
 
 async def check_streaming(client: Client, http: httpx.AsyncClient, url: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 from urllib.parse import quote
 
-from .types import AnswerBody, AnswerScope, BatchItem, Consult, DocumentReference, Mode
+from .types import AnswerBody, AnswerScope, BatchItem, Consult, DocumentReference, Mode, PushConfigBody
 
 Document = Union[str, "os.PathLike[str]", "tuple[str, bytes]", DocumentReference]
 """A document of a run: a file, a folder, a name with its content, or a blob of the store with its path."""
@@ -102,6 +102,7 @@ def submission(
     after: Iterable[str],
     labels: Mapping[str, str] | None,
     session: str | None,
+    push_config: PushConfigBody | None,
     key: str | None,
 ) -> Request:
     """Returns the request that submits a run."""
@@ -120,6 +121,7 @@ def submission(
         labels=dict(labels or {}) or None,
         session=session,
         documents=references or None,
+        push_config=push_config,
     )
     return Request("POST", "/runs", body=body, documents=tuple(uploads), key=key or new_key())
 

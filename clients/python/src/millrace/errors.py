@@ -240,6 +240,18 @@ class WebhookDisabled(Refused):
     kind = "webhook-disabled"
 
 
+class PushConfigNotFound(NotFound):
+    """The run has no such push config."""
+
+    kind = "push-config-not-found"
+
+
+class TooManyPushConfigs(Refused):
+    """The run has too many push configs."""
+
+    kind = "too-many-push-configs"
+
+
 class CommandRefused(Refused):
     """The state of the run does not allow the command."""
 

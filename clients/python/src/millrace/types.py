@@ -5335,6 +5335,38 @@ class DeliveryList(TypedDict):
     """The cursor of the next part; empty if this is the last one."""
 
 
+class _PushConfigJsonRequired(TypedDict):
+    type: Literal["push_config"]
+    id: str
+    """Its id, unique within its run."""
+    run: RunId
+    """The run that it tells of."""
+    url: str
+    """The URL of its receiver."""
+    has_token: bool
+    """`true` if requests have a token in the header `X-A2A-Notification-Token`."""
+    enabled: bool
+    """`true` if it delivers messages."""
+    created_at: Time
+    """When it was set."""
+    created_by: str
+    """The name of its creator."""
+
+
+class PushConfigJson(_PushConfigJsonRequired, total=False):
+    """A push config. Its token and credentials can't be read."""
+    authentication_scheme: str | None
+    """The authentication scheme of requests; absent if there is none."""
+    disabled_because: DisableReason | None
+    """The reason why it does not."""
+
+
+class PushConfigList(TypedDict):
+    """The push configs of a run."""
+    push_configs: list[PushConfigJson]
+    """The push configs, oldest first."""
+
+
 class Health(TypedDict):
     """The health of the gateway."""
     type: Literal["health"]
@@ -5354,7 +5386,7 @@ class Version(TypedDict):
 
 
 class _ProblemRequired(TypedDict):
-    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:tenant-not-chosen", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:range-not-satisfiable", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:session-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:webhook-not-found", "urn:millrace:problem:delivery-not-found", "urn:millrace:problem:too-many-webhooks", "urn:millrace:problem:webhook-disabled", "urn:millrace:problem:rate-limited", "urn:millrace:problem:too-many-streams", "urn:millrace:problem:too-many-runs", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:identity-provider-unavailable", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
+    type: Literal["urn:millrace:problem:invalid-request", "urn:millrace:problem:unknown-host", "urn:millrace:problem:cross-origin", "urn:millrace:problem:unauthenticated", "urn:millrace:problem:tenant-not-chosen", "urn:millrace:problem:scope-missing", "urn:millrace:problem:unknown-path", "urn:millrace:problem:method-not-allowed", "urn:millrace:problem:not-acceptable", "urn:millrace:problem:unsupported-media-type", "urn:millrace:problem:body-too-large", "urn:millrace:problem:range-not-satisfiable", "urn:millrace:problem:request-timeout", "urn:millrace:problem:run-not-found", "urn:millrace:problem:session-not-found", "urn:millrace:problem:task-not-found", "urn:millrace:problem:question-not-found", "urn:millrace:problem:file-not-found", "urn:millrace:problem:blob-not-found", "urn:millrace:problem:source-not-found", "urn:millrace:problem:limit-not-found", "urn:millrace:problem:token-not-found", "urn:millrace:problem:too-many-tokens", "urn:millrace:problem:webhook-not-found", "urn:millrace:problem:delivery-not-found", "urn:millrace:problem:too-many-webhooks", "urn:millrace:problem:webhook-disabled", "urn:millrace:problem:push-config-not-found", "urn:millrace:problem:too-many-push-configs", "urn:millrace:problem:rate-limited", "urn:millrace:problem:too-many-streams", "urn:millrace:problem:too-many-runs", "urn:millrace:problem:run-deleted", "urn:millrace:problem:retention-rule-not-found", "urn:millrace:problem:no-deliverable", "urn:millrace:problem:invalid-run", "urn:millrace:problem:idempotency-key-reused", "urn:millrace:problem:command-refused", "urn:millrace:problem:answer-refused", "urn:millrace:problem:question-closed", "urn:millrace:problem:run-not-ended", "urn:millrace:problem:log-damaged", "urn:millrace:problem:identity-provider-unavailable", "urn:millrace:problem:cluster-unavailable", "urn:millrace:problem:store-full", "urn:millrace:problem:gateway-forbidden", "urn:millrace:problem:unreadable-data"]
     """The kind of the problem: `urn:millrace:problem:` and a name that never changes."""
     title: str
     """The kind in a sentence."""
@@ -5412,6 +5444,8 @@ class SubmissionBody(TypedDict, total=False):
     """
     documents: list[DocumentReference]
     """Documents that are in the blob store already, in addition to those that are uploaded with this request."""
+    push_config: PushConfigBody | None
+    """A receiver of A2A notifications about the status of the run."""
 
 
 class DocumentReference(TypedDict):
@@ -5420,6 +5454,32 @@ class DocumentReference(TypedDict):
     """The path under which agents see and cite it."""
     sha256: str
     """The SHA-256 of its content in hexadecimal."""
+
+
+class _PushConfigBodyRequired(TypedDict):
+    url: str
+    """The URL of its receiver."""
+
+
+class PushConfigBody(_PushConfigBodyRequired, total=False):
+    """A push config to set."""
+    id: str | None
+    """Its id, unique within the run; one is created if absent."""
+    token: str | None
+    """The token that requests have in the header `X-A2A-Notification-Token`."""
+    authentication: PushAuthenticationBody | None
+    """The header `Authorization` of requests."""
+
+
+class _PushAuthenticationBodyRequired(TypedDict):
+    scheme: str
+    """The scheme, such as `Bearer`."""
+
+
+class PushAuthenticationBody(_PushAuthenticationBodyRequired, total=False):
+    """The header `Authorization` of requests to a receiver."""
+    credentials: str | None
+    """The credentials."""
 
 
 class _PlanCheckBodyRequired(TypedDict):
@@ -5666,6 +5726,8 @@ Caller = CallerJson
 Webhook = WebhookJson
 
 Delivery = DeliveryJson
+
+PushConfig = PushConfigJson
 
 RunId = str
 

@@ -3,6 +3,7 @@
 
 mod definition;
 mod deliveries;
+mod push;
 
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
@@ -18,6 +19,9 @@ use millrace_runtime::{Bus, Fault, clock};
 
 pub use definition::{InvalidWebhook, NewWebhook, WebhookChange};
 pub use deliveries::{DeliveryPage, list_deliveries, read_delivery, redeliver, send_test};
+pub use push::{
+    NewPushConfig, PushConfigError, delete_push_config, find_push_config, list_push_configs, set_push_config,
+};
 
 /// The time for which an earlier secret signs messages too, if nobody chooses one.
 pub const SECRET_OVERLAP: SignedDuration = SignedDuration::from_hours(24);

@@ -4,19 +4,23 @@
 //! | bucket | key | content |
 //! |---|---|---|
 //! | `webhooks` | `ID` | a [`StoredWebhook`] |
+//! | `webhooks` | `push.RUN.ID` | a [`StoredPushConfig`] |
 //! | `deliveries` | `WEBHOOK.MESSAGE` | a [`StoredDelivery`], for a week after its last change |
 
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, TryStreamExt};
-use millrace_protocol::ids::{Lane, MessageId, WebhookId};
-use millrace_protocol::webhook::{SigningSecret, StoredDelivery, StoredWebhook};
+use millrace_protocol::ids::{Lane, MessageId, RunId, WebhookId};
+use millrace_protocol::webhook::{
+    SigningSecret, StoredDelivery, StoredPushConfig, StoredSubscription, StoredWebhook,
+};
 
 use crate::Fault;
 use crate::log::read_lane_end;
 use crate::nats::bus::Bus;
 use crate::nats::published_bucket::{
-    BucketChange, BucketChanges, ExpectedEntry, PublishedEntry, read_entries, read_key, remove_key, write_key,
+    BucketChange, BucketChanges, ExpectedEntry, KeyState, PublishedEntry, read_entries, read_key, remove_key,
+    write_key,
 };
 use crate::nats::topology::{DELIVERIES, WEBHOOKS};
 use crate::store::tokens::random_bytes;
@@ -118,6 +122,53 @@ pub async fn remove_webhook(bus: &Bus, id: &WebhookId) -> Result<(), Fault> {
     remove_key(bus, WEBHOOKS, id.as_str(), ExpectedEntry::Any).await.map(drop)
 }
 
+/// Returns the push configs of a run, oldest first.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_push_configs(
+    bus: &Bus,
+    run: &RunId,
+) -> Result<Vec<PublishedEntry<StoredPushConfig>>, Fault> {
+    let prefix = StoredPushConfig::key_prefix(run);
+    let mut all = read_entries::<StoredPushConfig>(bus, WEBHOOKS, &prefix).await?;
+    all.retain(|entry| entry.key == entry.value.key());
+    all.sort_by(|one, other| {
+        (one.value.created, &one.value.config).cmp(&(other.value.created, &other.value.config))
+    });
+    Ok(all)
+}
+
+/// Returns the state of the key of a subscription.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_subscription(bus: &Bus, key: &str) -> Result<KeyState<StoredSubscription>, Fault> {
+    let KeyState { entry, last } = read_key::<StoredSubscription>(bus, WEBHOOKS, key).await?;
+    Ok(KeyState { entry: entry.filter(|entry| entry.value.key() == key), last })
+}
+
+/// Writes a subscription in place of the one with this sequence; 0 is none. Returns `false` if it was changed since.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn write_subscription(
+    bus: &Bus,
+    subscription: &StoredSubscription,
+    sequence: u64,
+) -> Result<bool, Fault> {
+    let expected = ExpectedEntry::Sequence(sequence);
+    Ok(write_key(bus, WEBHOOKS, &subscription.key(), subscription, expected).await?.is_some())
+}
+
+/// Removes a push config. Its deliveries end with it.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn remove_push_config(bus: &Bus, config: &StoredPushConfig) -> Result<(), Fault> {
+    remove_key(bus, WEBHOOKS, &config.key(), ExpectedEntry::Any).await.map(drop)
+}
+
 fn delivery_key(webhook: &WebhookId, id: &MessageId) -> String {
     format!("{webhook}.{id}")
 }
@@ -201,9 +252,9 @@ pub async fn read_deliveries(
     }
 }
 
-/// Returns a reader of the changes of all webhooks, which begins with the first one.
+/// Returns a reader of the changes of all webhooks and push configs, which begins with the first one.
 #[must_use]
-pub fn follow_webhooks(bus: &Bus) -> BucketChanges {
+pub fn follow_subscriptions(bus: &Bus) -> BucketChanges {
     BucketChanges::new(bus, WEBHOOKS, "")
 }
 

@@ -41,6 +41,7 @@ use utoipa_axum::routes;
 
 use super::Written;
 use super::admission::find_problem_of_full_cluster;
+use super::push_configs::PushConfigBody;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{ClientTrace, IdempotencyKey};
 use crate::problem::{Mistake, Problem, ProblemKind};
@@ -99,6 +100,9 @@ pub struct SubmissionBody {
     /// Documents that are in the blob store already, in addition to those that are uploaded with this request.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     documents: Vec<DocumentReference>,
+    /// A receiver of A2A notifications about the status of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    push_config: Option<PushConfigBody>,
 }
 
 /// A document in the blob store.
@@ -131,9 +135,11 @@ async fn submit_run(
     ClientTrace(trace_parent): ClientTrace,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (body, uploaded) = read_request(&gateway, request).await?;
+    let (mut body, uploaded) = read_request(&gateway, request).await?;
     // The content, not its bytes: a repetition has another boundary between its parts.
     let digest = digest_of_request(&body, &uploaded);
+    // A config with a mistake starts no run.
+    let push_config = body.push_config.take().map(|config| gateway.check_push_config(config)).transpose()?;
     let (submission, documents) = describe_submission(&gateway, body, uploaded).await?;
     let submission = Submission { trace_parent, ..submission };
     let submission = match documents.is_empty() {
@@ -143,24 +149,39 @@ async fn submit_run(
             Submission { documents, ..submission }
         }
     };
+    let (run, sequence, status) = submit_once(&gateway, key, digest, &submission).await?;
+    if let Some(config) = push_config {
+        gateway.set_push_config(&run, config).await?;
+    }
+    Ok(submitted(&run, sequence, status))
+}
+
+/// Submits a run, unless the key was used for this request before. Returns its id, the sequence of its submission, and the
+/// status of the reply.
+async fn submit_once(
+    gateway: &Access,
+    key: Option<String>,
+    digest: String,
+    submission: &Submission,
+) -> Result<(RunId, u64, StatusCode), Problem> {
     let Some(key) = key else {
-        if let Some(problem) = find_problem_of_full_cluster(&gateway).await? {
+        if let Some(problem) = find_problem_of_full_cluster(gateway).await? {
             return Err(problem);
         }
-        let (run, sequence) = millrace_client::submit_new_run(&gateway.bus, &submission).await?;
-        return Ok(submitted(&run, sequence, StatusCode::CREATED));
+        let (run, sequence) = millrace_client::submit_new_run(&gateway.bus, submission).await?;
+        return Ok((run, sequence, StatusCode::CREATED));
     };
     let keyed =
         KeyedSubmission { run: generate_run_id(&gateway.bus, submission.session.as_ref()), request: digest };
     match claim_key(&gateway.bus, (&gateway.caller.name, &key), &keyed).await? {
         KeyClaim::New => {
-            let sequence = submit_with_id(&gateway, &keyed.run, &submission).await?;
-            Ok(submitted(&keyed.run, sequence, StatusCode::CREATED))
+            let sequence = submit_with_id(gateway, &keyed.run, submission).await?;
+            Ok((keyed.run, sequence, StatusCode::CREATED))
         }
         KeyClaim::Existing(earlier) if earlier.request == keyed.request => {
             // The process that claimed the key may have died before it submitted the run.
-            let sequence = submit_with_id(&gateway, &earlier.run, &submission).await?;
-            Ok(submitted(&earlier.run, sequence, StatusCode::OK))
+            let sequence = submit_with_id(gateway, &earlier.run, submission).await?;
+            Ok((earlier.run, sequence, StatusCode::OK))
         }
         KeyClaim::Existing(earlier) => Err(Problem::new(
             ProblemKind::KeyReused,

@@ -75,7 +75,7 @@ pub fn build_card(address: &str, skills: Vec<AgentSkill>, needs_token: bool) -> 
         ],
         capabilities: AgentCapabilities {
             streaming: Some(true),
-            push_notifications: Some(false),
+            push_notifications: Some(true),
             extensions: None,
             extended_agent_card: Some(true),
         },

@@ -26,7 +26,9 @@ impl From<A2AError> for A2aFault {
 
 impl From<ApiProblem> for A2aFault {
     fn from(problem: ApiProblem) -> Self {
-        let has_no_task = problem.is(ProblemKind::RunNotFound) || problem.is(ProblemKind::RunDeleted);
+        // The specification has no error for a push config that does not exist.
+        let is_missing = [ProblemKind::RunNotFound, ProblemKind::RunDeleted, ProblemKind::PushConfigNotFound];
+        let has_no_task = is_missing.into_iter().any(|kind| problem.is(kind));
         let code = match problem.status {
             _ if has_no_task => error_code::TASK_NOT_FOUND,
             status if status.is_server_error() => error_code::INTERNAL_ERROR,

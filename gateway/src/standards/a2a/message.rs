@@ -15,6 +15,27 @@ const SKILL: &str = "skill";
 /// The longest id of a context in characters, which is that of a label's value.
 const MAX_CONTEXT: usize = 256;
 
+/// The types of documents that agents read, after `application/`.
+const DOCUMENT_TYPES: [&str; 14] = [
+    "csv",
+    "epub+zip",
+    "javascript",
+    "json",
+    "msword",
+    "octet-stream",
+    "pdf",
+    "rtf",
+    "sql",
+    "toml",
+    "x-ndjson",
+    "x-yaml",
+    "xml",
+    "yaml",
+];
+/// The families of types of office documents that agents read, after `application/`.
+const DOCUMENT_FAMILIES: [&str; 4] =
+    ["vnd.ms-excel", "vnd.ms-word", "vnd.oasis.opendocument.", "vnd.openxmlformats-officedocument."];
+
 /// A run as `POST /runs` accepts it, with its documents.
 #[derive(Debug)]
 pub struct DescribedRun {
@@ -50,6 +71,10 @@ pub fn describe_run(message: &Message) -> Result<DescribedRun, A2aFault> {
                 documents.push(SubmittedDocument { path: name.clone(), content: text.clone().into_bytes() });
             }
             (PartContent::Raw(content), name) => {
+                if let Some(media_type) = part.media_type.as_deref().filter(|one| !is_readable(one)) {
+                    let error = format!("no agent reads parts of the type {media_type:?}");
+                    return Err(A2AError::new(a2a::error_code::CONTENT_TYPE_NOT_SUPPORTED, error).into());
+                }
                 let path = name.clone().unwrap_or_else(|| format!("attachment-{}", documents.len() + 1));
                 documents.push(SubmittedDocument { path, content: content.clone() });
             }
@@ -79,6 +104,22 @@ pub fn describe_run(message: &Message) -> Result<DescribedRun, A2aFault> {
         use_skill(&mut description, skill)?;
     }
     Ok(DescribedRun { description, documents })
+}
+
+/// `true` if agents may read content of a media type. What is in a document is decided by its content, so a client that
+/// does not know the type may say so.
+fn is_readable(media_type: &str) -> bool {
+    let media_type = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let Some((kind, name)) = media_type.split_once('/') else { return media_type.is_empty() };
+    match kind {
+        "text" | "image" | "message" => true,
+        "application" => {
+            DOCUMENT_TYPES.contains(&name)
+                || DOCUMENT_FAMILIES.iter().any(|family| name.starts_with(family))
+                || ["+json", "+xml", "+yaml"].iter().any(|suffix| name.ends_with(suffix))
+        }
+        _ => false,
+    }
 }
 
 /// Makes the run one task of a capability, which a skill of the card names.
@@ -212,7 +253,14 @@ mod tests {
         let one = message(json!({ "parts": [{ "text": "say" }], "metadata": { "skill": "echo" } }));
         let plan = &describe_run(&one).unwrap().description["plan"]["tasks"][0];
         assert_eq!((&plan["capability"], &plan["objective"]), (&json!("echo"), &json!("say")));
+        for media_type in ["", "text/x-rust", "image/png", "application/vnd.api+json", "Application/PDF; x=1"]
+        {
+            let parts = json!({ "parts": [{ "raw": "dHdv", "mediaType": media_type }] });
+            assert!(describe_run(&message(parts)).is_ok(), "{media_type}");
+        }
         for wrong in [
+            json!({ "parts": [{ "raw": "dHdv", "mediaType": "application/x-unknown" }] }),
+            json!({ "parts": [{ "raw": "dHdv", "mediaType": "video/mp4" }] }),
             json!({ "parts": [{ "url": "https://example.com/a" }] }),
             json!({ "parts": [{ "data": 7 }] }),
             json!({ "parts": [], "contextId": "a,b" }),

@@ -12,16 +12,21 @@
 //! | `task` | runs as tasks |
 //! | `operations` | the operations, for both bindings |
 //! | `updates` | the events of a task as a stream |
+//! | `push` | push notification configs, and the notifications |
 //! | `fault` | errors |
+//! | `field_names` | the two names of each field in JSON |
 //! | `rest`, `rpc` | the bindings |
 
 mod card;
 mod fault;
+mod field_names;
 mod message;
 mod operations;
+mod push;
 mod rest;
 mod rpc;
 mod task;
 mod updates;
 
-pub use rest::A2aServer;
+pub use push::build_notification;
+pub use rest::{A2aServer, MEDIA_TYPE};

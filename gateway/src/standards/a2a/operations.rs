@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::fault::A2aFault;
 use super::message::{CONTEXT_LABEL, answer_of_message, check_context, describe_run, find_question, text_of};
+use super::push::{describe_config_of_message, set_config};
 use super::task::{RunTask, context_of, run_states_of, state_of};
 use crate::problem::ProblemKind;
 use crate::standards::api::{ApiClient, encode_part, encode_path};
@@ -47,21 +48,26 @@ pub struct Delivery {
 pub async fn deliver_message(api: &ApiClient, request: &SendMessageRequest) -> Result<Delivery, A2aFault> {
     let message = &request.message;
     let configuration = request.configuration.as_ref();
-    if configuration.is_some_and(|one| one.task_push_notification_config.is_some()) {
-        return Err(A2AError::push_notification_not_supported().into());
-    }
+    let push = configuration.and_then(|one| one.task_push_notification_config.as_ref());
+    let push = push.map(|config| describe_config_of_message(config, &message.message_id));
     if message.message_id.is_empty() {
         return Err(A2aFault::invalid("message.messageId must not be empty"));
     }
     match message.task_id.as_deref().filter(|task| !task.is_empty()) {
         None => {
-            let run = describe_run(message)?;
+            let mut run = describe_run(message)?;
+            run.description.extend(push.map(|config| ("push_config".to_owned(), config)));
             // A repeated message is the same run.
             let key = format!("a2a/{}", message.message_id);
             let run = submit_run(api, &run.description, &run.documents, Some(&key)).await?.run;
             Ok(Delivery { run, before: None })
         }
         Some(task) => {
+            if let Some(config) = push {
+                // Before the message, so that the config tells of its effect.
+                RunTask::read(api, task, Some(0)).await?;
+                set_config(api, task, &config).await?;
+            }
             let before = continue_run(api, task, message).await?;
             Ok(Delivery { run: task.to_owned(), before: Some(before) })
         }

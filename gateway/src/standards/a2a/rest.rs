@@ -5,31 +5,39 @@ use std::sync::Arc;
 
 use a2a::agent_card::AgentCard;
 use a2a::{
-    A2AError, CancelTaskRequest, GetTaskRequest, ListTasksRequest, SendMessageRequest, SendMessageResponse,
-    StreamResponse, VERSION,
+    A2AError, CancelTaskRequest, DeleteTaskPushNotificationConfigRequest,
+    GetTaskPushNotificationConfigRequest, GetTaskRequest, ListTaskPushNotificationConfigsRequest,
+    ListTasksRequest, SendMessageRequest, SendMessageResponse, StreamResponse, TaskPushNotificationConfig,
+    VERSION,
 };
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
-use serde::Serialize;
+use axum::routing::{get, post};
+use millrace_runtime::store::blobs::sha256_hex;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::card::{ROOT, build_card, read_skills};
 use super::fault::A2aFault;
+use super::field_names::{usual_name, with_usual_names};
 use super::operations::{Delivery, cancel_task, deliver_message, get_task, list_tasks, send_message};
+use super::push::{create_push_config, delete_push_config, get_push_config, list_push_configs};
 use super::rpc::answer_rpc;
 use super::updates::{StreamEnd, StreamPart, StreamStart, start_stream};
 use crate::standards::api::ApiClient;
 use crate::standards::mcp::MAX_BODY;
 
-/// The media type of answers.
-const MEDIA_TYPE: &str = "application/a2a+json";
+/// The media type of answers and notifications.
+pub const MEDIA_TYPE: &str = "application/a2a+json";
+
+/// The caching of the card. Its skills change with the workers of the cluster.
+const CARD_CACHING: &str = "private, max-age=60";
 
 /// The A2A server.
 #[derive(Clone)]
@@ -54,18 +62,24 @@ impl A2aServer {
     pub fn into_routes(self) -> (Router, Router) {
         let server = Arc::new(self);
         let card = Router::new().route("/.well-known/agent-card.json", get(read_card));
+        // Clients that resolve a path against the address of the card end it with a slash.
+        let with_slash = Router::new().route(&format!("{ROOT}/"), post(answer_rpc));
+        let with_slash = with_slash.layer(DefaultBodyLimit::max(MAX_BODY)).with_state(server.clone());
         let operations = Router::new()
             .route("/", post(answer_rpc))
             .route("/message:send", post(post_message))
             .route("/message:stream", post(stream_message))
             .route("/tasks", get(get_tasks))
             .route("/tasks/{task}", get(read_or_follow_task).post(act_on_task))
-            .route("/tasks/{task}/pushNotificationConfigs", any(refuse_push))
-            .route("/tasks/{task}/pushNotificationConfigs/{config}", any(refuse_push))
+            .route("/tasks/{task}/pushNotificationConfigs", get(get_push_configs).post(post_push_config))
+            .route(
+                "/tasks/{task}/pushNotificationConfigs/{config}",
+                get(read_push_config).delete(remove_push_config),
+            )
             .route("/extendedAgentCard", get(read_extended_card))
             .layer(DefaultBodyLimit::max(MAX_BODY))
             .with_state(server.clone());
-        (card.with_state(server), Router::new().nest(ROOT, operations))
+        (card.with_state(server), Router::new().nest(ROOT, operations).merge(with_slash))
     }
 
     /// Returns the API as the sender of a request may use it.
@@ -139,17 +153,32 @@ fn encode_update(update: Result<&StreamResponse, A2aFault>) -> Value {
 async fn read_body<T: DeserializeOwned>(body: Body) -> Result<T, A2aFault> {
     let bytes = axum::body::to_bytes(body, MAX_BODY).await;
     let bytes = bytes.map_err(|_| A2aFault::invalid(format!("the body has more than {MAX_BODY} bytes")))?;
-    let mut input = serde_json::Deserializer::from_slice(&bytes);
-    serde_path_to_error::deserialize(&mut input).map_err(|error| {
+    let value: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| A2aFault::invalid(format!("the body is no JSON: {error}")))?;
+    serde_path_to_error::deserialize(with_usual_names(value)).map_err(|error| {
         A2aFault::invalid(format!("the body is invalid: {}: {}", error.path(), error.inner()))
     })
 }
 
 async fn read_card(State(server): State<SharedServer>, request: Request) -> Response {
     let (parts, _) = request.into_parts();
-    let mut response = json_response(&server.card(&parts).await);
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-    response
+    let body = serde_json::to_vec(&server.card(&parts).await).expect("the types of A2A serialise to JSON");
+    let version = format!("\"{}\"", &sha256_hex(&body)[..32]);
+    let is_known = parts.headers.get_all(header::IF_NONE_MATCH).iter().any(|value| {
+        let mut versions = value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        versions.any(|known| known.strip_prefix(b"W/").unwrap_or(known) == version.as_bytes())
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CACHE_CONTROL, CARD_CACHING),
+        // Skills are shown to those who may read capabilities.
+        (header::VARY, "Authorization, Cookie, Host, Millrace-Tenant"),
+        (header::ETAG, &version),
+    ];
+    match is_known {
+        true => (StatusCode::NOT_MODIFIED, headers).into_response(),
+        false => (headers, body).into_response(),
+    }
 }
 
 async fn read_extended_card(
@@ -216,6 +245,7 @@ async fn get_tasks(
 /// Parses the query of a list: all its values are texts.
 fn parse_list_query(query: Value) -> Result<ListTasksRequest, A2aFault> {
     let typed = |(name, value): (String, Value)| {
+        let name = usual_name(&name);
         let text = value.as_str().unwrap_or_default();
         let value = match name.as_str() {
             "pageSize" | "historyLength" | "includeArtifacts" => serde_json::from_str(text).unwrap_or(value),
@@ -240,7 +270,9 @@ async fn read_or_follow_task(
         return Ok(stream_response(receiver, encode_update));
     }
     let history = parts.uri.query().unwrap_or_default().split('&');
-    let history = history.filter_map(|pair| pair.strip_prefix("historyLength=")).next();
+    let history =
+        history.filter_map(|pair| pair.split_once('=')).find(|(name, _)| usual_name(name) == "historyLength");
+    let history = history.map(|(_, value)| value);
     let history_length = history.map(str::parse).transpose();
     let history_length = history_length.map_err(|_| A2aFault::invalid("historyLength must be a number"))?;
     Ok(json_response(&get_task(&api, GetTaskRequest { id: task, history_length, tenant: None }).await?))
@@ -264,8 +296,58 @@ async fn act_on_task(
     Ok(json_response(&cancel_task(&api, request).await?))
 }
 
-async fn refuse_push() -> A2aFault {
-    A2AError::push_notification_not_supported().into()
+async fn get_push_configs(
+    State(server): State<SharedServer>,
+    Path(task): Path<String>,
+    query: Result<Query<PageQuery>, axum::extract::rejection::QueryRejection>,
+    request: Request,
+) -> Result<Response, A2aFault> {
+    let api = server.api_of(&request.into_parts().0)?;
+    let Query(PageQuery { page_size, page_token }) =
+        query.map_err(|error| A2aFault::invalid(error.body_text()))?;
+    let request =
+        ListTaskPushNotificationConfigsRequest { task_id: task, page_size, page_token, tenant: None };
+    Ok(json_response(&list_push_configs(&api, request).await?))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PageQuery {
+    page_size: Option<i32>,
+    page_token: Option<String>,
+}
+
+async fn post_push_config(
+    State(server): State<SharedServer>,
+    Path(task): Path<String>,
+    request: Request,
+) -> Result<Response, A2aFault> {
+    let (parts, body) = request.into_parts();
+    let api = server.api_of(&parts)?;
+    let config: TaskPushNotificationConfig = read_body(body).await?;
+    // The path names the task.
+    let config = TaskPushNotificationConfig { task_id: task, ..config };
+    Ok(json_response(&create_push_config(&api, config).await?))
+}
+
+async fn read_push_config(
+    State(server): State<SharedServer>,
+    Path((task_id, id)): Path<(String, String)>,
+    request: Request,
+) -> Result<Response, A2aFault> {
+    let api = server.api_of(&request.into_parts().0)?;
+    let request = GetTaskPushNotificationConfigRequest { task_id, id, tenant: None };
+    Ok(json_response(&get_push_config(&api, request).await?))
+}
+
+async fn remove_push_config(
+    State(server): State<SharedServer>,
+    Path((task_id, id)): Path<(String, String)>,
+    request: Request,
+) -> Result<Response, A2aFault> {
+    let api = server.api_of(&request.into_parts().0)?;
+    let request = DeleteTaskPushNotificationConfigRequest { task_id, id, tenant: None };
+    Ok(json_response(&delete_push_config(&api, request).await?))
 }
 
 #[cfg(test)]

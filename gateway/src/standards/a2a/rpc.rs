@@ -2,25 +2,33 @@
 
 use std::sync::Arc;
 
+use a2a::error_code;
 use a2a::jsonrpc::methods;
 use a2a::{
     A2AError, JsonRpcId, JsonRpcRequest, JsonRpcResponse, SendMessageResponse, SubscribeToTaskRequest,
 };
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::fault::A2aFault;
+use super::field_names::with_usual_names;
 use super::operations::{cancel_task, get_task, list_tasks, send_message};
+use super::push::{create_push_config, delete_push_config, get_push_config, list_push_configs};
 use super::rest::{A2aServer, last_event_id, start_message_stream, start_task_stream, stream_response};
 use crate::standards::mcp::MAX_BODY;
 
 /// Answers a request. Errors are in the body of the answer, as JSON-RPC demands.
 pub async fn answer_rpc(State(server): State<Arc<A2aServer>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
+    if let Some(content_type) = find_foreign_type(&parts.headers) {
+        let detail = format!("the body must be application/json, not {content_type}");
+        let error = A2AError::new(error_code::CONTENT_TYPE_NOT_SUPPORTED, detail);
+        return rpc_response(&failure(JsonRpcId::Null, error.into()));
+    }
     let Ok(bytes) = axum::body::to_bytes(body, MAX_BODY).await else {
         let fault = A2aFault::invalid(format!("the body has more than {MAX_BODY} bytes"));
         return rpc_response(&failure(JsonRpcId::Null, fault));
@@ -73,16 +81,33 @@ pub async fn answer_rpc(State(server): State<Arc<A2aServer>>, request: Request) 
                 }
             }
         }
-        methods::CREATE_PUSH_CONFIG
-        | methods::GET_PUSH_CONFIG
-        | methods::LIST_PUSH_CONFIGS
-        | methods::DELETE_PUSH_CONFIG => Err(A2AError::push_notification_not_supported().into()),
+        methods::CREATE_PUSH_CONFIG => {
+            with_params(params, async |config| create_push_config(&api, config).await).await
+        }
+        methods::GET_PUSH_CONFIG => {
+            with_params(params, async |request| get_push_config(&api, request).await).await
+        }
+        methods::LIST_PUSH_CONFIGS => {
+            with_params(params, async |request| list_push_configs(&api, request).await).await
+        }
+        methods::DELETE_PUSH_CONFIG => {
+            with_params(params, async |request| delete_push_config(&api, request).await).await
+        }
         other => Err(A2AError::method_not_found(other).into()),
     };
     rpc_response(&match outcome {
         Ok(result) => JsonRpcResponse::success(id, result),
         Err(fault) => failure(id, fault),
     })
+}
+
+/// Returns the media type of a body that is not JSON, as its client says.
+fn find_foreign_type(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::CONTENT_TYPE)?;
+    let media_type = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    let media_type = media_type.to_ascii_lowercase();
+    let is_json = media_type == "application/json" || media_type.ends_with("+json");
+    (!is_json).then_some(media_type)
 }
 
 /// Parses a request; a malformed one is answered with its id if it has one.
@@ -100,7 +125,7 @@ fn parse_request(bytes: &[u8]) -> Result<JsonRpcRequest, (JsonRpcId, A2AError)> 
 }
 
 fn parse_params<T: DeserializeOwned>(params: Value) -> Result<T, A2aFault> {
-    serde_path_to_error::deserialize(params)
+    serde_path_to_error::deserialize(with_usual_names(params))
         .map_err(|error| A2aFault::invalid(format!("params.{}: {}", error.path(), error.inner())))
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::message::CONTEXT_LABEL;
 use crate::problem::ProblemKind;
 use crate::standards::api::{ApiClient, ApiProblem, encode_part, encode_path};
-use crate::standards::run_view::{QuestionView, RunView};
+use crate::standards::run_view::{QuestionView, RunView, UsageView};
 
 /// The size in bytes up to which an artifact contains its file; of larger ones it has the path in the API.
 const MAX_INLINE: u64 = 256 * 1024;
@@ -32,6 +32,29 @@ struct UserMessage {
     at: String,
     by: String,
     text: String,
+}
+
+#[derive(Deserialize)]
+struct Questions {
+    questions: Vec<AskedQuestion>,
+}
+
+/// A question, open or closed.
+#[derive(Deserialize)]
+struct AskedQuestion {
+    id: String,
+    text: String,
+    asked_at: String,
+    decided_at: Option<String>,
+    by: Option<String>,
+    answer: Option<QuestionAnswer>,
+}
+
+#[derive(Deserialize)]
+struct QuestionAnswer {
+    answer: String,
+    value: Option<Value>,
+    text: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -106,11 +129,15 @@ impl RunTask {
         let RunSource { view, labels, messages } = source;
         let view = view.complete(api).await?;
         let context = context_of(&view.run, labels.as_ref());
+        let asked = match history {
+            Some(..=0) => Vec::new(),
+            Some(_) | None => read_questions(api, &view.run).await?,
+        };
         let task = Task {
             id: view.run.clone(),
             status: status_of(&view, &context),
             artifacts: None,
-            history: history_of(&view, &context, &messages, history),
+            history: history_of(&view, &context, (&messages, &asked), history),
             metadata: Some(metadata_of(&view, sequence)),
             context_id: context,
         };
@@ -126,7 +153,11 @@ impl RunTask {
 }
 
 fn metadata_of(view: &RunView, sequence: u64) -> HashMap<String, Value> {
-    let usage = millrace_views::to_value(&view.usage);
+    let UsageView { model_calls, tool_calls, input_tokens, output_tokens, cost_micros } = view.usage;
+    let usage = json!({
+        "modelCalls": model_calls, "toolCalls": tool_calls, "inputTokens": input_tokens,
+        "outputTokens": output_tokens, "costMicros": cost_micros,
+    });
     HashMap::from([
         ("sequence".to_owned(), sequence.into()),
         ("state".to_owned(), view.state.as_str().into()),
@@ -152,13 +183,13 @@ pub fn status_of(view: &RunView, context: &str) -> TaskStatus {
     };
     TaskStatus {
         state,
-        message: Some(message(&view.run, context, id, Role::Agent, parts)),
+        message: Some(message_of_agent(&view.run, context, id, parts)),
         timestamp: time.and_then(|time| time.parse().ok()),
     }
 }
 
 /// Returns a question as text for a person and as data for a program.
-fn parts_of_question(question: &QuestionView) -> [Part; 2] {
+pub fn parts_of_question(question: &QuestionView) -> [Part; 2] {
     let mut text = question.text.clone();
     if let Some(tool) = &question.tool {
         text.push_str(&format!("\n\nCall: {tool} {}", question.arguments));
@@ -170,6 +201,11 @@ fn parts_of_question(question: &QuestionView) -> [Part; 2] {
         text.push_str(&format!("\n\nOptions: {}", question.options.join("; ")));
     }
     [Part::text(text), Part::data(json!({ "question": question }))]
+}
+
+/// Returns a message of the agent in a task.
+pub fn message_of_agent(run: &str, context: &str, id: String, parts: Vec<Part>) -> Message {
+    message(run, context, id, Role::Agent, parts)
 }
 
 fn message(run: &str, context: &str, id: String, role: Role, parts: Vec<Part>) -> Message {
@@ -185,27 +221,61 @@ fn message(run: &str, context: &str, id: String, role: Role, parts: Vec<Part>) -
     }
 }
 
-/// Returns the last messages of the user, the objective first.
+/// Reads all questions of a run.
+async fn read_questions(api: &ApiClient, run: &str) -> Result<Vec<AskedQuestion>, ApiProblem> {
+    let path = format!("/runs/{}/questions?history=true", encode_part(run));
+    Ok(api.get::<Questions>(&path).await?.questions)
+}
+
+/// Returns the last messages, oldest first: the objective, what the user wrote, and the questions with their answers.
 fn history_of(
     view: &RunView,
     context: &str,
-    messages: &[UserMessage],
+    (messages, asked): (&[UserMessage], &[AskedQuestion]),
     length: Option<i32>,
 ) -> Option<Vec<Message>> {
-    let user = |id: String, text: &str| message(&view.run, context, id, Role::User, vec![Part::text(text)]);
-    let objective = view.objective.iter().map(|text| user(format!("{}/objective", view.run), text));
-    let later = messages.iter().enumerate().map(|(number, one)| {
-        let mut message = user(format!("{}/message/{}", view.run, number + 1), &one.text);
-        let metadata = [("at", one.at.as_str()), ("by", one.by.as_str())];
+    let user = |id: String, part: Part, (at, by): (&str, &str)| {
+        let mut message = message(&view.run, context, id, Role::User, vec![part]);
+        let metadata = [("at", at), ("by", by)];
         message.metadata = Some(metadata.map(|(name, value)| (name.to_owned(), value.into())).into());
         message
+    };
+    let mut timed: Vec<(&str, Message)> = Vec::new();
+    for (number, one) in messages.iter().enumerate() {
+        let id = format!("{}/message/{}", view.run, number + 1);
+        timed.push((&one.at, user(id, Part::text(&one.text), (&one.at, &one.by))));
+    }
+    for question in asked {
+        let text = vec![Part::text(&question.text)];
+        timed.push((&question.asked_at, message_of_agent(&view.run, context, question.id.clone(), text)));
+        if let (Some(answer), Some(at)) = (&question.answer, &question.decided_at) {
+            let (id, by) = (format!("{}/answer", question.id), question.by.as_deref().unwrap_or_default());
+            timed.push((at, user(id, part_of_answer(answer), (at, by))));
+        }
+    }
+    timed.sort_by_key(|(at, _)| at.parse::<jiff::Timestamp>().ok());
+    let objective = view.objective.iter().map(|text| {
+        let id = format!("{}/objective", view.run);
+        message(&view.run, context, id, Role::User, vec![Part::text(text)])
     });
-    let mut all: Vec<Message> = objective.chain(later).collect();
+    let mut all: Vec<Message> = objective.chain(timed.into_iter().map(|(_, message)| message)).collect();
     if let Some(length) = length {
         let length = usize::try_from(length).unwrap_or(0);
         all.drain(..all.len().saturating_sub(length));
     }
     Some(all).filter(|all| !all.is_empty())
+}
+
+/// Returns an answer as a message has it: an input as itself, anything else as the text that a client may send.
+fn part_of_answer(answer: &QuestionAnswer) -> Part {
+    let QuestionAnswer { answer: kind, value, text } = answer;
+    match (value, text) {
+        (Some(Value::String(value)), _) if kind == "answer" => Part::text(value),
+        (Some(value), _) if kind == "answer" => Part::data(value.clone()),
+        (Some(value), _) => Part::data(json!({ "answer": kind, "value": value })),
+        (None, Some(text)) => Part::text(format!("{kind}: {text}")),
+        (None, None) => Part::text(kind),
+    }
 }
 
 /// Reads the report of a run that has ended, and the files of a run.
@@ -214,7 +284,8 @@ pub async fn read_artifacts(api: &ApiClient, view: &RunView) -> Result<Vec<Artif
     if view.has_ended() {
         match api.get_text(&format!("/runs/{run}/report")).await {
             Ok(report) => {
-                let part = Part::text(report).with_media_type("text/markdown").with_filename("report.md");
+                let part =
+                    Part::text(report.trim_end()).with_media_type("text/markdown").with_filename("report.md");
                 artifacts.push(artifact(REPORT, "The deliverable with its sources", part));
             }
             Err(problem) if problem.is(ProblemKind::NoDeliverable) => {}
@@ -274,5 +345,32 @@ mod tests {
         }
         assert_eq!(run_states_of(&TaskState::Completed), "completed,completed_partial");
         assert_eq!(run_states_of(&TaskState::Rejected), "");
+    }
+
+    #[test]
+    fn histories_are_in_order_and_cut_to_the_newest_messages() {
+        let view: RunView = serde_json::from_value(json!({
+            "run": "r", "state": "running", "objective": "ask", "resumable": false, "tasks": [], "usage": {}, "errors": [],
+        }))
+        .unwrap();
+        let messages: Vec<UserMessage> =
+            serde_json::from_value(json!([{ "at": "2026-01-01T00:00:03Z", "by": "ann", "text": "hurry" }]))
+                .unwrap();
+        let asked: Vec<AskedQuestion> = serde_json::from_value(json!([
+            { "id": "r/t/1/1", "text": "Which?", "asked_at": "2026-01-01T00:00:01Z",
+              "decided_at": "2026-01-01T00:00:02Z", "by": "ann",
+              "answer": { "answer": "answer", "value": "eu", "text": null } },
+            { "id": "r/t/1/2", "text": "Send it?", "asked_at": "2026-01-01T00:00:04Z",
+              "decided_at": "2026-01-01T00:00:05Z", "by": "ann",
+              "answer": { "answer": "reject", "value": null, "text": "no" } },
+        ]))
+        .unwrap();
+        let texts = |length: Option<i32>| -> Vec<String> {
+            let history = history_of(&view, "c", (&messages, &asked), length).unwrap_or_default();
+            history.iter().filter_map(|message| message.parts[0].as_text().map(str::to_owned)).collect()
+        };
+        assert_eq!(texts(None), ["ask", "Which?", "eu", "hurry", "Send it?", "reject: no"]);
+        assert_eq!(texts(Some(2)), ["Send it?", "reject: no"]);
+        assert!(texts(Some(0)).is_empty());
     }
 }

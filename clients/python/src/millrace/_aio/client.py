@@ -47,6 +47,7 @@ from ..types import (
     PlanCheck,
     ProcessJson,
     PruneJson,
+    PushConfigBody,
     QuestionLine,
     QuestionList,
     RetentionJson,
@@ -125,6 +126,7 @@ class AsyncClient:
         after: Iterable[RunOrId] = (),
         labels: Mapping[str, str] | None = None,
         session: str | None = None,
+        push_config: PushConfigBody | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncRun:
         """Submits a run.
@@ -132,7 +134,8 @@ class AsyncClient:
         `plan` is a plan as in a plan file: as an object, as YAML, or as the path of a file. `documents` are files,
         folders, and names with their content; agents see a file by its name, and a file in a folder by its path
         below the folder. `after` are ended runs whose results the new run sees. The runs of a `session` run one after
-        the other, and each sees the results of those before it. The request is repeated after a
+        the other, and each sees the results of those before it. `push_config` names a receiver of A2A notifications
+        about the run. The request is repeated after a
         failure and starts one run, since it has an idempotency key: a random one, or `idempotency_key`, by which a
         later call returns the same run.
         """
@@ -151,6 +154,7 @@ class AsyncClient:
             earlier,
             labels,
             session,
+            push_config,
             idempotency_key,
         )
         reply = cast(SubmittedRun, (await self._transport.send(request)).json())

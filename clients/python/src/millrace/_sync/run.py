@@ -31,6 +31,9 @@ from ..types import (
     JournalPage,
     LoggedDecision,
     PlannerTranscript,
+    PushAuthenticationBody,
+    PushConfigJson,
+    PushConfigList,
     QuestionList,
     RunLog,
     RunDeletionJson,
@@ -269,6 +272,33 @@ class Run:
         query = query_of(wait=wait)
         request = Request("DELETE", f"/runs/{quote_part(self.id)}", query)
         return cast(RunDeletionJson, (self._transport.send(request)).json())
+
+    def push_configs(self) -> list[PushConfigJson]:
+        """Lists the receivers of A2A notifications about the run, without their secrets."""
+        return cast(PushConfigList, self._read("push-configs"))["push_configs"]
+
+    def push_config(self, id: str) -> PushConfigJson:
+        """Reads a receiver of A2A notifications about the run."""
+        return cast(PushConfigJson, self._read(f"push-configs/{quote_part(id)}"))
+
+    def set_push_config(
+        self,
+        url: str,
+        *,
+        id: str | None = None,
+        token: str | None = None,
+        authentication: PushAuthenticationBody | None = None,
+    ) -> PushConfigJson:
+        """Names a receiver of A2A notifications about the run, in place of the one with its id."""
+        body = body_of(url=url, id=id, token=token, authentication=authentication)
+        request = Request("POST", f"/runs/{quote_part(self.id)}/push-configs", body=body)
+        return cast(PushConfigJson, (self._transport.send(request)).json())
+
+    def delete_push_config(self, id: str) -> None:
+        """Deletes a receiver of A2A notifications about the run."""
+        self._transport.send(
+            Request("DELETE", f"/runs/{quote_part(self.id)}/push-configs/{quote_part(id)}")
+        )
 
     def message(
         self,

@@ -49,6 +49,7 @@ use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::plan::WorkKind;
 use millrace_protocol::registry;
 use millrace_protocol::subject::{self, CRITIC, PLANNER, TopicKind};
+use millrace_protocol::webhook::PUSH_PREFIX;
 
 use crate::nats::topology::names::{
     ADMISSION_BOARD, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, DELIVERIES, FILES, HEARTBEATS, KEYS,
@@ -218,6 +219,7 @@ impl PermissionsBuilder {
             self.allow_reading_bucket(bucket);
             self.allow_publish(format!("$KV.{bucket}.*"));
         }
+        self.allow_publish(format!("$KV.{WEBHOOKS}.{PUSH_PREFIX}.*.*"));
         self.allow_reading_bucket(DELIVERIES);
         self.allow_publish(format!("$KV.{DELIVERIES}.*.*"));
         // Others see it in the list of processes.

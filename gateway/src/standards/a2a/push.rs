@@ -1,0 +1,258 @@
+//! Push notifications: the configs of a task, which are push configs of its run, and the notifications about a change of its status.
+
+use std::collections::HashMap;
+
+use a2a::{
+    AuthenticationInfo, DeleteTaskPushNotificationConfigRequest, GetTaskPushNotificationConfigRequest,
+    ListTaskPushNotificationConfigsRequest, ListTaskPushNotificationConfigsResponse, StreamResponse,
+    TaskPushNotificationConfig, TaskState, TaskStatus, TaskStatusUpdateEvent,
+};
+use millrace_client::questions::{full_id, open_questions_of_plan};
+use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{Plan, RunQuestion};
+use millrace_protocol::webhook::{WebhookEventKind, WebhookMessage};
+use millrace_runtime::store::blobs::sha256_hex;
+use millrace_views::QuestionLine;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::fault::A2aFault;
+use super::task::{context_of, message_of_agent, parts_of_question, state_of};
+use crate::problem::ProblemKind;
+use crate::standards::api::{ApiClient, ApiProblem, encode_part};
+use crate::standards::run_view::QuestionView;
+
+/// A push config, as the API shows it.
+#[derive(Deserialize)]
+struct PushConfig {
+    id: String,
+    run: String,
+    url: String,
+    #[serde(default)]
+    authentication_scheme: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct PushConfigs {
+    push_configs: Vec<PushConfig>,
+}
+
+impl From<PushConfig> for TaskPushNotificationConfig {
+    /// Shows a config without its secrets.
+    fn from(config: PushConfig) -> Self {
+        let PushConfig { id, run, url, authentication_scheme } = config;
+        let authentication =
+            authentication_scheme.map(|scheme| AuthenticationInfo { scheme, credentials: None });
+        Self { url, id: Some(id), task_id: run, token: None, authentication, tenant: None }
+    }
+}
+
+/// Returns a config as the API accepts it. Empty texts are absent ones, as in Protocol Buffers.
+fn describe_config(config: &TaskPushNotificationConfig) -> Value {
+    let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let mut body = json!({ "url": config.url });
+    if let Some(id) = filled(&config.id) {
+        body["id"] = id.into();
+    }
+    if let Some(token) = filled(&config.token) {
+        body["token"] = token.into();
+    }
+    if let Some(AuthenticationInfo { scheme, credentials }) = &config.authentication {
+        body["authentication"] = json!({ "scheme": scheme });
+        if let Some(credentials) = filled(credentials) {
+            body["authentication"]["credentials"] = credentials.into();
+        }
+    }
+    body
+}
+
+/// Returns the config of a message as the API accepts it. Its id follows from the message, so that a repeated message sets no
+/// second one.
+pub fn describe_config_of_message(config: &TaskPushNotificationConfig, message: &str) -> Value {
+    let mut body = describe_config(config);
+    if body.get("id").is_none() {
+        body["id"] = sha256_hex(message.as_bytes())[..32].into();
+    }
+    body
+}
+
+fn path_of_task(task: &str) -> String {
+    format!("/runs/{}/push-configs", encode_part(task))
+}
+
+fn path_of_config(task: &str, id: &str) -> String {
+    format!("{}/{}", path_of_task(task), encode_part(id))
+}
+
+/// Sets a config, as [`describe_config_of_message`] returns it.
+pub async fn set_config(
+    api: &ApiClient,
+    task: &str,
+    config: &Value,
+) -> Result<TaskPushNotificationConfig, ApiProblem> {
+    Ok(api.post::<PushConfig>(&path_of_task(task), config).await?.into())
+}
+
+/// Creates a config of a task, or replaces the one with its id.
+pub async fn create_push_config(
+    api: &ApiClient,
+    config: TaskPushNotificationConfig,
+) -> Result<TaskPushNotificationConfig, A2aFault> {
+    Ok(set_config(api, &config.task_id, &describe_config(&config)).await?)
+}
+
+/// Reads a config of a task.
+pub async fn get_push_config(
+    api: &ApiClient,
+    request: GetTaskPushNotificationConfigRequest,
+) -> Result<TaskPushNotificationConfig, A2aFault> {
+    Ok(api.get::<PushConfig>(&path_of_config(&request.task_id, &request.id)).await?.into())
+}
+
+/// Lists the configs of a task. There are so few that they are one page.
+pub async fn list_push_configs(
+    api: &ApiClient,
+    request: ListTaskPushNotificationConfigsRequest,
+) -> Result<ListTaskPushNotificationConfigsResponse, A2aFault> {
+    let PushConfigs { push_configs } = api.get(&path_of_task(&request.task_id)).await?;
+    let configs = push_configs.into_iter().map(Into::into).collect();
+    Ok(ListTaskPushNotificationConfigsResponse { configs, next_page_token: None })
+}
+
+/// Deletes a config of a task, unless it is gone already.
+pub async fn delete_push_config(
+    api: &ApiClient,
+    request: DeleteTaskPushNotificationConfigRequest,
+) -> Result<Value, A2aFault> {
+    match api.delete::<Value>(&path_of_config(&request.task_id, &request.id)).await {
+        Ok(_) => Ok(json!({})),
+        Err(problem) if problem.is(ProblemKind::PushConfigNotFound) => Ok(json!({})),
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+/// Returns the body of a notification about an event of a run, whose plan is as it is now.
+pub fn build_notification(run: &RunId, event: &WebhookMessage, plan: &Plan) -> Vec<u8> {
+    let labels = plan.run.start.as_ref().map(|start| &start.labels);
+    let context = context_of(run.as_str(), labels);
+    let update = TaskStatusUpdateEvent {
+        task_id: run.to_string(),
+        status: status_after(run, &context, event, plan),
+        metadata: Some(metadata_of(event)),
+        context_id: context,
+    };
+    serde_json::to_vec(&StreamResponse::StatusUpdate(update)).expect("the types of A2A serialise to JSON")
+}
+
+/// Returns the status of a task after an event.
+fn status_after(run: &RunId, context: &str, event: &WebhookMessage, plan: &Plan) -> TaskStatus {
+    let timestamp = event.timestamp.to_string().parse().ok();
+    let status = |state, id: String, parts| TaskStatus {
+        state,
+        message: Some(message_of_agent(run.as_str(), context, id, parts)),
+        timestamp,
+    };
+    match event.kind {
+        WebhookEventKind::RunEnded => {
+            let name = event.data.reason.map_or("failed", |reason| reason.name());
+            // Of a run that was resumed since, the plan has another end, or none.
+            let end = plan.run.end.as_ref().filter(|end| Some(end.reason) == event.data.reason);
+            let text = name.replace('_', " ");
+            let text = match end.filter(|end| !end.detail.is_empty()) {
+                Some(end) => format!("{text}: {}", end.detail),
+                None => text,
+            };
+            status(state_of(name, false), format!("{run}/{name}"), vec![a2a::Part::text(text)])
+        }
+        WebhookEventKind::QuestionAsked => {
+            let asked = event.data.question.as_ref();
+            let is_asked = |question: &RunQuestion<'_>| asked == Some(&full_id(run, &question.id));
+            let question = plan.questions().find(is_asked);
+            let id = asked.cloned().unwrap_or_else(|| format!("{run}/question"));
+            status(
+                TaskState::InputRequired,
+                id,
+                question.into_iter().flat_map(|one| parts_of(run, one)).collect(),
+            )
+        }
+        WebhookEventKind::RunStarted
+        | WebhookEventKind::RunPaused
+        | WebhookEventKind::RunResumed
+        | WebhookEventKind::TaskFailed
+        | WebhookEventKind::BudgetLow
+        | WebhookEventKind::WebhookTest => {
+            let open = open_questions_of_plan(plan);
+            let state = if open.is_empty() { TaskState::Working } else { TaskState::InputRequired };
+            let parts = open.into_iter().flat_map(|one| parts_of(run, one)).collect::<Vec<_>>();
+            match parts.is_empty() {
+                true => TaskStatus { state, message: None, timestamp },
+                false => status(state, format!("{run}/questions"), parts),
+            }
+        }
+    }
+}
+
+fn parts_of(run: &RunId, question: RunQuestion<'_>) -> Vec<a2a::Part> {
+    let line = millrace_views::to_value(&QuestionLine::new(run, question));
+    let view: Option<QuestionView> = serde_json::from_value(line).ok();
+    view.iter().flat_map(parts_of_question).collect()
+}
+
+/// Returns the position and the kind of an event, as updates of a stream have them.
+fn metadata_of(event: &WebhookMessage) -> HashMap<String, Value> {
+    let mut metadata = HashMap::from([("event".to_owned(), event.kind.name().into())]);
+    if let Some(sequence) = event.data.sequence {
+        metadata.insert("sequence".into(), sequence.to_string().into());
+    }
+    metadata
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millrace_protocol::plan::EndReason;
+    use millrace_protocol::webhook::WebhookData;
+
+    fn event(kind: WebhookEventKind, reason: Option<EndReason>) -> WebhookMessage {
+        let data = WebhookData { sequence: Some(7), reason, ..WebhookData::default() };
+        WebhookMessage { kind, timestamp: jiff::Timestamp::UNIX_EPOCH, data }
+    }
+
+    #[test]
+    fn notifications_are_status_updates() {
+        let run = RunId::new("r").unwrap();
+        let body = |event: &WebhookMessage| -> Value {
+            serde_json::from_slice(&build_notification(&run, event, &Plan::default())).unwrap()
+        };
+        assert_eq!(
+            body(&event(WebhookEventKind::RunStarted, None)),
+            json!({ "statusUpdate": {
+                "taskId": "r", "contextId": "r",
+                "status": { "state": "TASK_STATE_WORKING", "timestamp": "1970-01-01T00:00:00Z" },
+                "metadata": { "event": "run_started", "sequence": "7" },
+            } })
+        );
+        for (reason, state) in [
+            (EndReason::Completed, "TASK_STATE_COMPLETED"),
+            (EndReason::CompletedPartial, "TASK_STATE_COMPLETED"),
+            (EndReason::Cancelled, "TASK_STATE_CANCELED"),
+            (EndReason::BudgetExhausted, "TASK_STATE_FAILED"),
+        ] {
+            let body = body(&event(WebhookEventKind::RunEnded, Some(reason)));
+            assert_eq!(body["statusUpdate"]["status"]["state"], state);
+        }
+        let asked = body(&event(WebhookEventKind::QuestionAsked, None));
+        assert_eq!(asked["statusUpdate"]["status"]["state"], "TASK_STATE_INPUT_REQUIRED");
+    }
+
+    #[test]
+    fn repeated_messages_name_one_config() {
+        let config: TaskPushNotificationConfig =
+            serde_json::from_value(json!({ "url": "https://a.example/", "token": "" })).unwrap();
+        let (one, other) =
+            (describe_config_of_message(&config, "m1"), describe_config_of_message(&config, "m2"));
+        assert_eq!(one, describe_config_of_message(&config, "m1"));
+        assert_ne!(one["id"], other["id"]);
+        assert!(one.get("token").is_none() && describe_config(&config).get("id").is_none());
+    }
+}
