@@ -263,7 +263,7 @@ async fn archive(bus: &Bus, run: &RunId) {
     let records = millrace_runtime::log::read_run(bus, lane, run, 1).await.unwrap();
     let is_plan = |subject: &str| matches!(parse_lane_subject(subject), Some((_, _, Topic::Plan)));
     let end = records.iter().rev().find(|record| is_plan(&record.subject)).unwrap().sequence;
-    assert_ne!(archive_run(bus, lane, run, end).await.unwrap().last, 0);
+    assert_ne!(archive_run(bus, lane, run, end, records.len()).await.unwrap().last, 0);
     registry::write_summary(bus, &archived_summary(run, lane)).await.unwrap();
     let context = async_nats::jetstream::new(bus.client().clone());
     let stream = context.get_stream(lane_stream(lane)).await.unwrap();
