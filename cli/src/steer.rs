@@ -161,12 +161,9 @@ pub fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), CommandError> {
     Err(CommandError::invalid_input(anyhow!("run {run} has ended ({}{detail}); {advice}", end.reason)))
 }
 
-/// Refuses a retry or more tasks in a run that has ended for good. One that failed continues with them.
+/// Refuses a retry or more tasks in an ended run that they can't reopen: its budget was used up, or it never had a plan.
 pub fn refuse_edit_of_ended_run(run: &RunId, plan: &Plan) -> Result<(), CommandError> {
-    match &plan.run.end {
-        Some(end) if end.is_resumable && end.reason.can_be_retried() => Ok(()),
-        Some(_) | None => refuse_ended_run(run, plan),
-    }
+    if plan.can_be_reopened() { Ok(()) } else { refuse_ended_run(run, plan) }
 }
 
 /// Refuses an unknown task id. Before the first decision no task is known; the supervisor then checks the id.

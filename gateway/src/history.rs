@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use millrace_client::RunEndState;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Plan};
+use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::nats::direct_get::PagedReader;
 use millrace_runtime::nats::record::StreamRecord;
@@ -27,10 +28,26 @@ pub struct RunState {
     pub history: RunHistory,
     /// The sequence and the time of the last decision.
     pub last: Option<(u64, Timestamp)>,
-    /// `true` if it was read from the archive.
-    is_archived: bool,
+    /// The part of the run that was in the archive when it was read.
+    archive: ArchiveMark,
     /// The size of its decisions in bytes.
     size: usize,
+}
+
+/// The part of a run that the archive holds, as its summary says.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct ArchiveMark {
+    is_archived: bool,
+    span: Option<(u64, u64)>,
+}
+
+impl ArchiveMark {
+    fn from_summary(summary: Option<&RunSummary>) -> Self {
+        summary.map_or_else(Self::default, |summary| Self {
+            is_archived: summary.archived,
+            span: summary.archived_span,
+        })
+    }
 }
 
 impl RunState {
@@ -136,10 +153,10 @@ async fn continue_state(
 ) -> Result<Option<Arc<RunState>>, Fault> {
     let records = read_plan_records(bus, run, state.sequence() + 1).await?;
     // The order matters, as in `read_state`.
-    let is_archived = is_archived(bus, run).await?;
+    let archive = ArchiveMark::from_summary(registry::read_summary(bus, run).await?.as_ref());
     if records.is_empty() {
         // The rest of a run that was archived since is in the archive only.
-        return Ok((is_archived == state.is_archived).then_some(state));
+        return Ok((archive == state.archive).then_some(state));
     }
     let continued = Arc::make_mut(&mut state);
     for record in &records {
@@ -148,8 +165,8 @@ async fn continue_state(
             return Ok(None);
         }
     }
-    continued.is_archived = false;
-    Ok((!is_archived).then_some(state))
+    continued.archive = archive;
+    Ok((!archive.is_archived).then_some(state))
 }
 
 /// Reads the whole history of a run. The journals, which are most of its log, are read only if it is archived.
@@ -158,19 +175,21 @@ async fn read_state(bus: &Bus, run: &RunId) -> Result<Arc<RunState>, Fault> {
     let records = read_plan_records(bus, run, 1).await?;
     // The order matters: a summary is marked as archived before messages are removed from the lane. If it is not marked after the
     // read, the read was complete.
-    if !is_archived(bus, run).await? && fold(bus, &mut state, &records).await? && state.last.is_some() {
+    let summary = registry::read_summary(bus, run).await?;
+    let is_in_archive = summary.as_ref().is_some_and(archive::has_archive);
+    if !is_in_archive && fold(bus, &mut state, &records).await? && state.last.is_some() {
         return Ok(Arc::new(state));
     }
     // After a loss of its newest bytes a server may hold the end of a run that it had removed.
-    match archive::read_archived_run(bus, run).await? {
-        Some(records) => {
-            let mut state = RunState { is_archived: true, ..RunState::default() };
-            let plan = records.into_iter().filter(is_decision).collect::<Vec<_>>();
-            fold(bus, &mut state, &plan).await?;
-            Ok(Arc::new(state))
-        }
-        None => Ok(Arc::new(state)),
+    let joined = archive::join_with_archive(bus, run, records, summary.as_ref()).await?;
+    if joined.archived_through == 0 {
+        return Ok(Arc::new(state));
     }
+    let archive = ArchiveMark::from_summary(summary.as_ref());
+    let mut state = RunState { archive, ..RunState::default() };
+    let plan = joined.records.into_iter().filter(is_decision).collect::<Vec<_>>();
+    fold(bus, &mut state, &plan).await?;
+    Ok(Arc::new(state))
 }
 
 /// Folds decisions. Returns `false` if one does not follow the one before.
@@ -190,12 +209,8 @@ async fn fold(bus: &Bus, state: &mut RunState, records: &[StreamRecord]) -> Resu
 /// A decision is unreadable, or the cluster does not respond.
 pub async fn read_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunState, Fault> {
     let mut state = RunState::default();
-    let mut records = read_plan_records(bus, run, 1).await?;
-    if is_archived(bus, run).await? || records.is_empty() {
-        let archived = archive::read_archived_run(bus, run).await?;
-        records = archived.map_or(records, |all| all.into_iter().filter(is_decision).collect());
-    }
-    records.retain(|record| record.sequence <= at);
+    let mut records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
+    records.retain(|record| record.sequence <= at && is_decision(record));
     fold(bus, &mut state, &records).await?;
     Ok(state)
 }
@@ -205,11 +220,8 @@ pub async fn read_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunState, 
 /// # Errors
 /// A decision is unreadable, or the cluster does not respond.
 pub async fn read_end_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunEndState, Fault> {
-    let mut records = read_plan_records(bus, run, 1).await?;
-    if is_archived(bus, run).await? || records.is_empty() {
-        let archived = archive::read_archived_run(bus, run).await?;
-        records = archived.map_or(records, |all| all.into_iter().filter(is_decision).collect());
-    }
+    let mut records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
+    records.retain(is_decision);
     let mut end = RunEndState::No;
     for record in records.iter().take_while(|record| record.sequence <= at) {
         let decision: Decision = bus.decode_record(record).await?;
@@ -231,10 +243,6 @@ async fn read_plan_records(bus: &Bus, run: &RunId, from: u64) -> Result<Vec<Stre
         }
         all.extend(records.into_iter().filter(is_decision));
     }
-}
-
-async fn is_archived(bus: &Bus, run: &RunId) -> Result<bool, Fault> {
-    Ok(registry::read_summary(bus, run).await?.is_some_and(|summary| summary.archived))
 }
 
 fn is_decision(record: &StreamRecord) -> bool {

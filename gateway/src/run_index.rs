@@ -75,8 +75,9 @@ impl IndexedRun {
         RunPosition { started: self.summary.started, run: self.summary.run.clone() }
     }
 
+    /// The key of a run with a part in the archive: one that is archived, or was reopened.
     fn archived_key(&self) -> Option<(u16, u64, u64)> {
-        let (_, last) = self.summary.archived_span.filter(|_| self.summary.archived)?;
+        let (_, last) = self.summary.archived_span?;
         Some((self.summary.lane.0, last, self.revision))
     }
 
@@ -102,7 +103,7 @@ struct IndexContent {
     by_position: BTreeMap<RunPosition, Arc<IndexedRun>>,
     runs: HashMap<RunId, Arc<IndexedRun>>,
     by_revision: BTreeMap<u64, Arc<IndexedRun>>,
-    /// The archived runs: the lane, the sequence of the last message, the revision of the summary.
+    /// The runs with a part in the archive: the lane, the sequence of the last message, the revision of the summary.
     archived: BTreeSet<(u16, u64, u64)>,
 }
 
@@ -241,7 +242,7 @@ impl RunIndex {
         (archived.cloned().collect(), content.next.saturating_sub(1))
     }
 
-    /// Returns the archived runs of a lane with messages after a sequence. Of runs whose archived messages are unknown, because an
+    /// Returns the runs of a lane with archived messages after a sequence. Of runs whose archived messages are unknown, because an
     /// earlier release archived them, only those whose summaries have changed after `revision`.
     #[must_use]
     pub fn archived_after(&self, lane: Lane, sequence: u64, revision: u64) -> Vec<Arc<IndexedRun>> {
@@ -256,12 +257,15 @@ impl RunIndex {
         known.chain(unknown).cloned().collect()
     }
 
-    /// Returns those of these messages whose runs are not archived.
+    /// Returns those of these messages that are not archived. What follows the archived part reopens the run.
     #[must_use]
     pub fn without_archived(&self, mut messages: Vec<Arc<LaneMessage>>) -> Vec<Arc<LaneMessage>> {
         let content = self.read();
-        let is_archived = |run: &RunId| content.runs.get(run).is_some_and(|run| run.summary.archived);
-        messages.retain(|message| !is_archived(&message.run));
+        let is_archived = |message: &LaneMessage| {
+            let span = content.runs.get(&message.run).and_then(|run| run.summary.archived_span);
+            span.is_some_and(|(_, last)| message.sequence() <= last)
+        };
+        messages.retain(|message| !is_archived(message));
         messages
     }
 

@@ -41,9 +41,8 @@ pub async fn await_end(gateway: &Gateway, run: &RunId) -> Result<Arc<RunState>, 
                 }
                 match end {
                     RunEndState::No => continue,
-                    // It may have been resumed since.
-                    RunEndState::Resumable => feed.read_again(),
-                    RunEndState::Final => break,
+                    // It may have been resumed or reopened since.
+                    RunEndState::Resumable | RunEndState::Final => feed.read_again(),
                 }
             }
             Ok(Ok(FeedStep::EndOfLog)) if end == RunEndState::No => failures = 0,

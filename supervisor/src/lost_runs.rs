@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::registry::{RunSummary, SUBMISSION_IS_MISSING};
+use millrace_runtime::store::archive::is_archived;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault, clock, log};
 use tokio::sync::Mutex;
 use tracing::{error, info};
 
-use crate::reader::fold_archived_run;
+use crate::reader::{ArchivedRun, fold_run_with_archive};
 
 /// The runs that were live when this process connected to its server. A server loses messages only when it starts, so they
 /// are read once for each server.
@@ -58,26 +59,26 @@ pub async fn report_lost_runs(
         if log::has_submission(bus, lane, run).await? {
             continue;
         }
-        if let Some(summary) = summarise_archived_run(bus, lane, run).await? {
-            info!(%run, %lane, "the run is in the archive; its summary is updated");
-            registry::write_summary(bus, &summary).await?;
-        } else if summary.log_damage.is_none() {
-            report_damage(bus, summary, SUBMISSION_IS_MISSING.into()).await?;
+        let archived = match fold_run_with_archive(bus, lane, run).await {
+            Ok(archived) => archived,
+            Err(fault) if fault.is_transient() && is_archived(bus, run).await? => return Err(fault),
+            Err(_) => ArchivedRun::None,
+        };
+        match archived {
+            ArchivedRun::Reopened(_) => {}
+            ArchivedRun::Ended { folded, .. } if folded.plan.run.end.is_some() => {
+                let Some(current) = folded.summary(run, lane, clock::now()) else { continue };
+                info!(%run, %lane, "the run is in the archive; its summary is updated");
+                registry::write_summary(bus, &RunSummary { archived: true, ..current }).await?;
+            }
+            ArchivedRun::Ended { .. } | ArchivedRun::None => {
+                if summary.log_damage.is_none() {
+                    report_damage(bus, summary, SUBMISSION_IS_MISSING.into()).await?;
+                }
+            }
         }
     }
     Ok(())
-}
-
-/// Returns the summary of a run that the archive holds.
-async fn summarise_archived_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<Option<RunSummary>, Fault> {
-    let archived = match fold_archived_run(bus, run).await {
-        Ok(archived) => archived,
-        Err(fault) if fault.is_transient() => return Err(fault),
-        Err(_) => None,
-    };
-    let archived = archived.filter(|live| live.plan.run.end.is_some());
-    let summary = archived.and_then(|live| RunSummary::from_plan(run, lane, &live.plan, clock::now()));
-    Ok(summary.map(|summary| RunSummary { archived: true, ..summary }))
 }
 
 /// Writes the damage of a run's log into its summary.

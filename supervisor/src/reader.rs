@@ -4,7 +4,7 @@
 
 pub mod outline;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId, TaskId};
@@ -23,7 +23,8 @@ use millrace_runtime::log::lane_tail::LaneTail;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::strays::StrayMessages;
 use millrace_runtime::store::archive;
-use millrace_runtime::{Bus, Fault, clock};
+use millrace_runtime::work::registry;
+use millrace_runtime::{Bus, Fault, clock, log};
 use tokio::time::Instant;
 use tracing::{debug, error, warn};
 
@@ -90,7 +91,7 @@ pub async fn has_position(bus: &Bus, lane: Lane, position: LogPosition) -> Resul
     if position.sequence == 0 {
         return Ok(true);
     }
-    let record = millrace_runtime::log::read_message(bus, lane, position.sequence).await?;
+    let record = log::read_message(bus, lane, position.sequence).await?;
     Ok(record.is_some_and(|record| LogPosition::of_record(&record) == position))
 }
 
@@ -130,7 +131,7 @@ pub async fn fold_lane(bus: &Bus, lane: Lane) -> Result<FoldedLane, Fault> {
 /// The server does not answer. An unreadable decision is no error: it parks its run.
 pub async fn fold_whole_lane(bus: &Bus, lane: Lane) -> Result<FoldedLane, Fault> {
     let mut fold = LaneFold::default();
-    let mut pages = millrace_runtime::log::scan_lane(bus, lane);
+    let mut pages = log::scan_lane(bus, lane);
     loop {
         let records = pages.next_records().await?;
         if records.is_empty() {
@@ -169,7 +170,7 @@ impl LaneFold {
                 }
                 state.fold_record(bus, topic, record).await
             }
-            None if begins_run(&topic, &record) => {
+            None if begins_run(&topic, &record) || archive::may_reopen_run(bus, &record).await? => {
                 self.runs.entry(run).or_default().fold_record(bus, topic, record).await
             }
             None => {
@@ -185,7 +186,8 @@ impl LaneFold {
         for (run, state) in self.runs {
             let sequences: Vec<u64> = state.facts.iter().map(|(_, record)| record.sequence).collect();
             let live = state.decode_pending_facts(bus).await?;
-            if live.is_submitted() || live.last_sequence > 0 || live.phase == RunPhase::Parked {
+            let is_run = live.is_submitted() || live.last_sequence > 0 || live.phase == RunPhase::Parked;
+            if is_run || live.has_reopening_command(0) {
                 folded.runs.insert(run, live);
             } else {
                 // Its submission is unreadable.
@@ -227,13 +229,13 @@ fn kind_of_stray(record: &StreamRecord) -> IgnoredMessage {
     if record.is_forged() { IgnoredMessage::Forged } else { IgnoredMessage::Unsubmitted }
 }
 
-/// Reads and folds one run again.
+/// Reads and folds one run again, from the archive too if that holds its beginning.
 ///
 /// # Errors
 /// The server does not answer.
 pub async fn fold_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fault> {
     let mut folding = RunFoldState::default();
-    let mut pages = millrace_runtime::log::read_run_pages(bus, lane, run);
+    let mut pages = log::read_run_pages(bus, lane, run);
     loop {
         let records = pages.next_page().await?;
         if records.is_empty() {
@@ -241,18 +243,63 @@ pub async fn fold_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fau
         }
         folding.fold_records(bus, records).await?;
     }
-    folding.decode_pending_facts(bus).await
+    let live = folding.decode_pending_facts(bus).await?;
+    let summary = registry::read_summary(bus, run).await?;
+    if live.is_submitted() && !summary.as_ref().is_some_and(archive::has_archive) {
+        return Ok(live);
+    }
+    match fold_run_with_archive(bus, lane, run).await? {
+        ArchivedRun::Reopened(live) => Ok(*live),
+        ArchivedRun::None | ArchivedRun::Ended { .. } => Ok(live),
+    }
 }
 
-/// Reads and folds an archived run; `None` if the archive does not hold it.
+/// A run whose archive was looked up.
+#[derive(Debug)]
+pub enum ArchivedRun {
+    /// The archive does not hold it.
+    None,
+    /// It is in the archive, and its lane holds nothing that continues it, as of the message with this sequence.
+    Ended {
+        /// The sequence of the last message of the run that was read in the lane; 0 if there was none.
+        through: u64,
+        /// The run.
+        folded: Box<LiveRun>,
+    },
+    /// The lane continues it: with decisions, or with a command that may reopen it.
+    Reopened(Box<LiveRun>),
+}
+
+/// Reads and folds a run from the archive and its lane.
 ///
 /// # Errors
 /// The server does not answer, or the archive can't be read.
-pub async fn fold_archived_run(bus: &Bus, run: &RunId) -> Result<Option<LiveRun>, Fault> {
-    let Some(records) = archive::read_archived_run(bus, run).await? else { return Ok(None) };
+pub async fn fold_run_with_archive(bus: &Bus, lane: Lane, run: &RunId) -> Result<ArchivedRun, Fault> {
+    let in_lane = log::read_run(bus, lane, run, 1).await?;
+    let summary = registry::read_summary(bus, run).await?;
+    let through = in_lane.last().map_or(0, |last| last.sequence);
+    let of_lane: BTreeSet<u64> = in_lane.iter().map(|record| record.sequence).collect();
+    let is_plan = |record: &&StreamRecord| {
+        matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
+    };
+    let last_in_lane = in_lane.iter().filter(is_plan).map(|record| record.sequence).max();
+    let joined = archive::join_with_archive(bus, run, in_lane, summary.as_ref()).await?;
+    if joined.archived_through == 0 {
+        return Ok(ArchivedRun::None);
+    }
+    let archived_through = joined.archived_through;
+    let first = joined.records.first().map_or(0, |first| first.sequence);
     let mut folding = RunFoldState::default();
-    folding.fold_records(bus, records).await?;
-    folding.decode_pending_facts(bus).await.map(Some)
+    folding.fold_records(bus, joined.records).await?;
+    let mut live = folding.decode_pending_facts(bus).await?;
+    live.archived_span = Some((first, archived_through));
+    // An earlier release archived commands without an answer: they are too old to be carried out.
+    live.drop_reopening_commands(|sequence| of_lane.contains(&sequence));
+    if live.last_sequence <= archived_through && !live.has_reopening_command(0) {
+        return Ok(ArchivedRun::Ended { through, folded: Box::new(live) });
+    }
+    live.lane_end = Some(last_in_lane.unwrap_or(0)).filter(|end| *end != live.last_sequence);
+    Ok(ArchivedRun::Reopened(Box::new(live)))
 }
 
 /// A run that is being folded. Facts are decoded at the end only: most of them are answered by a decision.

@@ -1,4 +1,4 @@
-//! `millrace add`: adds the tasks of a plan file to a run in progress, or to one that has failed and continues with them.
+//! `millrace add`: adds the tasks of a plan file to a run in progress, or to an ended one, which continues with them.
 
 use std::path::PathBuf;
 

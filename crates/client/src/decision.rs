@@ -11,7 +11,7 @@ use millrace_runtime::log::lane_tail::LaneTail;
 use millrace_runtime::log::publish_message;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::store::archive;
-use millrace_runtime::{Bus, Fault};
+use millrace_runtime::{Bus, Fault, log};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -144,7 +144,15 @@ async fn await_decision_on_fact(
             Err(_) => {
                 if retry_transient(|| read_archived_records(bus, run)).await?.is_some() {
                     let records = archive::read_run_from_log_or_archive(bus, lane, run).await?;
-                    return find_answer_in_records(bus, &records, fact).await;
+                    let answer = find_answer_in_records(bus, &records, fact).await?;
+                    // A command that may reopen the run stays in the lane until it is answered.
+                    let is_pending = match log::read_message(bus, lane, fact).await? {
+                        Some(record) if answer.is_none() => archive::may_reopen_run(bus, &record).await?,
+                        Some(_) | None => false,
+                    };
+                    if !is_pending {
+                        return Ok(answer);
+                    }
                 }
                 if !std::mem::replace(&mut has_reported, true) {
                     on_quiet();

@@ -12,7 +12,7 @@ use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::store::archive;
 use millrace_runtime::store::retention::read_deletion;
 use millrace_runtime::work::registry;
-use millrace_runtime::{Bus, Fault};
+use millrace_runtime::{Bus, Fault, log};
 use tokio::sync::mpsc;
 
 /// Maximum time that reads are retried while the server is unreachable.
@@ -42,12 +42,18 @@ async fn follow_run_into_channel(
     sender: &mpsc::Sender<Result<(u64, Decision), Fault>>,
 ) -> Result<(), Fault> {
     let lane = bus.lane_of_run(run);
+    let mut position = FollowPosition::default();
+    let archived = retry_transient(|| read_archived_part(bus, run, 0)).await?;
+    forward_decisions(bus, run, archived, &mut position, sender).await?;
     let (records, mut arrived) = mpsc::channel(16);
-    let mut tail = LaneTail::follow_subject(bus, lane, subject::topic_subject(lane, run, &Topic::Plan), 1);
+    let decisions = subject::topic_subject(lane, run, &Topic::Plan);
+    let mut tail = LaneTail::follow_subject(bus, lane, decisions, position.seen + 1);
     // A read must not be cancelled halfway, so the reader is a task of its own; it ends when its channel is closed.
     let reader = tokio::spawn(async move { while records.send(tail.next_records().await).await.is_ok() {} });
-    let mut position = FollowPosition::default();
     let outcome = loop {
+        if position.is_over(bus, run).await? {
+            break Ok(());
+        }
         let received = tokio::select! {
             received = tokio::time::timeout(QUIET, arrived.recv()) => received,
             // Otherwise a run without decisions would be polled for ever.
@@ -63,20 +69,10 @@ async fn follow_run_into_channel(
                 None => continue,
             },
         };
-        match forward_decisions(bus, records, &mut position, sender).await {
+        match forward_decisions(bus, run, records, &mut position, sender).await {
             _ if sender.is_closed() => break Ok(()),
             Ok(()) => {}
             Err(fault) => break Err(fault),
-        }
-        let is_over = match position.end {
-            RunEndState::No => false,
-            RunEndState::Resumable => retry_transient(|| read_last_decision_sequence(bus, run))
-                .await?
-                .is_none_or(|last| last <= position.seen),
-            RunEndState::Final => true,
-        };
-        if is_over {
-            break Ok(());
         }
     };
     reader.abort();
@@ -89,13 +85,33 @@ async fn follow_run_into_channel(
 /// The server does not answer.
 pub async fn read_archived_records(bus: &Bus, run: &RunId) -> Result<Option<Vec<StreamRecord>>, Fault> {
     match registry::read_summary(bus, run).await? {
-        Some(summary) if summary.archived => archive::read_archived_run(bus, run).await,
+        Some(summary) if summary.archived => {
+            let in_lane = log::read_run(bus, bus.lane_of_run(run), run, 1).await?;
+            let joined = archive::join_with_archive(bus, run, in_lane, Some(&summary)).await?;
+            Ok(Some(joined).filter(|joined| joined.archived_through > 0).map(|joined| joined.records))
+        }
         Some(_) => Ok(None),
         None => {
             let deletion = read_deletion(bus, run).await?;
             Ok(deletion.filter(|deletion| deletion.state.is_deleted()).map(|_| Vec::new()))
         }
     }
+}
+
+/// Returns the records of a run if the archive holds some of them after sequence `after`: those of an archived run, or of one that was
+/// reopened. Otherwise none.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn read_archived_part(bus: &Bus, run: &RunId, after: u64) -> Result<Vec<StreamRecord>, Fault> {
+    let summary = registry::read_summary(bus, run).await?;
+    let Some((_, archived)) = summary.and_then(|summary| summary.archived_span) else {
+        return Ok(Vec::new());
+    };
+    if archived <= after {
+        return Ok(Vec::new());
+    }
+    archive::read_run_from_log_or_archive(bus, bus.lane_of_run(run), run).await
 }
 
 /// Retries a read while its fault is transient, for as long as a restarting server may need (120 s).
@@ -124,6 +140,19 @@ struct FollowPosition {
     seen: u64,
     /// The end state of the run as of that decision.
     end: RunEndState,
+}
+
+impl FollowPosition {
+    /// `true` if the run has ended and no decision follows: one that has ended can be resumed or reopened.
+    async fn is_over(&self, bus: &Bus, run: &RunId) -> Result<bool, Fault> {
+        match self.end {
+            RunEndState::No => Ok(false),
+            RunEndState::Resumable | RunEndState::Final => {
+                let last = retry_transient(|| read_last_decision_sequence(bus, run)).await?;
+                Ok(last.is_none_or(|last| last <= self.seen))
+            }
+        }
+    }
 }
 
 /// The end of a run as of a decision: `No` while it is open; otherwise whether it can be resumed.
@@ -163,16 +192,29 @@ async fn read_last_decision_sequence(bus: &Bus, run: &RunId) -> Result<Option<u6
     Ok(last.unwrap_or_default().last().map(|record| record.sequence))
 }
 
-/// Forwards the decisions among `records` that come after `position`.
+fn is_decision(record: &StreamRecord) -> bool {
+    !record.is_forged() && matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
+}
+
+/// Forwards the decisions among `records` that come after `position`. If decisions before them are missing, because the run was
+/// archived and reopened meanwhile, these are read.
 async fn forward_decisions(
     bus: &Bus,
-    records: Vec<StreamRecord>,
+    run: &RunId,
+    mut records: Vec<StreamRecord>,
     position: &mut FollowPosition,
     sender: &mpsc::Sender<Result<(u64, Decision), Fault>>,
 ) -> Result<(), Fault> {
+    let is_new = |record: &&StreamRecord| record.sequence > position.seen && is_decision(record);
+    if let Some(first) = records.iter().find(is_new) {
+        let first: Decision = bus.decode_record(first).await?;
+        if first.previous > position.seen {
+            let archived = retry_transient(|| read_archived_part(bus, run, position.seen)).await?;
+            records = if archived.is_empty() { records } else { archived };
+        }
+    }
     for record in records {
-        let is_plan = matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)));
-        if !is_plan || record.is_forged() || record.sequence <= position.seen {
+        if !is_decision(&record) || record.sequence <= position.seen {
             continue;
         }
         position.seen = record.sequence;

@@ -16,6 +16,7 @@ use millrace_runtime::store::archive;
 use millrace_runtime::{Bus, Fault};
 use tokio::sync::mpsc;
 
+use crate::follow::read_archived_part;
 use crate::{read_archived_records, retry_transient};
 
 /// After this long without a message, [`follow_task`] checks whether the run has been archived.
@@ -110,7 +111,7 @@ pub async fn read_task(bus: &Bus, run: &RunId, journals: &Journals) -> Result<Ve
     // A run is marked as archived before its messages are removed, as in `read_run_anywhere`.
     if let Some(archived) = read_archived_records(bus, run).await? {
         records = archived;
-    } else if records.is_empty() {
+    } else if !archive::begins_with_first_decision(bus, &records).await? {
         records = archive::read_run_from_log_or_archive(bus, lane, run).await?;
     }
     records.sort_by_key(|record| record.sequence);
@@ -149,8 +150,13 @@ async fn follow_into(
     // A read must not be cancelled halfway, so the reader is a task of its own; it ends when its channel is closed.
     let reader = tokio::spawn(async move { while records.send(tail.next_records().await).await.is_ok() {} });
     let mut seen = after;
+    // Of a run that was reopened, the archive holds what came before.
+    let archived = retry_transient(|| read_archived_part(bus, run, after)).await?;
+    let mut archived = Some(archived).filter(|records| !records.is_empty());
     let outcome = loop {
         let (records, is_last) = tokio::select! {
+            biased;
+            records = std::future::ready(archived.take()), if archived.is_some() => (records.unwrap_or_default(), false),
             () = sender.closed() => break Ok(()),
             received = tokio::time::timeout(QUIET, arrived.recv()) => match received {
                 Ok(Some(records)) => (records, false),

@@ -1,4 +1,5 @@
-//! The messages of all runs of a lane in the order of the log, also those that were archived and removed from the lane since.
+//! The messages of all runs of a lane in the order of the log, also those that were archived and removed from the lane since. The archive
+//! of a run that was reopened holds its first part.
 //!
 //! A part of the log between two sequences is complete if the lane was read up to the second one, and then the archives of the
 //! runs that were marked as archived by then: what is missing in the lane belongs to them. Archived messages are merged by their
@@ -14,7 +15,7 @@ use millrace_runtime::log::read_lane_end;
 use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::lane_stream;
-use millrace_runtime::store::archive::read_archived_run;
+use millrace_runtime::store::archive::join_with_archive;
 use millrace_runtime::{Bus, Fault};
 
 use super::message::LaneMessage;
@@ -35,10 +36,17 @@ pub struct LaneLog {
     seen: u64,
     /// The revision of the summaries up to which archived runs of earlier releases were read.
     revision: u64,
-    /// The messages of archived runs that are being merged.
-    open: HashMap<RunId, Vec<Arc<LaneMessage>>>,
+    /// The archives that are being merged.
+    open: HashMap<RunId, OpenArchive>,
     /// The last sequences of archived runs whose summaries do not have them.
     last_sequences: HashMap<RunId, u64>,
+}
+
+/// The archive of a run, from the position of the reader on.
+struct OpenArchive {
+    messages: Vec<Arc<LaneMessage>>,
+    /// The archived messages, as the run's summary says. The archive of a run that was reopened and has ended again has more.
+    span: Option<(u64, u64)>,
 }
 
 /// A part of the log of a lane.
@@ -122,12 +130,12 @@ impl LaneLog {
             self.open_archive(run).await?;
         }
         let mut messages = BTreeMap::new();
-        for message in self.open.values().flatten() {
+        for message in self.open.values().flat_map(|archive| &archive.messages) {
             if message.sequence() > self.seen && message.sequence() <= through {
                 messages.insert(message.sequence(), message.clone());
             }
         }
-        self.open.retain(|_, messages| messages.last().is_some_and(|last| last.sequence() > through));
+        self.open.retain(|_, archive| archive.messages.last().is_some_and(|last| last.sequence() > through));
         let is_end_of_log = through >= end && records.is_empty() && messages.is_empty();
         self.seen = through;
         Ok(self.part(records, messages, is_end_of_log))
@@ -147,24 +155,25 @@ impl LaneLog {
         self.index.refresh(&self.bus).await?;
         let mut runs = self.index.archived_after(self.lane, self.seen, self.revision);
         runs.retain(|run| {
-            let last = self.last_sequences.get(&run.summary.run);
+            let last = self.last_sequences.get(&run.summary.run).filter(|_| run.summary.archived_span.is_none());
             is_wanted(&run.summary.run) && last.is_none_or(|last| *last > self.seen)
         });
         Ok(runs)
     }
 
     async fn open_archive(&mut self, run: &IndexedRun) -> Result<(), Fault> {
-        let id = &run.summary.run;
-        if self.open.contains_key(id) {
+        let (id, span) = (&run.summary.run, run.summary.archived_span);
+        if self.open.get(id).is_some_and(|archive| archive.span == span) {
             return Ok(());
         }
-        let records = read_archived_run(&self.bus, id).await?.unwrap_or_default();
+        let records = join_with_archive(&self.bus, id, Vec::new(), Some(&run.summary)).await?.records;
         let last = records.last().map_or(0, |last| last.sequence);
         self.last_sequences.insert(id.clone(), last);
         let seen = self.seen;
         let rest = records.into_iter().filter(|record| record.sequence > seen);
         let rest = rest.filter_map(LaneMessage::from_record);
-        self.open.insert(id.clone(), rest.filter(|message| self.is_wanted_kind(message)).collect());
+        let messages = rest.filter(|message| self.is_wanted_kind(message)).collect();
+        self.open.insert(id.clone(), OpenArchive { messages, span });
         Ok(())
     }
 

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::fault::max_replica_lag;
 use millrace_runtime::nats::direct_get::PagedReader;
 use millrace_runtime::nats::topology::lane_stream;
-use millrace_runtime::store::archive::read_archived_run;
+use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::store::archive::{has_reopening_command, join_with_archive};
 use millrace_runtime::{Bus, Fault};
 use tokio::time::Instant;
 
@@ -32,9 +34,18 @@ pub struct RunFeed {
     has_journals: bool,
     /// The sequence of the last message that was returned.
     seen: u64,
-    /// The rest of the run, once it has been archived.
-    archived: Option<VecDeque<Arc<LaneMessage>>>,
+    /// The rest of the part of the run that the archive holds.
+    archived: Option<ArchivedPart>,
     following: Option<Following>,
+}
+
+/// The messages of a run from the archive, and those that the lane held after them.
+struct ArchivedPart {
+    messages: VecDeque<Arc<LaneMessage>>,
+    /// The sequence of the last message that was read.
+    through: u64,
+    /// `true` if the run is archived, and nothing in the lane continues it.
+    is_whole: bool,
 }
 
 /// A subscription to the follower of the lane.
@@ -53,7 +64,7 @@ pub enum FeedStep {
     Messages(Vec<Arc<LaneMessage>>),
     /// All messages so far were returned.
     EndOfLog,
-    /// The run is archived, and all its messages were returned: no more will follow.
+    /// The run is archived, and all its messages were returned: no more follow unless it is reopened.
     Complete,
 }
 
@@ -75,8 +86,8 @@ impl RunFeed {
     /// The server does not respond; the next call continues.
     pub async fn next_step(&mut self) -> Result<FeedStep, Fault> {
         loop {
-            if self.archived.is_some() {
-                return Ok(self.next_archived());
+            if let Some(step) = self.next_archived() {
+                return Ok(step);
             }
             let Some(following) = &mut self.following else {
                 let subscription = self.hub.subscribe(self.lane, Some(self.run.clone())).await?;
@@ -111,14 +122,44 @@ impl RunFeed {
         // The order matters: a run is marked as archived before its messages are removed from the lane. If it is not marked
         // after the read, no message of this page was missing.
         self.hub.index().refresh(&self.bus).await?;
-        let is_archived = self.hub.index().find(&self.run).is_some_and(|run| run.summary.archived);
-        if is_archived && let Some(all) = read_archived_run(&self.bus, &self.run).await? {
-            let rest = all.into_iter().filter(|record| record.sequence > self.seen);
-            let rest = rest.filter_map(LaneMessage::from_record).filter(|message| self.is_wanted(message));
-            self.archived = Some(rest.collect());
-            self.following = None;
-            return Ok(self.next_archived());
+        let found = self.hub.index().find(&self.run);
+        let summary = found.as_ref().map(|run| &run.summary).filter(|summary| self.needs_archive(summary));
+        let Some(summary) = summary else { return self.next_page(records, pages.is_over(), is_caught_up).await };
+        let joined = join_with_archive(&self.bus, &self.run, records, Some(summary)).await?;
+        let through = joined.records.last().map_or(0, |last| last.sequence);
+        let is_whole = summary.archived
+            && joined.archived_through > 0
+            && joined.archived_through == through
+            && !has_reopening_command(&self.bus, self.lane, &self.run, through).await?;
+        let rest = joined.records.into_iter().filter(|record| record.sequence > self.seen);
+        let rest = rest.collect::<Vec<_>>();
+        if !is_whole && joined.archived_through <= self.seen {
+            return self.next_page(rest, pages.is_over(), is_caught_up).await;
         }
+        let messages = rest.into_iter().filter_map(LaneMessage::from_record);
+        let messages = messages.filter(|message| self.is_wanted(message)).collect();
+        self.archived = Some(ArchivedPart { messages, through, is_whole });
+        if is_whole {
+            self.following = None;
+        }
+        match self.next_archived() {
+            Some(step) => Ok(step),
+            None => Ok(FeedStep::Messages(Vec::new())),
+        }
+    }
+
+    /// `true` if the archive holds messages that were not returned, or may hold the end of the run.
+    fn needs_archive(&self, summary: &RunSummary) -> bool {
+        summary.archived || summary.archived_span.is_some_and(|(_, last)| last > self.seen)
+    }
+
+    /// Returns a page of the lane. Pauses at the end of the log while a replica may lag.
+    async fn next_page(
+        &mut self,
+        records: Vec<StreamRecord>,
+        is_over: bool,
+        is_caught_up: bool,
+    ) -> Result<FeedStep, Fault> {
         let Some(last) = records.last() else {
             if is_caught_up && let Some(following) = &mut self.following {
                 following.is_live = true;
@@ -128,7 +169,7 @@ impl RunFeed {
             return Ok(FeedStep::EndOfLog);
         };
         self.seen = last.sequence;
-        if let Some(following) = self.following.as_mut().filter(|_| is_caught_up && pages.is_over()) {
+        if let Some(following) = self.following.as_mut().filter(|_| is_caught_up && is_over) {
             (following.is_live, following.is_at_end) = (true, true);
         }
         let messages = records.into_iter().filter_map(LaneMessage::from_record);
@@ -151,16 +192,21 @@ impl RunFeed {
         (!new.is_empty()).then_some(FeedStep::Messages(new))
     }
 
-    fn next_archived(&mut self) -> FeedStep {
-        let rest = self.archived.get_or_insert_default();
-        let part: Vec<Arc<LaneMessage>> = rest.drain(..rest.len().min(PAGE)).collect();
-        match part.last() {
-            Some(last) => {
-                self.seen = last.sequence();
-                FeedStep::Messages(part)
-            }
-            None => FeedStep::Complete,
+    /// Returns the next messages of the archived part; `None` if there is none, or the lane continues it.
+    fn next_archived(&mut self) -> Option<FeedStep> {
+        let rest = self.archived.as_mut()?;
+        let part: Vec<Arc<LaneMessage>> =
+            rest.messages.drain(..rest.messages.len().min(PAGE)).collect();
+        if let Some(last) = part.last() {
+            self.seen = last.sequence();
+            return Some(FeedStep::Messages(part));
         }
+        if rest.is_whole {
+            return Some(FeedStep::Complete);
+        }
+        self.seen = self.seen.max(rest.through);
+        self.archived = None;
+        None
     }
 
     fn is_wanted(&self, message: &LaneMessage) -> bool {

@@ -152,12 +152,9 @@ impl EventStream {
                     failures = 0;
                     for message in &messages {
                         self.send_message(message).await?;
-                        if self.end == RunEndState::Final {
-                            return Ok(());
-                        }
                     }
-                    if self.end == RunEndState::Resumable {
-                        // It ends the stream if the log has nothing after it.
+                    if self.end != RunEndState::No {
+                        // It ends the stream if the log has nothing after it: any ended run can be reopened.
                         feed.read_again();
                     }
                 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use millrace_client::{ReceivedEntry, read_archived_records};
+use millrace_client::ReceivedEntry;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{Decision, JournalKey, RunCommand, Submission};
 use millrace_protocol::question::RunAnswer;
@@ -17,6 +17,7 @@ use millrace_runtime::nats::direct_get::PagedReader;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::store::archive;
+use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
 use millrace_views::journal::{TranscriptEntry, read_entry, stored_step};
 use millrace_views::{
@@ -94,7 +95,7 @@ async fn read_log(
     let limit = parse_limit(query.limit)?;
     let (run, summary) = gateway.find_run(&run).await?;
     let after = query.after.unwrap_or(0);
-    let is_archived = summary.is_some_and(|summary| summary.archived);
+    let is_archived = summary.as_ref().is_some_and(archive::has_archive);
     let records = match is_archived {
         true => read_messages(&gateway.bus, &run, None).await?,
         false => read_plan_part(&gateway.bus, &run, after, limit).await?,
@@ -343,8 +344,8 @@ async fn read_journal_messages(
         }
     }
     // The order matters: a run is marked as archived before its messages are removed from the lane.
-    if let Some(archived) = read_archived_records(bus, run).await? {
-        return Ok(archived);
+    if registry::read_summary(bus, run).await?.as_ref().is_some_and(archive::has_archive) {
+        return Ok(read_messages(bus, run, None).await?);
     }
     all.sort_by_key(|record| record.sequence);
     Ok(all)

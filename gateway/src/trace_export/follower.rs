@@ -4,12 +4,15 @@
 //! before this reader has come that far. So summaries are read before lanes, and after the lanes each run that is marked as archived
 //! and whose end was not seen is read in the archive, from the last message that was seen. A tracer that a restarted exporter does
 //! not have starts from the first message: its spans are sent again, with the same ids.
+//!
+//! A run that was reopened continues in its lane after what the archive holds, and its tracer reads the archive first. Spans of the
+//! part that was exported already are not sent again.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::registry::RunSummary;
-use millrace_protocol::subject;
+use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::{RUNS, bucket_stream, lane_stream};
@@ -23,6 +26,8 @@ use tracing::warn;
 
 /// The number of messages per request: journals may have large ones.
 const PAGE: usize = 256;
+/// The number of archived runs for which it is remembered how much of them is exported.
+const MAX_FINISHED: usize = 10_000;
 
 /// A reader of all lanes.
 pub struct LogFollower {
@@ -31,9 +36,38 @@ pub struct LogFollower {
     lanes: Vec<LaneReader>,
     /// The sequence of the last summary that was read, and of the last one whose run is exported.
     summaries: (u64, u64),
-    /// Runs that are archived, until they are exported.
-    archived: VecDeque<RunId>,
+    /// Runs that are archived, until they are exported, with the sequences of their last archived messages; 0 if unknown.
+    archived: VecDeque<(RunId, u64)>,
+    parts: ArchivedParts,
     spans: Vec<Span>,
+}
+
+/// The parts of runs that the archive holds.
+#[derive(Default)]
+struct ArchivedParts {
+    /// The last archived messages of runs that were reopened.
+    reopened: HashMap<RunId, u64>,
+    /// The messages up to which archived runs are exported, and the order in which they were added.
+    finished: HashMap<RunId, u64>,
+    order: VecDeque<RunId>,
+}
+
+impl ArchivedParts {
+    fn finish(&mut self, run: &RunId, through: u64) {
+        self.reopened.remove(run);
+        if self.finished.insert(run.clone(), through).is_none() {
+            self.order.push_back(run.clone());
+        }
+        if self.order.len() > MAX_FINISHED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.finished.remove(&oldest);
+        }
+    }
+
+    fn exported_through(&self, run: &RunId) -> u64 {
+        self.finished.get(run).copied().unwrap_or(0)
+    }
 }
 
 /// A reader of a lane.
@@ -41,6 +75,8 @@ struct LaneReader {
     lane: Lane,
     /// The sequence of the last message that was read.
     seen: u64,
+    /// The sequence up to which the lane was exported before this process read it.
+    exported: u64,
     runs: HashMap<RunId, TracedRun>,
 }
 
@@ -79,6 +115,7 @@ impl LogFollower {
             lanes: Vec::new(),
             summaries: (summaries, summaries),
             archived: VecDeque::new(),
+            parts: ArchivedParts::default(),
             spans: Vec::new(),
         };
         for lane in (0..bus.settings().lanes).map(Lane) {
@@ -87,7 +124,7 @@ impl LogFollower {
                 warn!(%lane, exported, "the lane is shorter than what was exported of it; exporting it again");
                 exported = 0;
             }
-            let reader = LaneReader { lane, seen: 0, runs: HashMap::new() };
+            let reader = LaneReader { lane, seen: 0, exported, runs: HashMap::new() };
             follower.lanes.push(reader);
             let at = follower.lanes.len() - 1;
             while follower.lanes[at].seen < exported {
@@ -133,11 +170,19 @@ impl LogFollower {
                 else {
                     continue;
                 };
-                let summary = serde_json::from_slice::<RunSummary>(&record.payload);
                 if record.is_deletion {
                     self.forget(&run);
-                } else if summary.is_ok_and(|summary| summary.run == run && summary.archived) {
-                    self.archived.push_back(run);
+                    continue;
+                }
+                let summary = serde_json::from_slice::<RunSummary>(&record.payload);
+                let Ok(summary) = summary.map(|summary| (summary.run == run).then_some(summary)) else {
+                    continue;
+                };
+                let through = summary.as_ref().and_then(|summary| summary.archived_span).map(|(_, last)| last);
+                if summary.is_some_and(|summary| summary.archived) {
+                    self.archived.push_back((run, through.unwrap_or(0)));
+                } else if let Some(through) = through {
+                    self.parts.reopened.insert(run, through);
                 }
             }
         }
@@ -164,8 +209,8 @@ impl LogFollower {
     /// # Errors
     /// The server does not respond.
     pub async fn read_archive(&mut self, enough: usize) -> Result<bool, Fault> {
-        while let Some(run) = self.archived.front().cloned() {
-            self.finish_run(&run).await?;
+        while let Some((run, through)) = self.archived.front().cloned() {
+            self.finish_run(&run, through).await?;
             self.archived.pop_front();
             if self.spans.len() >= enough {
                 return Ok(true);
@@ -177,7 +222,7 @@ impl LogFollower {
 
     /// Reads a page of a lane, up to sequence `through`. Returns `false` at its end.
     async fn read_page(&mut self, at: usize, through: Option<u64>) -> Result<bool, Fault> {
-        let Self { bus, lanes, options, spans, .. } = self;
+        let Self { bus, lanes, options, spans, parts, .. } = self;
         let reader = &mut lanes[at];
         let (stream, next) = (lane_stream(reader.lane), reader.seen + 1);
         let mut pages =
@@ -188,26 +233,35 @@ impl LogFollower {
             records.last().is_none_or(|last| through.is_some_and(|through| last.sequence >= through));
         for record in records.into_iter().filter(|record| through.is_none_or(|last| record.sequence <= last))
         {
-            reader.add(bus, options, &record, spans).await?;
+            reader.add((bus, options), &record, parts, spans).await?;
             reader.seen = record.sequence;
         }
         Ok(!is_end)
     }
 
-    /// Exports the rest of an archived run.
-    async fn finish_run(&mut self, run: &RunId) -> Result<(), Fault> {
-        let traced = self.forget(run);
-        if traced.as_ref().is_some_and(|traced| traced.tracer.has_ended()) {
+    /// Exports the rest of a run that is archived up to sequence `through`.
+    async fn finish_run(&mut self, run: &RunId, through: u64) -> Result<(), Fault> {
+        let lane = self.bus.lane_of_run(run);
+        let live = self.lanes.iter().find(|reader| reader.lane == lane).and_then(|it| it.runs.get(run));
+        if live.is_some_and(|live| !live.tracer.has_ended() && through > 0 && live.seen > through) {
+            // It was reopened meanwhile.
             return Ok(());
         }
+        let traced = self.forget(run);
+        if let Some(ended) = traced.as_ref().filter(|traced| traced.tracer.has_ended()) {
+            self.parts.finish(run, ended.seen.max(through));
+            return Ok(());
+        }
+        let exported = self.parts.exported_through(run);
         let mut traced = traced.unwrap_or_else(|| TracedRun::new(run, &self.options));
         let Some(records) = read_archived_run(&self.bus, run).await? else {
             warn!(%run, "the archive of the run is missing; its trace is incomplete");
             return Ok(());
         };
         for record in records {
-            traced.add(&self.bus, &record, &mut self.spans).await?;
+            traced.add(&self.bus, &record, exported, &mut self.spans).await?;
         }
+        self.parts.finish(run, traced.seen);
         Ok(())
     }
 
@@ -220,14 +274,28 @@ impl LogFollower {
 impl LaneReader {
     async fn add(
         &mut self,
-        bus: &Bus,
-        options: &TraceOptions,
+        (bus, options): (&Bus, &TraceOptions),
         record: &StreamRecord,
+        parts: &mut ArchivedParts,
         spans: &mut Vec<Span>,
     ) -> Result<(), Fault> {
-        let Some((_, run, _)) = subject::parse_lane_subject(&record.subject) else { return Ok(()) };
+        let Some((_, run, topic)) = subject::parse_lane_subject(&record.subject) else { return Ok(()) };
+        let reopened = parts.reopened.get(&run).copied().unwrap_or(0);
+        let (lacks_archive, exported) = match self.runs.get(&run) {
+            Some(traced) => (traced.seen < reopened && reopened < record.sequence, 0),
+            // A run begins with its submission, unless the archive holds its beginning.
+            None => (topic != Topic::Submitted, parts.exported_through(&run).max(self.exported)),
+        };
+        let archived = match lacks_archive {
+            true => read_archived_run(bus, &run).await?.unwrap_or_default(),
+            false => Vec::new(),
+        };
         let traced = self.runs.entry(run.clone()).or_insert_with(|| TracedRun::new(&run, options));
-        traced.add(bus, record, spans).await
+        for archived in archived.iter().filter(|archived| archived.sequence < record.sequence) {
+            traced.add(bus, archived, exported, spans).await?;
+        }
+        parts.reopened.remove(&run);
+        traced.add(bus, record, 0, spans).await
     }
 }
 
@@ -236,7 +304,14 @@ impl TracedRun {
         Self { tracer: RunTracer::new(run.clone(), options.clone()), seen: 0 }
     }
 
-    async fn add(&mut self, bus: &Bus, record: &StreamRecord, spans: &mut Vec<Span>) -> Result<(), Fault> {
+    /// Adds a message. The spans of messages up to sequence `exported` are exported already.
+    async fn add(
+        &mut self,
+        bus: &Bus,
+        record: &StreamRecord,
+        exported: u64,
+        spans: &mut Vec<Span>,
+    ) -> Result<(), Fault> {
         if record.sequence <= self.seen {
             return Ok(());
         }
@@ -246,7 +321,10 @@ impl TracedRun {
             Ok(()) => {}
         }
         self.seen = record.sequence;
-        spans.append(&mut self.tracer.take_spans());
+        let mut new = self.tracer.take_spans();
+        if record.sequence > exported {
+            spans.append(&mut new);
+        }
         Ok(())
     }
 }

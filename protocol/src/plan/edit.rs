@@ -220,6 +220,23 @@ pub enum CommandAction {
     },
 }
 
+impl CommandAction {
+    /// `true` if the command may reopen a run that has ended.
+    #[must_use]
+    pub fn can_reopen_run(&self) -> bool {
+        match self {
+            Self::Edit(edit) => matches!(edit, Edit::Retry { .. } | Edit::Add(_)),
+            Self::CancelRun { .. }
+            | Self::CancelTask { .. }
+            | Self::Pause
+            | Self::Interrupt
+            | Self::Resume { .. }
+            | Self::Message { .. }
+            | Self::Signal { .. } => false,
+        }
+    }
+}
+
 /// The maximum length of a message to the planner, in characters.
 pub const MAX_TEXT: usize = 16_000;
 

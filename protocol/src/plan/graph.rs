@@ -222,7 +222,8 @@ fn check_limits(task: &TaskSpec, limits: &TaskLimits) -> Result<(), GraphError> 
 }
 
 fn check_single_final_task(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError> {
-    let old = plan.tasks().iter().map(|task| &task.spec);
+    // A new final task takes the place of that of a run that has ended.
+    let old = plan.tasks().iter().filter(|_| plan.run.end.is_none()).map(|task| &task.spec);
     let mut finals = old.chain(tasks).filter(|spec| spec.is_final).map(|spec| &spec.id);
     match (finals.next(), finals.next()) {
         (Some(one), Some(two)) => Err(GraphError::TwoFinal(one.clone(), two.clone())),

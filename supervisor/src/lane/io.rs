@@ -14,6 +14,7 @@ use millrace_protocol::work::Order;
 use millrace_runtime::nats::strays::SequenceRange;
 use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::ops::metrics::names::QUEUE_REPAIRS;
+use millrace_runtime::store::retention::read_deletion;
 use millrace_runtime::store::{admission, archive};
 use millrace_runtime::work::queue_state::{self, QueueSnapshot};
 use millrace_runtime::work::{queue, registry};
@@ -28,7 +29,7 @@ use super::{DemandOutcome, LaneMessage};
 use crate::capability_snapshot::CapabilitySnapshot;
 use crate::closing::{self, EndedRun};
 use crate::lost_runs::{self, LiveRunIndex};
-use crate::reader::{self, LaneFeed, LogPosition};
+use crate::reader::{self, ArchivedRun, LaneFeed, LogPosition};
 use crate::session_turn;
 use crate::strays::delete_strays;
 
@@ -143,13 +144,13 @@ impl LaneOwnerIo {
         });
     }
 
-    /// Checks whether the archive holds a run. `is_submitted` says whether the lane holds its submission.
+    /// Checks whether the archive holds a run, and whether the lane continues it. `is_submitted` says whether the lane holds its submission.
     pub(super) fn check_archive(&self, run: RunId, is_submitted: bool) {
         let io = self.clone();
         tokio::spawn(async move {
             let Ok(_permit) = io.lookups.acquire().await else { return };
-            match is_archived(&io.bus, &run, is_submitted).await {
-                Ok(is_archived) => io.send_to_owner(LaneMessage::ArchiveChecked(run, is_archived)),
+            match read_archived_run(&io.bus, io.lane, &run, is_submitted).await {
+                Ok(archived) => io.send_to_owner(LaneMessage::ArchiveChecked(run, archived)),
                 Err(fault) => io.send_to_owner(LaneMessage::Broken(fault)),
             }
         });
@@ -198,11 +199,11 @@ impl LaneOwnerIo {
         });
     }
 
-    /// Removes all messages of an archived run from the lane.
-    pub(super) fn purge_run(&self, run: RunId) {
+    /// Removes the messages of an archived run from the lane, up to a sequence: a command that reopens it may follow.
+    pub(super) fn purge_run(&self, run: RunId, through: u64) {
         let io = self.clone();
         tokio::spawn(async move {
-            if let Err(fault) = log::purge_run(&io.bus, io.lane, &run, u64::MAX - 1).await {
+            if let Err(fault) = log::purge_run(&io.bus, io.lane, &run, through).await {
                 debug!(%run, %fault, "failed to remove late messages");
             }
         });
@@ -228,7 +229,7 @@ impl LaneOwnerIo {
         });
     }
 
-    /// Appends a decision to the plan of a run whose last sequence is `last`.
+    /// Appends a decision to the plan of a run whose last message in the lane has the sequence `last`.
     pub(super) fn append_decision(&self, run: RunId, decision: Decision, last: u64) {
         let io = self.clone();
         tokio::spawn(async move {
@@ -372,8 +373,8 @@ impl LaneOwnerIo {
         tokio::spawn(async move {
             let run = summary.run.clone();
             drop(summary_lock.lock().await);
-            closing::close_ended_run(&io.bus, summary, ended).await;
-            io.send_to_owner(LaneMessage::Closed(run));
+            let closed = closing::close_ended_run(&io.bus, summary, ended).await;
+            io.send_to_owner(LaneMessage::Closed(run, closed));
         });
     }
 }
@@ -383,21 +384,37 @@ pub(super) fn count_repairs(difference: &str, orders: usize) {
     QUEUE_REPAIRS.with_labels(&[difference]).add(u32::try_from(orders).unwrap_or(u32::MAX).into());
 }
 
-/// Returns `true` if a run has ended and is in the archive. A run that the archive holds may have been submitted again, unless its
-/// summary is marked as archived.
-async fn is_archived(bus: &Bus, run: &RunId, is_submitted: bool) -> Result<bool, Fault> {
-    if !is_submitted {
-        return archive::is_archived(bus, run).await;
-    }
+/// Looks up a run in the archive. A run that the archive holds may have been submitted again, unless its summary says that it is
+/// archived, or was. A run that is being deleted can't be reopened.
+async fn read_archived_run(
+    bus: &Bus,
+    lane: Lane,
+    run: &RunId,
+    is_submitted: bool,
+) -> Result<ArchivedRun, Fault> {
     let summary = registry::read_summary(bus, run).await?;
-    if !summary.is_some_and(|summary| summary.archived) {
-        return Ok(false);
+    if is_submitted {
+        if !summary.as_ref().is_some_and(archive::has_archive) {
+            return Ok(ArchivedRun::None);
+        }
+    } else if read_deletion(bus, run).await?.is_some_and(|deletion| deletion.state.is_pending()) {
+        return Ok(ArchivedRun::None);
     }
-    let is_held = archive::is_archived(bus, run).await?;
-    if !is_held {
+    let archived = match reader::fold_run_with_archive(bus, lane, run).await {
+        // A damaged archive is no reason for the whole lane to wait.
+        Err(fault) if !archive::is_archived(bus, run).await? => {
+            warn!(%run, %fault, "failed to read the archive of a run");
+            if let Some(summary) = summary.filter(|summary| !is_submitted && !summary.archived && archive::has_archive(summary)) {
+                lost_runs::report_damage(bus, summary, "its archive is incomplete or damaged".into()).await?;
+            }
+            ArchivedRun::None
+        }
+        archived => archived?,
+    };
+    if is_submitted && matches!(archived, ArchivedRun::None) {
         warn!(%run, "summary says archived, but the archive does not hold the run; using the lane");
     }
-    Ok(is_held)
+    Ok(archived)
 }
 
 /// Writes summaries one after the other; returns the runs whose summary was not written. If the server does not answer,
@@ -406,7 +423,13 @@ async fn write_summary_batch(bus: &Bus, batch: SummaryBatch) -> Vec<RunId> {
     let (mut failed, mut is_away) = (Vec::new(), false);
     for summary in batch.summaries {
         if !is_away {
-            let Err(fault) = registry::write_summary(bus, &summary).await else { continue };
+            // The part in the archive grows with each end: an owner that was suspended writes over no later state.
+            let is_current = |stored: Option<&RunSummary>| !closing::is_superseded(&summary, stored);
+            let written = match summary.archived_span {
+                Some(_) => registry::write_summary_if(bus, &summary, is_current).await,
+                None => registry::write_summary(bus, &summary).await,
+            };
+            let Err(fault) = written else { continue };
             debug!(run = %summary.run, %fault, "failed to write a summary; retrying");
             is_away = fault.is_transient();
         }

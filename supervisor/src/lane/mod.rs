@@ -60,9 +60,10 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::capability_snapshot::CapabilitySnapshot;
+use crate::closing::ClosedRun;
 use crate::live::LiveRun;
 use crate::lost_runs::LiveRunIndex;
-use crate::reader::{FoldedLane, LaneMessageItems, LogPosition};
+use crate::reader::{ArchivedRun, FoldedLane, LaneMessageItems, LogPosition};
 use crate::status::LaneStatus;
 use state::LaneOwnerState;
 
@@ -101,8 +102,8 @@ pub enum LaneMessage {
     LogChecked(String, Option<bool>),
     /// The summaries of these runs were read, as far as there are any.
     SummariesRead(Vec<RunId>, Vec<RunSummary>),
-    /// The archive was checked for a run; `true` if it holds the run.
-    ArchiveChecked(RunId, bool),
+    /// The archive was checked for a run.
+    ArchiveChecked(RunId, ArchivedRun),
     /// An append ended, with the sequence of the decision.
     Appended(RunId, Result<u64, AppendError>),
     /// A run was read and folded again.
@@ -123,8 +124,8 @@ pub enum LaneMessage {
     SummariesWritten(Vec<RunId>),
     /// Strays were deleted, except these.
     StraysDeleted(Vec<SequenceRange>),
-    /// A run is in the archive and no longer in the lane.
-    Closed(RunId),
+    /// A run was closed, unless a command reopens it.
+    Closed(RunId, ClosedRun),
     /// The capability snapshot has changed.
     ClusterChanged,
     /// The delayed claims have waited long enough.
@@ -172,7 +173,7 @@ impl Actor for LaneOwner {
             LaneMessage::Items(messages, through, _permit) => state.handle_lane_messages(messages, through),
             LaneMessage::LogChecked(server, is_complete) => state.on_log_checked(server, is_complete)?,
             LaneMessage::SummariesRead(runs, summaries) => state.on_summaries_read(&runs, &summaries),
-            LaneMessage::ArchiveChecked(run, is_archived) => state.on_archive_checked(&run, is_archived),
+            LaneMessage::ArchiveChecked(run, archived) => state.on_archive_checked(&run, archived),
             LaneMessage::Appended(run, result) => state.on_decision_appended(&run, result)?,
             LaneMessage::Refolded(run, live) => state.on_run_refolded(run, *live),
             LaneMessage::NotOffered(works) => state.on_offer_failed(works),
@@ -183,7 +184,7 @@ impl Actor for LaneOwner {
             LaneMessage::PlacesAssigned(outcome) => state.on_places_assigned(outcome),
             LaneMessage::SummariesWritten(failed) => state.on_summaries_written(&failed),
             LaneMessage::StraysDeleted(rest) => state.on_strays_deleted(rest),
-            LaneMessage::Closed(run) => state.on_run_closed(&run),
+            LaneMessage::Closed(run, closed) => state.on_run_closed(&run, closed),
             LaneMessage::ClusterChanged => state.on_capabilities_changed(),
             LaneMessage::FlushClaims => state.commit_delayed_claims(),
             LaneMessage::Tick => state.check_clocks_and_republish(),

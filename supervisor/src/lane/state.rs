@@ -16,6 +16,7 @@ use millrace_protocol::work::Order;
 use millrace_runtime::clock;
 use millrace_runtime::log::AppendError;
 use millrace_runtime::nats::strays::{SequenceRange, StrayMessages};
+use millrace_runtime::store::archive;
 use millrace_runtime::work::queue_state::QueueSnapshot;
 use ractor::{ActorProcessingErr, ActorRef};
 use tokio::task::JoinSet;
@@ -31,10 +32,10 @@ use super::queue_audit::{ExpectedOrder, QueueAudit};
 use super::sessions::SessionQueues;
 use super::summaries::SummaryBatcher;
 use super::{DemandOutcome, LaneMessage, LaneOwnerArgs};
-use crate::closing::EndedRun;
+use crate::closing::{ClosedRun, EndedRun};
 use crate::ignored::count_unsubmitted;
-use crate::live::{LiveRun, PendingInput, RunMilestone, RunPhase};
-use crate::reader::{FoldedLane, LaneItem, LaneMessageItems, LogPosition};
+use crate::live::{LiveRun, PendingInput, RunMilestone, RunPhase, may_reopen_run};
+use crate::reader::{ArchivedRun, FoldedLane, LaneItem, LaneMessageItems, LogPosition};
 use crate::retention::keep_retention;
 use crate::strays::{clean_shared_streams, stray_grace_period};
 
@@ -58,6 +59,9 @@ pub struct LaneOwnerState {
     sessions: SessionQueues,
     admission: LaneAdmission,
     message_counts: MessageCounts,
+    /// The runs that the lane does not hold and that a command may reopen, with the sequences of their messages. The archive is
+    /// looked up for them.
+    lookups: HashMap<RunId, Vec<u64>>,
     /// The stray messages of the lane that are to be deleted.
     strays: StrayMessages,
     is_deleting_strays: bool,
@@ -89,6 +93,7 @@ impl LaneOwnerState {
             sessions: SessionQueues::default(),
             admission: LaneAdmission::default(),
             message_counts: MessageCounts::default(),
+            lookups: HashMap::new(),
             strays: StrayMessages::default(),
             is_deleting_strays: false,
             ticks: 0,
@@ -196,6 +201,12 @@ impl LaneOwnerState {
             }
         }
         self.io.read_summaries(&usual);
+        for run in &others {
+            // If it was never submitted, its commands are strays.
+            if let Some(live) = self.runs.get(run).filter(|live| live.last_sequence == 0) {
+                self.lookups.insert(run.clone(), live.queued_sequences());
+            }
+        }
         others.iter().for_each(|run| self.check_archive(run));
     }
 
@@ -206,38 +217,74 @@ impl LaneOwnerState {
         for run in runs {
             let Some(live) = self.runs.get_mut(run) else { continue };
             let stored = summaries.get(run);
-            if stored.is_some_and(|stored| stored.archived) {
+            if stored.is_some_and(|stored| archive::has_archive(stored)) {
                 self.io.check_archive(run.clone(), true);
                 continue;
             }
-            let current = RunSummary::from_plan(run, self.args.lane, &live.plan, clock::now());
+            let current = live.summary(run, self.args.lane, clock::now());
             let is_current =
                 current.zip(stored).is_some_and(|(now, stored)| now.is_same_except_times(stored));
             live.is_summary_stale &= !is_current;
-            self.on_archive_checked(run, false);
+            self.on_archive_checked(run, ArchivedRun::None);
         }
     }
 
-    pub(super) fn on_archive_checked(&mut self, run: &RunId, is_archived: bool) {
+    pub(super) fn on_archive_checked(&mut self, run: &RunId, archived: ArchivedRun) {
         let is_checking = |live: &&mut LiveRun| live.phase == RunPhase::CheckingArchive;
         let Some(live) = self.runs.get_mut(run).filter(is_checking) else { return };
-        if !is_archived && live.log_damage.is_some() && live.is_submitted() {
-            self.park_damaged_run(run);
-            return;
+        match archived {
+            ArchivedRun::None if live.is_submitted() && live.log_damage.is_some() => {
+                self.park_damaged_run(run)
+            }
+            ArchivedRun::None if live.is_submitted() => self.continue_folded_run(run),
+            ArchivedRun::None => {
+                if live.last_sequence > 0 {
+                    warn!(%run, "ignoring a run that has decisions and was never submitted");
+                }
+                self.remove_unknown_run(run, 0);
+            }
+            // It arrived after the read.
+            ArchivedRun::Ended { through, .. } if live.has_reopening_command(through) => self.check_archive(run),
+            ArchivedRun::Ended { through, folded: _ } => {
+                warn!(%run, "removing late messages of an archived run");
+                self.remove_unknown_run(run, through);
+                self.io.purge_run(run.clone(), through);
+            }
+            ArchivedRun::Reopened(folded) => {
+                info!(%run, "continuing an archived run");
+                self.lookups.remove(run);
+                self.replace_run(run, *folded);
+                if self.runs.get(run).is_some_and(|live| live.log_damage.is_some()) {
+                    self.park_damaged_run(run);
+                } else {
+                    self.continue_folded_run(run);
+                }
+            }
         }
-        if !is_archived && live.is_submitted() {
-            self.continue_folded_run(run);
-            return;
-        }
+    }
+
+    /// Forgets a run that the lane does not hold. Its messages after sequence `through` are strays.
+    fn remove_unknown_run(&mut self, run: &RunId, through: u64) {
         if let Some(live) = self.runs.remove(run) {
             self.sessions.remove_run(run, &live);
         }
-        if is_archived {
-            warn!(%run, "removing late messages of an archived run");
-            self.io.purge_run(run.clone());
-        } else {
-            warn!(%run, "ignoring a run that has decisions and was never submitted");
+        let now = tokio::time::Instant::now();
+        for sequence in self.lookups.remove(run).unwrap_or_default() {
+            if sequence > through {
+                count_unsubmitted(self.args.lane, run, sequence);
+                self.strays.add(sequence, now);
+            }
         }
+    }
+
+    /// Replaces a run by a newer fold of it. The facts that have arrived meanwhile stay queued.
+    fn replace_run(&mut self, run: &RunId, mut live: LiveRun) {
+        if let Some(mut old) = self.runs.remove(run) {
+            self.sessions.remove_run(run, &old);
+            live.queue_facts(old.take_inbox());
+        }
+        self.sessions.add_run(run, &live);
+        self.runs.insert(run.clone(), live);
     }
 
     /// Parks a run whose log is damaged, and reports it.
@@ -246,7 +293,7 @@ impl LaneOwnerState {
         let Some(damage) = live.log_damage.clone() else { return };
         live.phase = RunPhase::Parked;
         live.is_summary_stale = false;
-        let summary = RunSummary::from_plan(run, self.args.lane, &live.plan, clock::now());
+        let summary = live.summary(run, self.args.lane, clock::now());
         self.io.report_damage(run.clone(), summary, damage);
     }
 
@@ -270,12 +317,8 @@ impl LaneOwnerState {
         self.io.refold_run(run.clone());
     }
 
-    pub(super) fn on_run_refolded(&mut self, run: RunId, mut live: LiveRun) {
-        if let Some(mut old) = self.runs.remove(&run) {
-            live.queue_facts(old.take_inbox());
-        }
-        self.sessions.add_run(&run, &live);
-        self.runs.insert(run.clone(), live);
+    pub(super) fn on_run_refolded(&mut self, run: RunId, live: LiveRun) {
+        self.replace_run(&run, live);
         self.check_archive(&run);
     }
 
@@ -298,6 +341,9 @@ impl LaneOwnerState {
                 count_unsubmitted(self.args.lane, &run, sequence);
                 continue;
             }
+            if let Some(sequences) = self.lookups.get_mut(&run).filter(|_| !is_forged) {
+                sequences.push(sequence);
+            }
             for item in items {
                 freed.extend(self.handle_lane_item(&run, item).map(|capability| (capability, run.clone())));
             }
@@ -312,7 +358,7 @@ impl LaneOwnerState {
         }
     }
 
-    /// Returns `true` if a run is in memory. A submission brings it there.
+    /// Returns `true` if a run is in memory. A submission brings it there, and so does a command that may reopen an archived run.
     fn is_known_or_begins(&mut self, run: &RunId, items: &[LaneItem]) -> bool {
         if self.runs.contains_key(run) {
             return true;
@@ -323,11 +369,23 @@ impl LaneOwnerState {
             self.check_archive(run);
             return true;
         }
+        let may_reopen = |item: &LaneItem| matches!(item, LaneItem::Fact { fact, .. } if may_reopen_run(fact));
+        if items.iter().any(may_reopen) {
+            self.look_up_run(run);
+            return true;
+        }
         let is_opaque = items.iter().any(|item| matches!(item, LaneItem::OpaqueSubmission));
         if is_opaque {
             self.runs.entry(run.clone()).or_default().phase = RunPhase::Parked;
         }
         is_opaque
+    }
+
+    /// Looks up a run in the archive, for a command that may reopen it.
+    fn look_up_run(&mut self, run: &RunId) {
+        self.lookups.entry(run.clone()).or_default();
+        self.runs.entry(run.clone()).or_default();
+        self.check_archive(run);
     }
 
     /// Handles one message of a run in memory; returns the queue in which it freed a place.
@@ -441,7 +499,7 @@ impl LaneOwnerState {
         {
             live.phase = RunPhase::Appending;
             live.is_summary_stale = true;
-            self.io.append_decision(run.clone(), decision, live.last_sequence);
+            self.io.append_decision(run.clone(), decision, live.expected_sequence());
         }
     }
 
@@ -463,9 +521,9 @@ impl LaneOwnerState {
                 return Ok(());
             }
             Err(AppendError::Fenced { last }) => {
-                let expected = live.last_sequence;
+                let expected = live.expected_sequence();
                 if last < expected {
-                    debug!(%run, last, expected, "a forged message was deleted; reading the run again");
+                    debug!(%run, last, expected, "a forged message was deleted, or the archived part; reading the run again");
                 } else {
                     warn!(%run, last, expected, "append rejected: another supervisor has extended this run");
                 }
@@ -475,7 +533,10 @@ impl LaneOwnerState {
             Err(AppendError::Fault(fault)) => return Err(fault.into()),
         }
         self.args.status.decisions.increment();
-        live.take_milestones().into_iter().for_each(|milestone| log_milestone(run, &live.plan, milestone));
+        let milestones = live.take_milestones();
+        // Until it is written, the summary of a reopened run says that it is archived.
+        let is_reopened = live.archived_span.is_some() && milestones.contains(&RunMilestone::Reopened);
+        milestones.into_iter().for_each(|milestone| log_milestone(run, &live.plan, milestone));
         let (effects, touched) = live.take_effects_of_last_decision();
         self.offers.free_places_of_ended_work(run, &live.plan, &touched);
         // Clients that wait for the end of a run may stop the cluster when it ends, so the summary of a run that stays in
@@ -485,7 +546,7 @@ impl LaneOwnerState {
         self.carry_out_effects(run, effects);
         self.commit_or_delay_claims(run);
         session.iter().for_each(|session| self.advance_session(session));
-        if is_resumable {
+        if is_resumable || is_reopened {
             self.write_summaries();
         }
         Ok(())
@@ -712,9 +773,10 @@ impl LaneOwnerState {
         }
     }
 
+    /// Closes a run that has ended. If a command waits that may reopen it, that is decided on first.
     fn close_run(&mut self, run: &RunId) {
         let Some(live) = self.runs.get_mut(run) else { return };
-        if live.phase == RunPhase::Closing {
+        if live.phase == RunPhase::Closing || live.has_reopening_command(0) {
             return;
         }
         live.phase = RunPhase::Closing;
@@ -723,22 +785,37 @@ impl LaneOwnerState {
         let is_complete = live.plan.run.end.as_ref().is_some_and(|end| end.reason == EndReason::Completed);
         let ended = EndedRun {
             end: live.last_sequence,
+            answered: live.plan.run.through,
             has_open_work: !is_complete || live.plan.task_count_in_state(TaskState::Cancelled) > 0,
             messages: self.message_counts.count_through(run, live.last_sequence),
             linger: self.args.linger,
         };
-        let summary = RunSummary::from_plan(run, self.args.lane, &live.plan, clock::now());
-        if let Some(summary) = summary {
+        if let Some(summary) = live.summary(run, self.args.lane, clock::now()) {
             self.io.archive_run(summary, ended, self.summaries.batch_lock());
         }
     }
 
-    pub(super) fn on_run_closed(&mut self, run: &RunId) {
+    pub(super) fn on_run_closed(&mut self, run: &RunId, closed: ClosedRun) {
+        let ClosedRun::Archived { through } = closed else {
+            self.refold_run(run);
+            return;
+        };
         let closed = self.runs.remove(run);
         self.claims.remove_run(run);
         self.message_counts.remove_run(run);
-        let session = closed.and_then(|live| self.sessions.remove_run(run, &live));
-        session.iter().for_each(|session| self.advance_session(session));
+        let reopening = closed.as_ref().is_some_and(|live| live.has_reopening_command(through));
+        let facts = closed.map(|mut live| {
+            let session = self.sessions.remove_run(run, &live);
+            session.iter().for_each(|session| self.advance_session(session));
+            live.take_inbox()
+        });
+        // A command that arrived since is behind the archive.
+        if reopening {
+            self.look_up_run(run);
+            if let Some((live, facts)) = self.runs.get_mut(run).zip(facts) {
+                live.queue_facts(facts.into_iter().filter(|(sequence, _)| *sequence > through).collect());
+            }
+        }
     }
 }
 

@@ -48,7 +48,7 @@ impl SummaryBatcher {
             .filter_map(|(run, live)| {
                 live.is_summary_stale = false;
                 let place = live.holds.queue_place.clone();
-                Some(RunSummary::from_plan(run, lane, &live.plan, now)?.with_queue_place(place))
+                Some(live.summary(run, lane, now)?.with_queue_place(place))
             })
             .collect();
         (!summaries.is_empty()).then_some(SummaryBatch { summaries, _lock: lock })

@@ -12,12 +12,13 @@ pub use holds::LiveHolds;
 use holds::PlaceInLog;
 use jiff::Timestamp;
 use millrace_protocol::admission::WaitingSince;
-use millrace_protocol::ids::{TaskId, WorkerId};
+use millrace_protocol::ids::{Lane, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{
     AnswerCause, CapabilityRegistry, Decision, DecisionInput, DispatchedOrder, Effect, EffectScope, Event,
     Fact, HoldChange, InputAnswer, OverdueInput, Plan, RunEvent, TaskState, UnknownCapabilityStatus, Work,
     apply, apply_decision, decide, dispatched_orders, next_backoff_end, overdue_inputs, pending_effects,
 };
+use millrace_protocol::registry::RunSummary;
 use millrace_protocol::work::DecisionId;
 
 /// The maximum number of facts that one decision answers: enough to make appends cheap, few enough that a decision fits into a
@@ -77,6 +78,11 @@ pub struct LiveRun {
     /// The sequence of its last decision, or of a forged message after it; 0 before the first. The next append expects
     /// this sequence.
     pub last_sequence: u64,
+    /// The sequences of the messages that the archive holds, if the run was reopened: the log continues in the lane.
+    pub archived_span: Option<(u64, u64)>,
+    /// The sequence that the next append expects, where that is not the last decision: the lane of a reopened run does not hold the
+    /// decisions of the archive.
+    pub lane_end: Option<u64>,
     /// Its last decision in the log, which orders name.
     last_decision: Option<DecisionId>,
     /// The time of the decision that is being appended.
@@ -149,6 +155,8 @@ impl Default for LiveRun {
             plan: Plan::default(),
             holds: LiveHolds::default(),
             last_sequence: 0,
+            archived_span: None,
+            lane_end: None,
             last_decision: None,
             appending_at: Timestamp::UNIX_EPOCH,
             phase: RunPhase::Idle,
@@ -202,6 +210,7 @@ impl LiveRun {
     /// Notes the sequence of a forged message among the decisions: the next append must expect it.
     pub fn record_forged_sequence(&mut self, sequence: u64) {
         self.last_sequence = self.last_sequence.max(sequence);
+        self.lane_end = None;
     }
 
     /// Notes that a decision refused the outcome of this work.
@@ -225,6 +234,36 @@ impl LiveRun {
         for (sequence, fact) in inbox {
             self.queue_fact(sequence, fact);
         }
+    }
+
+    /// Drops the queued commands that may reopen the run and that `is_pending` does not select.
+    pub fn drop_reopening_commands(&mut self, is_pending: impl Fn(u64) -> bool) {
+        self.inbox.retain(|(sequence, fact)| is_pending(*sequence) || !may_reopen_run(fact));
+    }
+
+    /// Returns the sequences of the queued facts.
+    #[must_use]
+    pub fn queued_sequences(&self) -> Vec<u64> {
+        self.inbox.iter().map(|(sequence, _)| *sequence).collect()
+    }
+
+    /// `true` if a command after this sequence waits for a decision that may reopen the run.
+    #[must_use]
+    pub fn has_reopening_command(&self, after: u64) -> bool {
+        self.inbox.iter().any(|(sequence, fact)| *sequence > after && may_reopen_run(fact))
+    }
+
+    /// Returns the sequence that the last message among the decisions in the lane must have when the next one is appended.
+    #[must_use]
+    pub fn expected_sequence(&self) -> u64 {
+        self.lane_end.unwrap_or(self.last_sequence)
+    }
+
+    /// Returns the summary of the run; `None` before its first decision.
+    #[must_use]
+    pub fn summary(&self, run: &RunId, lane: Lane, now: Timestamp) -> Option<RunSummary> {
+        let summary = RunSummary::from_plan(run, lane, &self.plan, now)?;
+        Some(RunSummary { archived_span: self.archived_span, ..summary })
     }
 
     /// Removes and returns the queued facts.
@@ -271,6 +310,7 @@ impl LiveRun {
             return false;
         }
         self.last_sequence = self.last_sequence.max(sequence);
+        self.lane_end = None;
         self.last_decision = Some(DecisionId::new(sequence, self.appending_at));
         self.holds.record_place(&self.plan);
         self.phase = RunPhase::Idle;
@@ -555,4 +595,10 @@ impl LiveRun {
         self.blocked.extend(blocked);
         effects
     }
+}
+
+/// `true` if a fact is a command that may reopen a run.
+#[must_use]
+pub fn may_reopen_run(fact: &Fact) -> bool {
+    matches!(fact, Fact::Control(command) if command.control.can_reopen_run())
 }

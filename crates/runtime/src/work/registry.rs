@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use async_nats::jetstream::kv;
 use async_nats::jetstream::message::PublishMessage;
+use bytes::Bytes;
 use futures::future::try_join_all;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, RunId, WorkerId};
@@ -12,6 +14,7 @@ use millrace_protocol::result::CapabilityDescription;
 use serde::Serialize;
 
 use crate::Fault;
+use crate::fault::backoff;
 use crate::nats::buckets::{BucketEntry, entries_with_times, read_bucket_entries};
 use crate::nats::bus::Bus;
 use crate::nats::direct_get;
@@ -247,6 +250,40 @@ pub async fn read_received_heartbeats(bus: &Bus) -> Result<Vec<ReceivedHeartbeat
 /// The server does not respond.
 pub async fn write_summary(bus: &Bus, summary: &RunSummary) -> Result<(), Fault> {
     put_value(bus, RUNS, summary.run.as_str(), summary).await
+}
+
+/// Writes the summary of a run if `is_wanted` accepts the stored one, which is none if there is no valid one. A summary that is written
+/// meanwhile is checked, too.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn write_summary_if(
+    bus: &Bus,
+    summary: &RunSummary,
+    is_wanted: impl Fn(Option<&RunSummary>) -> bool,
+) -> Result<(), Fault> {
+    let what = "bucket runs";
+    let bucket = bus.bucket(RUNS).await?;
+    let value: Bytes = serde_json::to_vec(summary).expect("a summary serialises to JSON").into();
+    let mut tries = 0;
+    loop {
+        let entry = bucket.entry(summary.run.as_str()).await.map_err(|error| fault_from_client_error(what, error))?;
+        let stored = entry.as_ref().filter(|entry| entry.operation == kv::Operation::Put);
+        let stored: Option<RunSummary> = stored.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        if !is_wanted(stored.as_ref().filter(|stored| stored.run == summary.run)) {
+            return Ok(());
+        }
+        let revision = entry.map_or(0, |entry| entry.revision);
+        match bucket.update(summary.run.as_str(), value.clone(), revision).await {
+            Ok(_) => return Ok(()),
+            // Another process has written it, or the replica that answered the read lags.
+            Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => {
+                tries += 1;
+                tokio::time::sleep(backoff(tries)).await;
+            }
+            Err(error) => return Err(fault_from_client_error(what, error)),
+        }
+    }
 }
 
 /// Removes the summary of a deleted run. Readers of changes learn of it by the marker that stays.

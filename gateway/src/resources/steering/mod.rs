@@ -11,7 +11,7 @@ use millrace_plan_file::{
     AdditionalTasks, CapabilityMistake, find_capability_mistakes, parse_additional_tasks,
 };
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan, RunEnd};
+use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan};
 use millrace_protocol::token::Scope;
 use millrace_runtime::Fault;
 use millrace_runtime::work::registry;
@@ -321,15 +321,14 @@ async fn read_plan(gateway: &Access, run: &str, key: &IdempotencyKey) -> Result<
     Ok((run, state.plan().clone()))
 }
 
-/// Reads the plan of a run that has not ended, or that failed and continues with a retry or with more tasks.
+/// Reads the plan of a run that has not ended, or that a retry or more tasks reopen.
 async fn editable_run(
     gateway: &Access,
     run: &str,
     key: &IdempotencyKey,
 ) -> Result<(RunId, Plan), EarlyReply> {
     let (run, plan) = read_plan(gateway, run, key).await?;
-    let can_continue = |end: &RunEnd| end.is_resumable && end.reason.can_be_retried();
-    if plan.run.end.as_ref().is_some_and(|end| !can_continue(end)) {
+    if !plan.can_be_reopened() {
         refuse_ended_run(&run, &plan)?;
     }
     Ok((run, plan))

@@ -279,8 +279,8 @@ pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<
     }
     if let Some(end) = &plan.run.end {
         return match input {
-            DecisionInput::Fact(Fact::Control(command)) if end.is_resumable => {
-                steering::resume_ended_run(plan, command, end, now)
+            DecisionInput::Fact(Fact::Control(command)) => {
+                steering::continue_ended_run(plan, command, end, now)
             }
             DecisionInput::Retire if end.is_resumable => retire_run(end, now),
             DecisionInput::Fact(_)

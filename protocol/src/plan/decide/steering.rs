@@ -6,9 +6,12 @@ use jiff::Timestamp;
 
 use super::super::due::work_in_flight;
 use super::super::edit::{CommandAction, Edit, MAX_TEXT, RunCommand};
+use super::super::graph::check_patched_task;
 use super::super::spec::{OnFailedDependency, TaskSpec};
 use super::super::state::{EndReason, Plan, PlannerTrigger, RunEnd, Task, TaskState};
-use super::super::{Budget, Event, GraphEvent, PlanningEvent, Refusal, RunEvent, UserEvent, apply};
+use super::super::{
+    Budget, Event, GraphError, GraphEvent, PlanningEvent, Refusal, RunEvent, TaskEvent, UserEvent, apply,
+};
 use super::edits::{
     EditAuthor, LostDependents, cancel_task, decide_edit, is_dependency_lost, reopen_tasks, retry_task,
 };
@@ -52,22 +55,22 @@ pub(super) fn handle_command(plan: &Plan, command: &RunCommand) -> Result<Vec<Ev
     Ok(events)
 }
 
-/// Resumes a run that has ended: with a larger budget if it lacked one, otherwise as it is, with more tasks, or with the retry of one
-/// task.
-pub(super) fn resume_ended_run(
+/// Continues a run that has ended. One that can be resumed: with a larger budget if it lacked one, otherwise as it is. Any one
+/// with a plan: with more tasks, or with the retry of one task; that reopens it, even if it is archived.
+pub(super) fn continue_ended_run(
     plan: &Plan,
     run_control_command: &RunCommand,
     end: &RunEnd,
     now: Timestamp,
 ) -> Result<Vec<Event>, Refusal> {
     match &run_control_command.control {
-        CommandAction::Resume { budget: Some(budget) } => {
+        CommandAction::Resume { budget: Some(budget) } if end.is_resumable => {
             resume_with(plan, run_control_command, Some(budget))
         }
-        CommandAction::Resume { budget: None } if end.reason.can_be_retried() => {
+        CommandAction::Resume { budget: None } if end.is_resumable && end.reason.can_be_retried() => {
             resume_with(plan, run_control_command, None)
         }
-        CommandAction::Edit(edit @ (Edit::Retry { .. } | Edit::Add(_))) if end.reason.can_be_retried() => {
+        CommandAction::Edit(edit @ (Edit::Retry { .. } | Edit::Add(_))) if plan.can_be_reopened() => {
             edit_ended_run(plan, run_control_command, edit, end, now)
         }
         CommandAction::Resume { .. }
@@ -81,7 +84,7 @@ pub(super) fn resume_ended_run(
     }
 }
 
-/// Resumes a run that has ended for more tasks, or for the retry of one task and of its dependents that were lost. What else has
+/// Reopens a run that has ended for more tasks, or for the retry of one task and of its dependents that were lost. What else has
 /// failed stays as it is.
 fn edit_ended_run(
     plan: &Plan,
@@ -99,13 +102,76 @@ fn edit_ended_run(
     events.iter().for_each(|event| apply(&mut reopened, event, now));
     events.extend(match edit {
         Edit::Retry { task, feedback } => retry_task(&reopened, task, feedback.as_deref(), Some(end.at))?,
-        Edit::Add(_)
-        | Edit::Patch(_)
+        Edit::Add(tasks) => add_to_ended_run(&reopened, tasks, end, now)?,
+        Edit::Patch(_)
         | Edit::Cancel { .. }
         | Edit::MarkFinal { .. }
         | Edit::Finish { .. }
         | Edit::GiveUp { .. } => decide_edit(&reopened, edit, EditAuthor::User)?,
     });
+    Ok(events)
+}
+
+/// Adds tasks to a run that had ended, so that it ends with a new deliverable: a new task that is final takes the place of the old
+/// final one. Otherwise the final task, if it was completed, runs again with the results of the new tasks.
+fn add_to_ended_run(
+    reopened: &Plan,
+    tasks: &[TaskSpec],
+    end: &RunEnd,
+    now: Timestamp,
+) -> Result<Vec<Event>, Refusal> {
+    let add = |tasks: Vec<TaskSpec>| decide_edit(reopened, &Edit::Add(tasks), EditAuthor::User);
+    let Some(old) = reopened.final_task() else { return add(tasks.to_vec()) };
+    let mut finals = tasks.iter().filter(|task| task.is_final).map(|task| &task.id);
+    match (finals.next(), finals.next()) {
+        (Some(one), Some(two)) => Err(GraphError::TwoFinal(one.clone(), two.clone()).into()),
+        (Some(new), None) => {
+            let mut events =
+                add(tasks.iter().map(|task| TaskSpec { is_final: false, ..task.clone() }).collect())?;
+            events.push(Event::Graph(GraphEvent::FinalMarked { task: new.clone() }));
+            Ok(events)
+        }
+        (None, _) => {
+            let mut events = add(tasks.to_vec())?;
+            if old.state() == TaskState::Completed {
+                let mut added = reopened.clone();
+                events.iter().for_each(|event| apply(&mut added, event, now));
+                events.extend(rerun_final_task(&added, &old.spec, tasks, end)?);
+            }
+            Ok(events)
+        }
+    }
+}
+
+/// Runs the final task again after those of the new tasks that nothing else uses. A new task that uses the result of the final one
+/// is not among them.
+fn rerun_final_task(
+    plan: &Plan,
+    last: &TaskSpec,
+    tasks: &[TaskSpec],
+    end: &RunEnd,
+) -> Result<Vec<Event>, Refusal> {
+    let mut after_final: BTreeSet<&TaskId> = BTreeSet::from([&last.id]);
+    let mut queue: Vec<&TaskId> = vec![&last.id];
+    while let Some(id) = queue.pop() {
+        let dependents = plan.task(id).into_iter().flat_map(|task| &task.dependents);
+        let dependents = dependents.map(|&at| &plan.tasks[at as usize].spec.id);
+        queue.extend(dependents.filter(|id| after_final.insert(id)));
+    }
+    let used: BTreeSet<&TaskId> = tasks.iter().flat_map(|task| &task.depends_on).collect();
+    let inputs = tasks.iter().map(|task| &task.id).filter(|id| !used.contains(id) && !after_final.contains(id));
+    let inputs: Vec<TaskId> = inputs.cloned().collect();
+    if inputs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let spec = TaskSpec { depends_on: [last.depends_on.clone(), inputs].concat(), ..last.clone() };
+    check_patched_task(plan, &spec)?;
+    let again: BTreeSet<u32> = plan.task_position(&last.id).into_iter().collect();
+    let mut events = reopen_tasks(plan, &again, LostDependents::Rerun { ended: Some(end.at) });
+    if let Some(Event::Task(TaskEvent::Reopened { ready, .. })) = events.first_mut() {
+        *ready = false;
+    }
+    events.push(Event::Graph(GraphEvent::TaskPatched { spec: Box::new(spec), attempt: 0 }));
     Ok(events)
 }
 

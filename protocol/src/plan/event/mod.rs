@@ -179,6 +179,12 @@ impl Decision {
             })
             .max()
     }
+
+    /// `true` if this is the first decision of a run.
+    #[must_use]
+    pub fn begins_run(&self) -> bool {
+        self.events.iter().any(|event| matches!(event, Event::Run(RunEvent::Started { .. })))
+    }
 }
 
 /// The answer to one input.

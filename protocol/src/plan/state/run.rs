@@ -457,6 +457,16 @@ impl Plan {
         self.run.end.as_ref().is_some_and(|end| end.is_resumable)
     }
 
+    /// `true` if the run has ended and a retry of a task, or more tasks, reopen it: it had a plan, and its budget was not the reason
+    /// for its end.
+    #[must_use]
+    pub fn can_be_reopened(&self) -> bool {
+        self.run.end.as_ref().is_some_and(|end| {
+            let had_plan = !self.tasks.is_empty() || (end.is_resumable && end.reason.can_be_retried());
+            had_plan && !end.reason.needs_larger_budget()
+        })
+    }
+
     /// `true` if this run consults the planner.
     #[must_use]
     pub fn has_planner(&self) -> bool {

@@ -314,6 +314,8 @@ impl PermissionsBuilder {
         self.allow_reading_stream(FILES);
         self.allow_reading_objects(BLOBS);
         self.allow_writing_objects(BLOBS);
+        // The results of a run that was reopened.
+        self.allow_reading_objects(ARCHIVE);
         self.allow_reading_bucket(CAPABILITIES);
         self.allow_reading_bucket(LIMITS);
         self.allow_publish(format!("$KV.{LIMITS}.state.*"));

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use super::leader_wait::LeaderReader;
 use super::{BackupProgress, OnBackupProgress};
 use crate::Fault;
-use crate::fault::backoff;
+use crate::fault::{backoff, max_replica_lag};
 use crate::nats::bus::Bus;
 use crate::nats::error::fault_from_client_error;
 use crate::nats::object_store::object_info_subject;
@@ -132,7 +132,7 @@ pub async fn find_dangling_references(
     for run in archived {
         let is_archived = archives.contains(run.as_str());
         let records = if is_archived {
-            retry_for_replica_lag(|| archive::read_archived_run(bus, run)).await?
+            read_archive(bus, run).await?
         } else {
             None
         };
@@ -146,6 +146,23 @@ pub async fn find_dangling_references(
     }
     on_progress(BackupProgress { operation: "checking", what: ARCHIVE, bytes: check.bytes, is_done: true });
     Ok(check.missing)
+}
+
+/// Returns the messages of the archive of a run; `None` if there is none.
+///
+/// # Errors
+/// The server does not respond, or the archive is damaged.
+pub async fn read_archive(bus: &Bus, run: &RunId) -> Result<Option<Vec<StreamRecord>>, Fault> {
+    let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
+    let mut tries = 0;
+    loop {
+        let records = retry_for_replica_lag(|| archive::read_archived_run(bus, run)).await?;
+        if records.is_some() || started.elapsed() >= lag {
+            return Ok(records);
+        }
+        tries += 1;
+        tokio::time::sleep(backoff(tries)).await;
+    }
 }
 
 /// Returns the names of the complete archives. If a program of this version has described one, other descriptions are

@@ -243,15 +243,18 @@ fn is_open_delivery(_: &str, delivery: &str) -> bool {
     serde_json::from_str::<StoredDelivery>(delivery).is_ok_and(|delivery| !delivery.has_ended())
 }
 
-/// `true` if a summary belongs to the run of its key and marks it as archived. Other summaries are derived again after
-/// a restore.
+/// `true` if a summary belongs to the run of its key, and the archive holds the run or, of a reopened one, its beginning. Other
+/// summaries are derived again after a restore.
 fn is_summary_of_archived_run(run: &str, summary: &str) -> bool {
     #[derive(Deserialize)]
     struct RunSummarySequence {
         run: String,
         #[serde(default)]
         archived: bool,
+        #[serde(default)]
+        archived_span: Option<(u64, u64)>,
     }
-    serde_json::from_str::<RunSummarySequence>(summary)
-        .is_ok_and(|summary| summary.archived && summary.run == run)
+    serde_json::from_str::<RunSummarySequence>(summary).is_ok_and(|summary| {
+        (summary.archived || summary.archived_span.is_some()) && summary.run == run
+    })
 }

@@ -251,13 +251,14 @@ impl RestoreOperation<'_> {
                 }
             }
         }
-        let live = self.remove_archived_runs(&archived).await?;
-        self.fail_if_stop_requested()?;
-        self.remove_newer_archives(&archived).await?;
-        self.fail_if_stop_requested()?;
-        self.remove_newer_files(&archived).await?;
         let bus = Bus::from_open_connection(self.client.clone(), self.context.clone(), self.settings.clone())
             .await?;
+        self.remove_newer_archives(&archived).await?;
+        self.fail_if_stop_requested()?;
+        let live = self.remove_archived_runs(&bus, &archived).await?;
+        self.fail_if_stop_requested()?;
+        let ended = archived.iter().filter(|run| live.binary_search(run).is_err()).cloned().collect();
+        self.remove_newer_files(&ended).await?;
         let missing = tokio::select! {
             missing = check::find_dangling_references(&bus, &archived, self.on_progress) => missing?,
             () = self.stop.cancelled() => return Err(BackupError::Stopped),
@@ -268,7 +269,7 @@ impl RestoreOperation<'_> {
             .await
             .map_err(|error| fault_from_client_error(THE_SETTINGS, error))?;
         topology::ensure_cluster(&self.context, &self.url, &ClusterOptions::default()).await?;
-        Ok((archived.len(), live, missing))
+        Ok((ended.len(), live, missing))
     }
 
     async fn restore_stream_part(
@@ -347,8 +348,12 @@ impl RestoreOperation<'_> {
         Ok(keys)
     }
 
-    /// Removes archived runs from the lanes. Returns the other runs.
-    async fn remove_archived_runs(&self, archived: &HashSet<RunId>) -> Result<Vec<RunId>, BackupError> {
+    /// Removes what the archive holds from the lanes. Returns the other runs, in their order, and those that were reopened.
+    async fn remove_archived_runs(
+        &self,
+        bus: &Bus,
+        archived: &HashSet<RunId>,
+    ) -> Result<Vec<RunId>, BackupError> {
         let mut live = Vec::new();
         for lane in (0..self.settings.lanes).map(Lane) {
             let name = lane_stream(lane);
@@ -372,8 +377,21 @@ impl RestoreOperation<'_> {
                     live.push(run);
                     continue;
                 }
-                let purged = stream.purge().filter(subject::all_subjects_of_run(lane, &run)).await;
+                let through = match check::read_archive(bus, &run).await {
+                    Ok(records) => records.and_then(|records| Some(records.last()?.sequence)),
+                    // It is reported as missing.
+                    Err(_) => None,
+                };
+                let purge = stream.purge().filter(subject::all_subjects_of_run(lane, &run));
+                let purged = match through {
+                    Some(through) => purge.sequence(through + 1).await,
+                    None => purge.await,
+                };
                 purged.map_err(|error| fault_from_client_error(&what(), error))?;
+                let continues = stream.get_last_raw_message_by_subject(&subject::topic_subject(lane, &run, &Topic::Plan));
+                if continues.await.is_ok() {
+                    live.push(run);
+                }
             }
         }
         live.sort();

@@ -17,6 +17,7 @@ use crate::log::{read_message, read_topic};
 use crate::nats::bus::Bus;
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::lane_stream;
+use crate::store::archive::{self, join_with_archive, read_archived_run};
 use crate::work::registry;
 
 /// The interval at which a lagging replica is read again.
@@ -43,7 +44,10 @@ impl ClusterReader {
     /// # Errors
     /// The result was removed or is invalid, the message is another one, or the server does not respond.
     pub async fn read_result(&self, input: &InputResult) -> Result<TaskResult, Fault> {
-        let record = read_message(&self.bus, self.lane, input.at_sequence).await?;
+        let record = match read_message(&self.bus, self.lane, input.at_sequence).await? {
+            Some(record) => Some(record),
+            None => self.find_archived_record(input.at_sequence).await?,
+        };
         let record = record.ok_or_else(|| Fault::InvalidMessage {
             subject: lane_stream(self.lane),
             sequence: input.at_sequence,
@@ -102,7 +106,12 @@ impl ClusterReader {
         matches: impl Fn(&str) -> bool,
     ) -> Result<Vec<InlineOrStoredBytes>, Fault> {
         let journal = Topic::Journal(JournalKey::Task(task.clone(), attempt));
-        let records = read_topic(&self.bus, self.lane, &self.run, &journal).await?;
+        let mut records = read_topic(&self.bus, self.lane, &self.run, &journal).await?;
+        if records.is_empty() {
+            let subject = subject::topic_subject(self.lane, &self.run, &journal);
+            records = self.read_archive_of_reopened_run().await?;
+            records.retain(|record| *record.subject == *subject);
+        }
         let mut steps = Vec::new();
         for record in records.iter().filter(|record| !record.is_forged()) {
             if let JournalEntry::Step { name, value, .. } = self.bus.decode_record(record).await?
@@ -112,6 +121,17 @@ impl ClusterReader {
             }
         }
         Ok(steps)
+    }
+
+    /// Returns the message of the archive with this sequence: of a run that was reopened, the archive holds the results from before.
+    async fn find_archived_record(&self, sequence: u64) -> Result<Option<StreamRecord>, Fault> {
+        let archived = self.read_archive_of_reopened_run().await?;
+        Ok(archived.into_iter().find(|record| record.sequence == sequence))
+    }
+
+    /// Returns the messages of the archive; none unless the run was reopened.
+    async fn read_archive_of_reopened_run(&self) -> Result<Vec<StreamRecord>, Fault> {
+        Ok(read_archived_run(&self.bus, &self.run).await?.unwrap_or_default())
     }
 
     /// `true` if a message is in the journal of an attempt at this task of the run.
@@ -179,7 +199,7 @@ impl ClusterReader {
     /// As for [`ClusterReader::read_plan`].
     pub async fn read_current_plan(&self, run: &RunId, through: u64) -> Result<Plan, Fault> {
         self.read_decisions(run, through).await?;
-        let decisions = read_topic(&self.bus, self.lane, run, &Topic::Plan).await?;
+        let decisions = read_decisions_of_live_run(&self.bus, self.lane, run).await?;
         let mut plan = Plan::default();
         for record in decisions.iter().filter(|record| !record.is_forged()) {
             apply_decision(&mut plan, &self.bus.decode_record::<Decision>(record).await?);
@@ -191,7 +211,7 @@ impl ClusterReader {
     async fn read_decisions(&self, run: &RunId, through: u64) -> Result<Vec<StreamRecord>, Fault> {
         let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(self.bus.settings().replicas));
         loop {
-            let mut decisions = read_topic(&self.bus, self.lane, run, &Topic::Plan).await?;
+            let mut decisions = read_decisions_of_live_run(&self.bus, self.lane, run).await?;
             decisions.retain(|record| record.sequence <= through && !record.is_forged());
             let is_complete = decisions.last().is_some_and(|last| last.sequence == through);
             if is_complete || started.elapsed() >= lag {
@@ -208,6 +228,19 @@ impl ClusterReader {
     pub async fn read_blob(&self, sha256: &str) -> Result<Vec<u8>, Fault> {
         self.bus.blobs().get(sha256).await
     }
+}
+
+/// Returns the decisions of a live run: those in its lane and, if it was reopened, those in its archive before them.
+async fn read_decisions_of_live_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<Vec<StreamRecord>, Fault> {
+    let in_lane = read_topic(bus, lane, run, &Topic::Plan).await?;
+    if archive::begins_with_first_decision(bus, &in_lane).await? {
+        return Ok(in_lane);
+    }
+    let mut records = join_with_archive(bus, run, in_lane, None).await?.records;
+    records.retain(|record| {
+        matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
+    });
+    Ok(records)
 }
 
 fn replaced_input_fault(record: &StreamRecord, input: &InputResult) -> Fault {
