@@ -7,19 +7,26 @@ use std::path::PathBuf;
 use std::process::Output;
 use std::time::Duration;
 
+use millrace_client::{MessageDecision, Patience, append_and_await_decision};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{EndReason, Event, Plan, RunEvent, Submission};
+use millrace_protocol::plan::{
+    CommandAction, Edit, EndReason, Event, Plan, RunCommand, RunEvent, Submission,
+};
 use millrace_protocol::registry::RunSummary;
+use millrace_protocol::subject::Topic;
 use millrace_runtime::log::scan_lane;
+use millrace_runtime::store::archive;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, log};
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::history::History;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id};
 use millrace_tests::wait_for_value;
+use rustix::process::Signal;
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn short_linger() -> ClusterSetup {
     ClusterSetup { linger: Duration::from_millis(50), ..ClusterSetup::default() }
@@ -27,7 +34,7 @@ fn short_linger() -> ClusterSetup {
 
 /// A chain of two tasks; the last one is final.
 fn chain() -> Submission {
-    let first = echo_task("draft", &json!({"steps": 1, "text": "a draft"}));
+    let first = echo_task("draft", &json!({"steps": 1}));
     let mut last = echo_task("report", &json!({"steps": 1}));
     (last.depends_on, last.is_final) = (vec![task_id("draft")], true);
     fixed_submission(vec![first, last])
@@ -65,7 +72,8 @@ fn attempts_of(plan: &Plan, task: &str) -> u32 {
 /// Runs the command; returns its output as text.
 fn millrace(cluster: &TestCluster, arguments: &[&str]) -> (bool, String) {
     let output: Output = cluster.millrace_command().args(arguments).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     (output.status.success(), text)
 }
 
@@ -73,7 +81,8 @@ async fn run_millrace(cluster: &TestCluster, arguments: &[&str]) -> (bool, Strin
     let (mut command, arguments) = (cluster.millrace_command(), arguments.join(" "));
     command.args(arguments.split(' '));
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     (output.status.success(), text)
 }
 
@@ -93,8 +102,7 @@ async fn archived_run_is_reopened_by_a_retry_and_again_by_more_tasks() {
     submit_run(&bus, &run, &chain()).await;
     let (before, first) = wait_for_archive(&bus, &run, 1).await;
 
-    let (is_ok, text) =
-        run_millrace(&cluster, &["retry", "again", "draft", "--feedback", "cite"]).await;
+    let (is_ok, text) = run_millrace(&cluster, &["retry", "again", "draft", "--feedback", "cite"]).await;
     assert!(is_ok, "{text}");
     let (history, second) = wait_for_archive(&bus, &run, 2).await;
     history.assert_consistent();
@@ -102,9 +110,8 @@ async fn archived_run_is_reopened_by_a_retry_and_again_by_more_tasks() {
     assert_eq!(end_of(plan), (EndReason::Completed, "report".into()));
     assert_eq!((attempts_of(plan, "draft"), attempts_of(plan, "report")), (2, 2));
     assert_eq!(count_reopenings(&history), 1);
-    let sequences = |history: &History| -> Vec<u64> {
-        history.records().iter().map(|record| record.sequence).collect()
-    };
+    let sequences =
+        |history: &History| -> Vec<u64> { history.records().iter().map(|record| record.sequence).collect() };
     assert!(sequences(&history).starts_with(&sequences(&before)), "the log continues");
     assert_eq!(first.archived_span.unwrap().0, second.archived_span.unwrap().0);
     assert!(second.archived_span.unwrap().1 > first.archived_span.unwrap().1);
@@ -116,7 +123,10 @@ async fn archived_run_is_reopened_by_a_retry_and_again_by_more_tasks() {
     history.assert_consistent();
     let plan = history.folded_plan();
     assert_eq!(end_of(plan), (EndReason::Completed, "report".into()));
-    assert_eq!((attempts_of(plan, "draft"), attempts_of(plan, "law"), attempts_of(plan, "report")), (2, 1, 3));
+    assert_eq!(
+        (attempts_of(plan, "draft"), attempts_of(plan, "law"), attempts_of(plan, "report")),
+        (2, 1, 3)
+    );
     assert_eq!(
         plan.task(&task_id("report")).unwrap().spec.depends_on,
         [task_id("draft"), task_id("law")],
@@ -128,7 +138,7 @@ async fn archived_run_is_reopened_by_a_retry_and_again_by_more_tasks() {
     for arguments in [
         ["show", "again"].as_slice(),
         &["show", "again", "--json"],
-        &["show", "again", "--task", "report"],
+        &["show", "again", "report"],
         &["replay", "again"],
         &["replay", "again", "--log"],
         &["watch", "again"],
@@ -155,7 +165,7 @@ async fn refused_commands_leave_an_archived_run_as_it_is() {
     wait_for_archive(&bus, &empty, 1).await;
 
     for (arguments, reason) in [
-        (["resume", "ended"].as_slice(), "completed"),
+        (["resume", "ended", "--budget", "tokens=5000"].as_slice(), "completed"),
         (&["cancel", "ended"], "completed"),
         (&["pause", "ended"], "completed"),
         (&["retry", "ended", "nobody"], "nobody"),
@@ -167,34 +177,162 @@ async fn refused_commands_leave_an_archived_run_as_it_is() {
 
     // A command that the rules refuse gets its answer in the log, and leaves no trace in the lane.
     let id = "refused";
-    let command = millrace_protocol::plan::RunCommand {
-        id: id.into(),
-        by: "test".into(),
-        control: millrace_protocol::plan::CommandAction::Edit(millrace_protocol::plan::Edit::Retry {
-            task: task_id("nobody"),
-            feedback: None,
-        }),
-    };
-    let interrupt = tokio_util::sync::CancellationToken::new();
-    let patience = millrace_client::Patience { interrupt: &interrupt, on_quiet: &|| {} };
-    let topic = millrace_protocol::subject::Topic::Control;
-    let sent = millrace_client::append_and_await_decision(&bus, &run, &topic, (&command, id), patience);
+    let edit = Edit::Retry { task: task_id("nobody"), feedback: None };
+    let command = RunCommand { id: id.into(), by: "test".into(), control: CommandAction::Edit(edit) };
+    let interrupt = CancellationToken::new();
+    let patience = Patience { interrupt: &interrupt, on_quiet: &|| {} };
+    let sent = append_and_await_decision(&bus, &run, &Topic::Control, (&command, id), patience);
     let decision = tokio::time::timeout(TIMEOUT, sent).await.unwrap().unwrap();
-    assert!(
-        matches!(&decision, millrace_client::MessageDecision::Refused(refusal) if refusal.to_string().contains("nobody")),
-        "{decision:?}"
-    );
+    let is_refused = |decision: &MessageDecision| matches!(decision, MessageDecision::Refused(refusal) if refusal.to_string().contains("nobody"));
+    assert!(is_refused(&decision), "{decision:?}");
     let (history, summary) = wait_for_archive(&bus, &run, 1).await;
     history.assert_consistent();
     assert_eq!((count_reopenings(&history), summary.end), (0, Some(EndReason::Completed)));
 
     // So does one for a run that does not exist: it is a stray.
     let nobody = run_id("nobody");
-    log::publish_message(&bus, bus.lane_of_run(&nobody), &nobody, &topic, &command, "stray").await.unwrap();
+    log::publish_message(&bus, bus.lane_of_run(&nobody), &nobody, &Topic::Control, &command, "stray")
+        .await
+        .unwrap();
     wait_for_value(TIMEOUT, "an empty lane", async || {
         let left = log::read_run(&bus, bus.lane_of_run(&nobody), &nobody, 1).await.ok()?;
         left.is_empty().then_some(())
     })
     .await;
+    cluster.stop_all();
+}
+
+/// Appends a retry of the first task of a chain.
+async fn request_retry(bus: &Bus, run: &RunId, id: &str) {
+    let edit = Edit::Retry { task: task_id("draft"), feedback: None };
+    // A server stores one message of an id.
+    let id = format!("{run}-{id}");
+    let command = RunCommand { id: id.clone(), by: "test".into(), control: CommandAction::Edit(edit) };
+    let lane = bus.lane_of_run(run);
+    let sent = async || log::publish_message(bus, lane, run, &Topic::Control, &command, &id).await.ok();
+    wait_for_value(TIMEOUT, "the server", sent).await;
+}
+
+/// The ends of the tasks, and that of the run.
+fn summarise(history: &History) -> String {
+    format!("{:?} {:?}", history.task_outcomes(), end_of(history.folded_plan()))
+}
+
+/// The supervisor is killed behind each append from the command to the second archive, and behind it: the run is reopened once, ends as
+/// the undisturbed one, and no step is done twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn reopened_run_survives_a_kill_behind_any_append() {
+    let _alone = lock_machine();
+    let mut cluster = TestCluster::start_with_workers(short_linger(), 1);
+    let bus = cluster.connect_bus().await;
+    let run = run_id("undisturbed");
+    submit_run(&bus, &run, &chain()).await;
+    let (before, _) = wait_for_archive(&bus, &run, 1).await;
+    request_retry(&bus, &run, "retry").await;
+    let (undisturbed, _) = wait_for_archive(&bus, &run, 2).await;
+    let (expected, appends) = (summarise(&undisturbed), undisturbed.records().len() - before.records().len());
+    assert!(appends > 6, "{appends}");
+
+    // The last kills come behind the last append: during the archiving, the mark and the removal.
+    for count in 1..appends + 4 {
+        let run = run_id(&format!("kill-{count}"));
+        submit_run(&bus, &run, &chain()).await;
+        let (before, _) = wait_for_archive(&bus, &run, 1).await;
+        request_retry(&bus, &run, "retry").await;
+        let wanted = before.records().len() + count.min(appends);
+        wait_for_value(TIMEOUT, &format!("{wanted} messages"), async || {
+            let history = History::read_from_log(&bus, &run).await.ok()?;
+            (history.records().len() >= wanted || count_ends(&history) == 2).then_some(())
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(25 * count.saturating_sub(appends) as u64)).await;
+        cluster.kill_process("supervisor-1");
+        cluster.restart_process("supervisor-1");
+        let (history, summary) = wait_for_archive(&bus, &run, 2).await;
+        history.assert_consistent();
+        assert_eq!(summarise(&history), expected, "{run}");
+        assert_eq!((count_reopenings(&history), summary.end), (1, Some(EndReason::Completed)), "{run}");
+        assert_eq!(history.find_ledger_violations(&cluster.read_ledger()), Vec::<String>::new(), "{run}");
+    }
+    cluster.wait_for_stable_owner(&bus).await;
+    cluster.stop_all();
+}
+
+/// Two supervisors, each of which may hold the lane; the owner is suspended while the other one reopens the run, and wakes up as one that
+/// has read an older archive.
+#[tokio::test(flavor = "multi_thread")]
+async fn suspended_owner_does_not_disturb_a_reopened_run() {
+    let _alone = lock_machine();
+    let mut cluster = TestCluster::start_with_workers(short_linger(), 1);
+    cluster.start_process(ProcessRole::Supervisor, "supervisor-2", &[]);
+    let (bus, run) = (cluster.connect_bus().await, run_id("two-owners"));
+    submit_run(&bus, &run, &chain()).await;
+    wait_for_archive(&bus, &run, 1).await;
+    let owner = cluster.wait_for_stable_owner(&bus).await;
+    let owner = ["supervisor-1", "supervisor-2"].into_iter().find(|name| owner.starts_with(name)).unwrap();
+    request_retry(&bus, &run, "first").await;
+    cluster.send_signal(owner, Signal::STOP);
+    let (history, _) = wait_for_archive(&bus, &run, 2).await;
+    history.assert_consistent();
+    request_retry(&bus, &run, "second").await;
+    cluster.send_signal(owner, Signal::CONT);
+    let (history, _) = wait_for_archive(&bus, &run, 3).await;
+    history.assert_consistent();
+    assert_eq!(count_reopenings(&history), 2);
+    assert_eq!(attempts_of(history.folded_plan(), "report"), 3);
+    assert_eq!(history.find_ledger_violations(&cluster.read_ledger()), Vec::<String>::new());
+    cluster.stop_all();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn command_while_a_run_is_archived_reopens_it() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(short_linger(), 1);
+    let bus = cluster.connect_bus().await;
+    for delay in [0_u64, 20, 40, 50, 55, 60, 65, 70, 80, 100, 150] {
+        let run = run_id(&format!("closing-{delay}"));
+        submit_run(&bus, &run, &chain()).await;
+        wait_for_value(TIMEOUT, "the end", async || {
+            let history = History::read_from_log(&bus, &run).await.ok()?;
+            (count_ends(&history) == 1).then_some(())
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(delay)).await;
+        request_retry(&bus, &run, "retry").await;
+        let (history, _) = wait_for_archive(&bus, &run, 2).await;
+        history.assert_consistent();
+        assert_eq!(count_reopenings(&history), 1, "{run}");
+    }
+    cluster.stop_all();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_run_is_gone_with_both_parts_and_is_not_reopened() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(short_linger(), 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("gone"));
+    let mut submission = chain();
+    submission.tasks[0] = echo_task("draft", &json!({"steps": 1, "delay_ms": 1500}));
+    submit_run(&bus, &run, &submission).await;
+    wait_for_archive(&bus, &run, 1).await;
+    request_retry(&bus, &run, "retry").await;
+    wait_for_value(TIMEOUT, "a live summary", async || {
+        let summary = registry::read_summary(&bus, &run).await.ok()??;
+        (!summary.archived && summary.end.is_none() && summary.archived_span.is_some()).then_some(())
+    })
+    .await;
+    let (is_ok, text) = run_millrace(&cluster, &["delete", "gone"]).await;
+    assert!(!is_ok && text.contains("gone"), "a live run is refused: {text}");
+    wait_for_archive(&bus, &run, 2).await;
+    let (is_ok, text) = run_millrace(&cluster, &["delete", "gone"]).await;
+    assert!(is_ok, "{text}");
+    wait_for_value(TIMEOUT, "nothing of the run", async || {
+        let left = archive::read_run_from_log_or_archive(&bus, bus.lane_of_run(&run), &run).await.ok()?;
+        let summary = registry::read_summary(&bus, &run).await.ok()?;
+        (left.is_empty() && summary.is_none()).then_some(())
+    })
+    .await;
+    let (is_ok, _) = run_millrace(&cluster, &["retry", "gone", "draft"]).await;
+    assert!(!is_ok);
     cluster.stop_all();
 }

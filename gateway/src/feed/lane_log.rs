@@ -155,7 +155,8 @@ impl LaneLog {
         self.index.refresh(&self.bus).await?;
         let mut runs = self.index.archived_after(self.lane, self.seen, self.revision);
         runs.retain(|run| {
-            let last = self.last_sequences.get(&run.summary.run).filter(|_| run.summary.archived_span.is_none());
+            let last =
+                self.last_sequences.get(&run.summary.run).filter(|_| run.summary.archived_span.is_none());
             is_wanted(&run.summary.run) && last.is_none_or(|last| *last > self.seen)
         });
         Ok(runs)

@@ -10,8 +10,8 @@ use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::fault::max_replica_lag;
 use millrace_runtime::nats::direct_get::PagedReader;
-use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::store::archive::{has_reopening_command, join_with_archive};
 use millrace_runtime::{Bus, Fault};
 use tokio::time::Instant;
@@ -124,7 +124,9 @@ impl RunFeed {
         self.hub.index().refresh(&self.bus).await?;
         let found = self.hub.index().find(&self.run);
         let summary = found.as_ref().map(|run| &run.summary).filter(|summary| self.needs_archive(summary));
-        let Some(summary) = summary else { return self.next_page(records, pages.is_over(), is_caught_up).await };
+        let Some(summary) = summary else {
+            return self.next_page(records, pages.is_over(), is_caught_up).await;
+        };
         let joined = join_with_archive(&self.bus, &self.run, records, Some(summary)).await?;
         let through = joined.records.last().map_or(0, |last| last.sequence);
         let is_whole = summary.archived
@@ -195,8 +197,7 @@ impl RunFeed {
     /// Returns the next messages of the archived part; `None` if there is none, or the lane continues it.
     fn next_archived(&mut self) -> Option<FeedStep> {
         let rest = self.archived.as_mut()?;
-        let part: Vec<Arc<LaneMessage>> =
-            rest.messages.drain(..rest.messages.len().min(PAGE)).collect();
+        let part: Vec<Arc<LaneMessage>> = rest.messages.drain(..rest.messages.len().min(PAGE)).collect();
         if let Some(last) = part.last() {
             self.seen = last.sequence();
             return Some(FeedStep::Messages(part));

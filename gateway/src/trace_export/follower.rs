@@ -178,7 +178,8 @@ impl LogFollower {
                 let Ok(summary) = summary.map(|summary| (summary.run == run).then_some(summary)) else {
                     continue;
                 };
-                let through = summary.as_ref().and_then(|summary| summary.archived_span).map(|(_, last)| last);
+                let through =
+                    summary.as_ref().and_then(|summary| summary.archived_span).map(|(_, last)| last);
                 if summary.is_some_and(|summary| summary.archived) {
                     self.archived.push_back((run, through.unwrap_or(0)));
                 } else if let Some(through) = through {

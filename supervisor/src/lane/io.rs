@@ -404,7 +404,9 @@ async fn read_archived_run(
         // A damaged archive is no reason for the whole lane to wait.
         Err(fault) if !archive::is_archived(bus, run).await? => {
             warn!(%run, %fault, "failed to read the archive of a run");
-            if let Some(summary) = summary.filter(|summary| !is_submitted && !summary.archived && archive::has_archive(summary)) {
+            if let Some(summary) =
+                summary.filter(|summary| !is_submitted && !summary.archived && archive::has_archive(summary))
+            {
                 lost_runs::report_damage(bus, summary, "its archive is incomplete or damaged".into()).await?;
             }
             ArchivedRun::None

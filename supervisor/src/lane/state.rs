@@ -244,7 +244,9 @@ impl LaneOwnerState {
                 self.remove_unknown_run(run, 0);
             }
             // It arrived after the read.
-            ArchivedRun::Ended { through, .. } if live.has_reopening_command(through) => self.check_archive(run),
+            ArchivedRun::Ended { through, .. } if live.has_reopening_command(through) => {
+                self.check_archive(run)
+            }
             ArchivedRun::Ended { through, folded: _ } => {
                 warn!(%run, "removing late messages of an archived run");
                 self.remove_unknown_run(run, through);
@@ -369,7 +371,8 @@ impl LaneOwnerState {
             self.check_archive(run);
             return true;
         }
-        let may_reopen = |item: &LaneItem| matches!(item, LaneItem::Fact { fact, .. } if may_reopen_run(fact));
+        let may_reopen =
+            |item: &LaneItem| matches!(item, LaneItem::Fact { fact, .. } if may_reopen_run(fact));
         if items.iter().any(may_reopen) {
             self.look_up_run(run);
             return true;

@@ -297,7 +297,9 @@ pub async fn join_with_archive(
         let last = records.iter().flatten().last().map_or(0, |last| last.sequence);
         // The last message may have been a forged one, which no archive holds.
         if last >= expected || started.elapsed() >= lag {
-            let Some(records) = records else { return Ok(JoinedLog { records: in_lane, archived_through: 0 }) };
+            let Some(records) = records else {
+                return Ok(JoinedLog { records: in_lane, archived_through: 0 });
+            };
             break records;
         }
         tries += 1;
@@ -347,7 +349,8 @@ pub async fn read_run_from_log_or_archive(
     lane: Lane,
     run: &RunId,
 ) -> Result<Vec<StreamRecord>, Fault> {
-    read_matching_from_log_or_archive(bus, lane, run, (&subject::all_subjects_of_run(lane, run), |_| true)).await
+    read_matching_from_log_or_archive(bus, lane, run, (&subject::all_subjects_of_run(lane, run), |_| true))
+        .await
 }
 
 /// Returns the decisions of a run, oldest first, from its lane, its archive, or both. Forged ones are among them.

@@ -267,7 +267,8 @@ pub async fn write_summary_if(
     let value: Bytes = serde_json::to_vec(summary).expect("a summary serialises to JSON").into();
     let mut tries = 0;
     loop {
-        let entry = bucket.entry(summary.run.as_str()).await.map_err(|error| fault_from_client_error(what, error))?;
+        let entry =
+            bucket.entry(summary.run.as_str()).await.map_err(|error| fault_from_client_error(what, error))?;
         let stored = entry.as_ref().filter(|entry| entry.operation == kv::Operation::Put);
         let stored: Option<RunSummary> = stored.and_then(|entry| serde_json::from_slice(&entry.value).ok());
         if !is_wanted(stored.as_ref().filter(|stored| stored.run == summary.run)) {

@@ -159,7 +159,8 @@ fn rerun_final_task(
         queue.extend(dependents.filter(|id| after_final.insert(id)));
     }
     let used: BTreeSet<&TaskId> = tasks.iter().flat_map(|task| &task.depends_on).collect();
-    let inputs = tasks.iter().map(|task| &task.id).filter(|id| !used.contains(id) && !after_final.contains(id));
+    let inputs =
+        tasks.iter().map(|task| &task.id).filter(|id| !used.contains(id) && !after_final.contains(id));
     let inputs: Vec<TaskId> = inputs.cloned().collect();
     if inputs.is_empty() {
         return Ok(Vec::new());

@@ -131,11 +131,7 @@ pub async fn find_dangling_references(
     check.check_stream(FILES, on_progress).await?;
     for run in archived {
         let is_archived = archives.contains(run.as_str());
-        let records = if is_archived {
-            read_archive(bus, run).await?
-        } else {
-            None
-        };
+        let records = if is_archived { read_archive(bus, run).await? } else { None };
         if records.is_none() {
             let what = format!("the archive of run {run}");
             check.missing.push(DanglingReference { what, referenced_by: "its summary".into() });

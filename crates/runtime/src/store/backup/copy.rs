@@ -254,7 +254,6 @@ fn is_summary_of_archived_run(run: &str, summary: &str) -> bool {
         #[serde(default)]
         archived_span: Option<(u64, u64)>,
     }
-    serde_json::from_str::<RunSummarySequence>(summary).is_ok_and(|summary| {
-        (summary.archived || summary.archived_span.is_some()) && summary.run == run
-    })
+    serde_json::from_str::<RunSummarySequence>(summary)
+        .is_ok_and(|summary| (summary.archived || summary.archived_span.is_some()) && summary.run == run)
 }

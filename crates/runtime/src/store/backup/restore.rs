@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::registry::ClusterSettings;
-use millrace_protocol::subject::{self, FileSpace};
+use millrace_protocol::subject::{self, FileSpace, Topic};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -388,8 +388,8 @@ impl RestoreOperation<'_> {
                     None => purge.await,
                 };
                 purged.map_err(|error| fault_from_client_error(&what(), error))?;
-                let continues = stream.get_last_raw_message_by_subject(&subject::topic_subject(lane, &run, &Topic::Plan));
-                if continues.await.is_ok() {
+                let decisions = subject::topic_subject(lane, &run, &Topic::Plan);
+                if stream.get_last_raw_message_by_subject(&decisions).await.is_ok() {
                     live.push(run);
                 }
             }
