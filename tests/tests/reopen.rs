@@ -336,3 +336,48 @@ async fn deleted_run_is_gone_with_both_parts_and_is_not_reopened() {
     assert!(!is_ok);
     cluster.stop_all();
 }
+
+/// The backup is taken while the archive holds the first part of a run, and its lane the rest.
+#[tokio::test(flavor = "multi_thread")]
+async fn backup_of_a_reopened_run_restores_both_parts() {
+    let _alone = lock_machine();
+    let mut cluster = TestCluster::start_with_workers(short_linger(), 1);
+    let (bus, run, other) = (cluster.connect_bus().await, run_id("moved"), run_id("ended"));
+    for run in [&run, &other] {
+        submit_run(&bus, run, &chain()).await;
+    }
+    let (before, _) = wait_for_archive(&bus, &run, 1).await;
+    let (ended, _) = wait_for_archive(&bus, &other, 1).await;
+    // Nobody carries the retried task out.
+    cluster.stop_process("worker-1");
+    request_retry(&bus, &run, "retry").await;
+    wait_for_value(TIMEOUT, "a live summary", async || {
+        let summary = registry::read_summary(&bus, &run).await.ok()??;
+        (!summary.archived && summary.archived_span.is_some()).then_some(())
+    })
+    .await;
+    let folder = cluster.test_folder().join("backup");
+    let (is_ok, text) = run_millrace(&cluster, &["backup", folder.to_str().unwrap()]).await;
+    assert!(is_ok, "{text}");
+    let moved = tempfile::tempdir().unwrap();
+    let copied = moved.path().join("backup");
+    std::fs::rename(&folder, &copied).unwrap();
+    cluster.server.kill();
+    drop(cluster);
+
+    let mut cluster = TestCluster::with_server_only(short_linger());
+    let (is_ok, text) = run_millrace(&cluster, &["restore", copied.to_str().unwrap(), "--json"]).await;
+    assert!(is_ok && text.contains("\"missing\":[]") && text.contains("\"live_runs\":[\"moved\"]"), "{text}");
+    let bus = cluster.connect_bus().await;
+    let restored = History::read_from_log(&bus, &run).await.unwrap();
+    assert_eq!((count_ends(&restored), count_reopenings(&restored)), (1, 1));
+    assert!(restored.records().len() > before.records().len());
+    cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
+    cluster.start_process(ProcessRole::Worker, "worker-1", &["--capability", "echo"]);
+    let (history, _) = wait_for_archive(&bus, &run, 2).await;
+    history.assert_consistent();
+    assert_eq!(end_of(history.folded_plan()), (EndReason::Completed, "report".into()));
+    let (again, _) = wait_for_archive(&bus, &other, 1).await;
+    assert_eq!(again.task_outcomes(), ended.task_outcomes());
+    cluster.stop_all();
+}

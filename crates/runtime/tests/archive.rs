@@ -8,9 +8,10 @@ use async_nats::jetstream::{self, Context};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
 use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::plan::Decision;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::work::JournalEntry;
-use millrace_runtime::log::append_message;
+use millrace_runtime::log::{append_message, purge_run, read_run};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::store::archive;
@@ -216,4 +217,112 @@ async fn forged_parts_of_an_archive_are_ignored() {
     publish_without_id(&bus, parts, HeaderMap::new(), bytes).await;
     assert!(archive::read_archived_run(&bus, &name).await.is_err(), "its own parts are removed");
     assert!(!archive::is_archived(&bus, &name).await.expect("the server responds"));
+}
+
+/// Appends notes to the plan of a run, each after the one before. Returns their sequences.
+async fn append_notes(bus: &Bus, name: &RunId, mut last: u64, count: usize) -> Vec<u64> {
+    let mut sequences = Vec::new();
+    for number in 0..count {
+        let note = JournalEntry::Note { text: format!("note {number}"), provider: None };
+        last =
+            append_message(bus, LANE, name, &Topic::Plan, &note, last).await.expect("the server accepts it");
+        sequences.push(last);
+    }
+    sequences
+}
+
+async fn read_log_sequences(bus: &Bus, name: &RunId) -> Vec<u64> {
+    let records = archive::read_run_from_log_or_archive(bus, LANE, name).await;
+    sequences_of_records(&records.expect("the server responds"))
+}
+
+#[tokio::test]
+async fn log_of_a_reopened_run_is_its_archive_and_then_its_lane() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let name = run_id("r");
+    let first = append_notes(&bus, &name, 0, 3).await;
+    let span = archive::archive_run(&bus, LANE, &name, first[2], 0).await.expect("the server accepts it");
+    assert_eq!((span.first, span.last), (first[0], first[2]));
+    assert_eq!(read_log_sequences(&bus, &name).await, first, "both hold everything");
+    purge_run(&bus, LANE, &name, first[1]).await.expect("the server responds");
+    assert_eq!(read_log_sequences(&bus, &name).await, first, "the lane holds the last one");
+    purge_run(&bus, LANE, &name, first[2]).await.expect("the server responds");
+
+    // It is reopened: the subject of its decisions is empty.
+    let rest = append_notes(&bus, &name, 0, 2).await;
+    let all = [first.clone(), rest.clone()].concat();
+    assert_eq!(read_log_sequences(&bus, &name).await, all);
+    let joined = archive::join_with_archive(
+        &bus,
+        &name,
+        read_run(&bus, LANE, &name, 1).await.expect("the server responds"),
+        None,
+    );
+    assert_eq!(joined.await.expect("the server responds").archived_through, first[2]);
+
+    // The second archive holds both parts; writing it again changes nothing, and nor does an empty lane.
+    for attempt in 0..2 {
+        let span = archive::archive_run(&bus, LANE, &name, rest[1], 0).await.expect("the server accepts it");
+        assert_eq!((span.first, span.last), (first[0], rest[1]), "attempt {attempt}");
+        let archived = archive::read_archived_run(&bus, &name).await.expect("the server responds");
+        assert_eq!(sequences_of_records(&archived.expect("it exists")), all);
+    }
+    purge_run(&bus, LANE, &name, rest[1]).await.expect("the server responds");
+    for end in [first[2], rest[1]] {
+        let span = archive::archive_run(&bus, LANE, &name, end, 0).await.expect("the server responds");
+        assert_eq!(span.last, 0, "an empty lane replaces no archive");
+    }
+    assert_eq!(read_log_sequences(&bus, &name).await, all);
+}
+
+/// Two owners archive a run that was reopened; one has read its lane before the other removed it.
+#[tokio::test]
+async fn archive_is_not_replaced_by_one_that_was_made_from_an_older_one() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let name = run_id("r");
+    let first = append_notes(&bus, &name, 0, 2).await;
+    archive::archive_run(&bus, LANE, &name, first[1], 0).await.expect("the server accepts it");
+    purge_run(&bus, LANE, &name, first[1]).await.expect("the server responds");
+    let rest = append_notes(&bus, &name, 0, 400).await;
+    let end = *rest.last().expect("it is not empty");
+    let archives = (0..6).map(|_| archive::archive_run(&bus, LANE, &name, end, 0));
+    let outcomes = futures::future::join_all(archives).await;
+    let written = outcomes.iter().filter_map(|outcome| outcome.as_ref().ok());
+    assert!(written.clone().count() >= 1 && written.clone().all(|span| span.last == end), "{outcomes:?}");
+    assert!(outcomes.iter().all(|outcome| outcome.as_ref().err().is_none_or(|fault| fault.is_transient())));
+    let all = [first, rest].concat();
+    purge_run(&bus, LANE, &name, end).await.expect("the server responds");
+    assert_eq!(read_log_sequences(&bus, &name).await, all);
+}
+
+/// A supervisor that was suspended appends to the empty lane of a run that was reopened and archived again meanwhile.
+#[tokio::test]
+async fn stale_decision_after_the_archive_is_ignored() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let name = run_id("r");
+    let decision = |previous| Decision {
+        by: millrace_protocol::ids::WorkerId::new("s").expect("the name is valid"),
+        previous,
+        at: jiff::Timestamp::UNIX_EPOCH,
+        answers: Vec::new(),
+        events: Vec::new(),
+    };
+    let append = async |previous, last| {
+        let appended = append_message(&bus, LANE, &name, &Topic::Plan, &decision(previous), last).await;
+        appended.expect("the server accepts it")
+    };
+    let first = append(0, 0).await;
+    let second = append(first, first).await;
+    archive::archive_run(&bus, LANE, &name, second, 0).await.expect("the server accepts it");
+    purge_run(&bus, LANE, &name, second).await.expect("the server responds");
+    let stale = append(first, 0).await;
+    assert_eq!(read_log_sequences(&bus, &name).await, [first, second]);
+    let next = append(second, stale).await;
+    assert_eq!(read_log_sequences(&bus, &name).await, [first, second, next]);
+    archive::archive_run(&bus, LANE, &name, next, 0).await.expect("the server accepts it");
+    purge_run(&bus, LANE, &name, next).await.expect("the server responds");
+    assert_eq!(read_log_sequences(&bus, &name).await, [first, second, next]);
 }

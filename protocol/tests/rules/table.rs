@@ -8,8 +8,9 @@ use millrace_protocol::child::Delegation;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
     AttemptClock, Budget, CapabilityRegistry, CommandAction, Edit, Event, Fact, JournalKey,
-    OnFailedDependency, OverdueInput, Plan, PlanTime, Refusal, ReviewPolicy, StartEvent, StartEventExpiry,
-    StartExpiryAction, Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, Work, apply,
+    OnFailedDependency, OverdueInput, Plan, PlanTime, Refusal, ReviewPolicy, RunEvent, StartEvent,
+    StartEventExpiry, StartExpiryAction, Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState,
+    Work, apply,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction};

@@ -295,3 +295,58 @@ async fn every_view_of_a_run_is_read_by_plain_http() {
         "{checked:#}"
     );
 }
+
+/// A run is reopened twice; the streams of the run and of all runs go on after their last ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_continue_across_reopenings_and_have_every_event_once() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { linger: Duration::from_millis(100), ..ClusterSetup::default() };
+    let cluster = TestCluster::start_with_workers(setup, 1);
+    let bus = cluster.connect_bus().await;
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let (address, mut random) = (gateway.address, SeededRandom::new(7));
+    let mut client = CutClient { after: Some("start".into()), frames: Vec::new(), cuts: 0 };
+    let run = gateway.submit(&chain(2, &json!({"steps": 1}))).await;
+    let mut ids: Vec<String> = Vec::new();
+    for round in 0..3_usize {
+        if round > 0 {
+            let body = json!({ "feedback": "once more" });
+            let retried = gateway.post(&format!("/runs/{run}/tasks/t0/retry"), &body).await;
+            assert_eq!(retried.status, 200, "{}", retried.text());
+        }
+        let request = events_request(&run, "steps", ids.last().map(String::as_str));
+        let frames = read_events(address, &request, None).await;
+        assert_eq!(frames.last().map(|frame| &*frame.event), Some("end"), "round {round}");
+        assert_eq!(frames.iter().filter(|frame| frame.event == "run_ended").count(), 1, "round {round}");
+        ids.extend(frames.into_iter().filter_map(|frame| frame.id));
+        let summary = gateway.wait_for_end(&run).await;
+        assert_eq!(summary["state"], "completed", "{summary}");
+        let started = Instant::now();
+        let ends = |frames: &[Frame]| frames.iter().filter(|frame| frame.event == "run_ended").count();
+        while ends(&client.frames) <= round {
+            assert!(started.elapsed() < TIMEOUT, "round {round}: the stream of all runs has no end");
+            client.read_some(&[address], &mut random).await;
+        }
+        wait_for_value(TIMEOUT, "the archive", async || {
+            let lane = bus.lane_of_run(&run_id(&run));
+            let left = millrace_runtime::log::read_run(&bus, lane, &run_id(&run), 1).await.ok()?;
+            left.is_empty().then_some(())
+        })
+        .await;
+    }
+    assert_eq!(ids, ids_of_log(&bus, &run_id(&run)).await);
+    assert_eq!(events_by_run(&client.frames)[&run], replay(address, &run).await);
+    let log = gateway.get(&format!("/runs/{run}/log?limit=1000")).await.json();
+    let text = log["decisions"].to_string();
+    assert_eq!(text.matches("run_reopened").count(), 2, "{log}");
+    for path in ["tasks/t0", "timeline", "journal?task=t0", "spend", "report"] {
+        let answer = gateway.get(&format!("/runs/{run}/{path}")).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+    }
+    let refused = gateway.post(&format!("/runs/{run}/pause"), &json!({})).await;
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    let unknown = gateway.post(&format!("/runs/{run}/tasks/none/retry"), &json!({})).await;
+    assert_eq!(unknown.status, 404, "{}", unknown.text());
+    drop(gateway);
+    cluster.stop_all();
+}
