@@ -233,7 +233,7 @@ async fn reopened_run_survives_a_kill_behind_any_append() {
     let (expected, appends) = (summarise(&undisturbed), undisturbed.records().len() - before.records().len());
     assert!(appends > 6, "{appends}");
 
-    // The last kills come behind the last append: during the archiving, the mark and the removal.
+    // The last kills come after the last append: during the archiving, the mark and the removal.
     for count in 1..appends + 4 {
         let run = run_id(&format!("kill-{count}"));
         submit_run(&bus, &run, &chain()).await;
@@ -348,7 +348,7 @@ async fn backup_of_a_reopened_run_restores_both_parts() {
     }
     let (before, _) = wait_for_archive(&bus, &run, 1).await;
     let (ended, _) = wait_for_archive(&bus, &other, 1).await;
-    // Nobody carries the retried task out.
+    // No worker runs the retried task.
     cluster.stop_process("worker-1");
     request_retry(&bus, &run, "retry").await;
     wait_for_value(TIMEOUT, "a live summary", async || {

@@ -30,7 +30,7 @@ pub struct PushExpiry {
 }
 
 impl PushExpiry {
-    /// Removes the push configs that nobody needs, from time to time.
+    /// Periodically removes the push configs of deleted and of old runs.
     ///
     /// # Errors
     /// The server does not respond.

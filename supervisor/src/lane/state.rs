@@ -812,7 +812,7 @@ impl LaneOwnerState {
             session.iter().for_each(|session| self.advance_session(session));
             live.take_inbox()
         });
-        // A command that arrived since is behind the archive.
+        // A command may have arrived after the archive was written.
         if reopening {
             self.look_up_run(run);
             if let Some((live, facts)) = self.runs.get_mut(run).zip(facts) {
