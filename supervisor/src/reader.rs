@@ -6,6 +6,8 @@ pub mod outline;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId, TaskId};
 use millrace_protocol::plan::{
@@ -233,25 +235,28 @@ fn kind_of_stray(record: &StreamRecord) -> IgnoredMessage {
 ///
 /// # Errors
 /// The server does not answer.
-pub async fn fold_run(bus: &Bus, lane: Lane, run: &RunId) -> Result<LiveRun, Fault> {
-    let mut folding = RunFoldState::default();
-    let mut pages = log::read_run_pages(bus, lane, run);
-    loop {
-        let records = pages.next_page().await?;
-        if records.is_empty() {
-            break;
+pub fn fold_run<'a>(bus: &'a Bus, lane: Lane, run: &'a RunId) -> BoxFuture<'a, Result<LiveRun, Fault>> {
+    async move {
+        let mut folding = RunFoldState::default();
+        let mut pages = log::read_run_pages(bus, lane, run);
+        loop {
+            let records = pages.next_page().await?;
+            if records.is_empty() {
+                break;
+            }
+            folding.fold_records(bus, records).await?;
         }
-        folding.fold_records(bus, records).await?;
+        let live = folding.decode_pending_facts(bus).await?;
+        let summary = registry::read_summary(bus, run).await?;
+        if live.is_submitted() && !summary.as_ref().is_some_and(archive::has_archive) {
+            return Ok(live);
+        }
+        match fold_run_with_archive(bus, lane, run).await? {
+            ArchivedRun::Reopened(live) => Ok(*live),
+            ArchivedRun::None | ArchivedRun::Ended { .. } => Ok(live),
+        }
     }
-    let live = folding.decode_pending_facts(bus).await?;
-    let summary = registry::read_summary(bus, run).await?;
-    if live.is_submitted() && !summary.as_ref().is_some_and(archive::has_archive) {
-        return Ok(live);
-    }
-    match fold_run_with_archive(bus, lane, run).await? {
-        ArchivedRun::Reopened(live) => Ok(*live),
-        ArchivedRun::None | ArchivedRun::Ended { .. } => Ok(live),
-    }
+    .boxed()
 }
 
 /// A run whose archive was looked up.

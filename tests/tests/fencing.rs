@@ -133,7 +133,7 @@ async fn overtaken_owner_rereads_the_run_and_continues() {
     let usurper = WorkerId::new("usurper").unwrap();
     for _ in 0..5 {
         // The owner is fast: some of these come too late and are rejected themselves.
-        wait_for_value(TIMEOUT, "a free position in the chain", async || {
+        Box::pin(wait_for_value(TIMEOUT, "a free position in the chain", async || {
             let live = read_live_run(&bus, &run).await;
             let decision = Decision {
                 by: usurper.clone(),
@@ -144,7 +144,7 @@ async fn overtaken_owner_rereads_the_run_and_continues() {
             };
             (live.last_sequence > 0).then_some(())?;
             append_message(&bus, LANE, &run, &Topic::Plan, &decision, live.last_sequence).await.ok()
-        })
+        }))
         .await;
     }
     let history = wait_for_run_history(&bus, &run, TIMEOUT).await;

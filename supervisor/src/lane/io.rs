@@ -222,7 +222,7 @@ impl LaneOwnerIo {
     pub(super) fn refold_run(&self, run: RunId) {
         let io = self.clone();
         tokio::spawn(async move {
-            match Box::pin(reader::fold_run(&io.bus, io.lane, &run)).await {
+            match reader::fold_run(&io.bus, io.lane, &run).await {
                 Ok(live) => io.send_to_owner(LaneMessage::Refolded(run, Box::new(live))),
                 Err(fault) => io.send_to_owner(LaneMessage::Broken(fault)),
             }
