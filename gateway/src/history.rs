@@ -187,7 +187,7 @@ async fn read_state(bus: &Bus, run: &RunId) -> Result<Arc<RunState>, Fault> {
     }
     let archive = ArchiveMark::from_summary(summary.as_ref());
     let mut state = RunState { archive, ..RunState::default() };
-    let plan = joined.records.into_iter().filter(is_decision).collect::<Vec<_>>();
+    let plan = joined.records.into_iter().filter(StreamRecord::is_decision).collect::<Vec<_>>();
     fold(bus, &mut state, &plan).await?;
     Ok(Arc::new(state))
 }
@@ -210,7 +210,7 @@ async fn fold(bus: &Bus, state: &mut RunState, records: &[StreamRecord]) -> Resu
 pub async fn read_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunState, Fault> {
     let mut state = RunState::default();
     let mut records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
-    records.retain(|record| record.sequence <= at && is_decision(record));
+    records.retain(|record| record.sequence <= at && record.is_decision());
     fold(bus, &mut state, &records).await?;
     Ok(state)
 }
@@ -221,7 +221,7 @@ pub async fn read_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunState, 
 /// A decision is unreadable, or the cluster does not respond.
 pub async fn read_end_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunEndState, Fault> {
     let mut records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
-    records.retain(is_decision);
+    records.retain(StreamRecord::is_decision);
     let mut end = RunEndState::No;
     for record in records.iter().take_while(|record| record.sequence <= at) {
         let decision: Decision = bus.decode_record(record).await?;
@@ -241,12 +241,8 @@ async fn read_plan_records(bus: &Bus, run: &RunId, from: u64) -> Result<Vec<Stre
         if records.is_empty() {
             return Ok(all);
         }
-        all.extend(records.into_iter().filter(is_decision));
+        all.extend(records.into_iter().filter(StreamRecord::is_decision));
     }
-}
-
-fn is_decision(record: &StreamRecord) -> bool {
-    !record.is_forged() && matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
 }
 
 #[cfg(test)]

@@ -257,7 +257,7 @@ impl RunIndex {
         known.chain(unknown).cloned().collect()
     }
 
-    /// Returns those of these messages that are not archived. What follows the archived part reopens the run.
+    /// Removes the messages that are in the archive. Messages after the archived part belong to a run that was reopened.
     #[must_use]
     pub fn without_archived(&self, mut messages: Vec<Arc<LaneMessage>>) -> Vec<Arc<LaneMessage>> {
         let content = self.read();

@@ -49,7 +49,8 @@ pub async fn close_ended_run(bus: &Bus, mut summary: RunSummary, ended: EndedRun
     tokio::time::sleep(ended.linger).await;
     let archive = || archive::archive_run(bus, summary.lane, &summary.run, ended.end, ended.messages);
     let span = retry_until_done("archive", &summary, archive).await;
-    // No command may leave the lane without an answer. One that arrives after this is behind the archive, and stays.
+    // A command is not removed without a decision. One that arrives after this check has a later sequence than the archive,
+    // so the purge keeps it.
     let reopens = || async {
         Ok(span.last_command > ended.answered
             && archive::has_reopening_command(bus, summary.lane, &summary.run, ended.answered).await?)

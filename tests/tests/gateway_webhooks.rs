@@ -52,6 +52,13 @@ async fn wait_for_messages(
     wait_for_value(TIMEOUT, what, async || Some(receiver.accepted()).filter(|all| is_enough(all))).await
 }
 
+async fn start_cluster() -> (TestCluster, WebhookReceiver) {
+    let setup = ClusterSetup { lanes: 2, linger: Duration::from_millis(500), ..ClusterSetup::default() };
+    let cluster = TestCluster::start_with_workers(setup, 1);
+    cluster.connect_bus().await;
+    (cluster, WebhookReceiver::start().await)
+}
+
 /// The events of runs among messages, each with the ids that it came with.
 fn events_of(messages: &[ReceivedMessage]) -> BTreeMap<(String, String), BTreeSet<String>> {
     let mut events: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
@@ -68,10 +75,7 @@ fn events_of(messages: &[ReceivedMessage]) -> BTreeMap<(String, String), BTreeSe
 #[tokio::test(flavor = "multi_thread")]
 async fn every_event_arrives_while_gateways_are_killed_and_the_receiver_is_away() {
     let _alone = lock_machine();
-    let setup = ClusterSetup { lanes: 2, linger: Duration::from_millis(500), ..ClusterSetup::default() };
-    let cluster = TestCluster::start_with_workers(setup, 1);
-    cluster.connect_bus().await;
-    let receiver = WebhookReceiver::start().await;
+    let (cluster, receiver) = start_cluster().await;
     let mut first = start_gateway(&cluster, "first").await;
     let mut second = start_gateway(&cluster, "second").await;
     let before = first.submit(&run_of("search")).await;
@@ -348,10 +352,7 @@ fn notified_states(messages: &[ReceivedMessage], task: &str) -> BTreeMap<String,
 #[tokio::test(flavor = "multi_thread")]
 async fn a2a_notifications_arrive_while_gateways_are_killed_and_the_receiver_is_away() {
     let _alone = lock_machine();
-    let setup = ClusterSetup { lanes: 2, linger: Duration::from_millis(500), ..ClusterSetup::default() };
-    let cluster = TestCluster::start_with_workers(setup, 1);
-    cluster.connect_bus().await;
-    let receiver = WebhookReceiver::start().await;
+    let (cluster, receiver) = start_cluster().await;
     let mut first = start_gateway(&cluster, "first").await;
     let mut second = start_gateway(&cluster, "second").await;
     let push = json!({

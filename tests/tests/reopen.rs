@@ -218,10 +218,10 @@ fn summarise(history: &History) -> String {
     format!("{:?} {:?}", history.task_outcomes(), end_of(history.folded_plan()))
 }
 
-/// The supervisor is killed behind each append from the command to the second archive, and behind it: the run is reopened once, ends as
-/// the undisturbed one, and no step is done twice.
+/// A supervisor that is killed after any append, from the command to the second archive, changes nothing: the run is reopened once,
+/// ends like one without a kill, and no step runs twice.
 #[tokio::test(flavor = "multi_thread")]
-async fn reopened_run_survives_a_kill_behind_any_append() {
+async fn reopened_run_survives_a_kill_after_any_append() {
     let _alone = lock_machine();
     let mut cluster = TestCluster::start_with_workers(short_linger(), 1);
     let bus = cluster.connect_bus().await;

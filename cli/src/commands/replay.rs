@@ -4,7 +4,6 @@ use anyhow::anyhow;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use millrace_protocol::plan::{AnswerCause, Decision};
-use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::Bus;
 use millrace_runtime::store::archive::read_run_from_log_or_archive;
 
@@ -64,9 +63,7 @@ async fn replay_run(bus: &Bus, arguments: &ReplayArguments) -> Result<CommandExi
         if arguments.at.is_some_and(|last| record.sequence > last) {
             break;
         }
-        if record.is_forged()
-            || !matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
-        {
+        if !record.is_decision() {
             continue;
         }
         let decision: Decision = bus.decode_record(&record).await?;

@@ -10,7 +10,6 @@ use millrace_protocol::plan::{
     Decision, EndReason, Event, Plan, Submission, TaskEvent, TaskState, apply_decision,
 };
 use millrace_protocol::registry::RunSummary;
-use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire;
 use millrace_protocol::work::JournalEntry;
 use millrace_runtime::nats::record::StreamRecord;
@@ -142,16 +141,11 @@ pub async fn decode_decisions(
 ) -> anyhow::Result<Vec<(Timestamp, Decision)>> {
     let mut decisions = Vec::new();
     for record in records {
-        if is_decision(record) {
+        if record.is_decision() {
             decisions.push((record.time, cluster.bus().decode_record(record).await?));
         }
     }
     Ok(decisions)
-}
-
-/// `true` if a message is a decision.
-pub fn is_decision(record: &StreamRecord) -> bool {
-    matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
 }
 
 /// Folds a run and checks that all of its tasks completed.
@@ -174,7 +168,7 @@ fn verify_decisions<'a>(
 pub fn stage_times(records: &[StreamRecord]) -> StageLatencies {
     let mut stages = StageLatencies::default();
     for record in records {
-        if is_decision(record) {
+        if record.is_decision() {
             stages.add_message(LatencyStage::Decision, record.time);
             continue;
         }

@@ -168,8 +168,7 @@ async fn find_answer_in_records(
     fact: u64,
 ) -> Result<Option<(u64, FactAnswer)>, Fault> {
     for record in records {
-        let is_plan = matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)));
-        if record.sequence > fact && is_plan && !record.is_forged() {
+        if record.sequence > fact && record.is_decision() {
             let decision: Decision = bus.decode_record(record).await?;
             if let Some(answer) = find_answer_in_decision(&decision, fact) {
                 return Ok(Some((record.sequence, answer)));

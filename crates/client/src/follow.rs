@@ -192,10 +192,6 @@ async fn read_last_decision_sequence(bus: &Bus, run: &RunId) -> Result<Option<u6
     Ok(last.unwrap_or_default().last().map(|record| record.sequence))
 }
 
-fn is_decision(record: &StreamRecord) -> bool {
-    !record.is_forged() && matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
-}
-
 /// Forwards the decisions among `records` that come after `position`. If decisions before them are missing, because the run was
 /// archived and reopened meanwhile, these are read.
 async fn forward_decisions(
@@ -205,7 +201,7 @@ async fn forward_decisions(
     position: &mut FollowPosition,
     sender: &mpsc::Sender<Result<(u64, Decision), Fault>>,
 ) -> Result<(), Fault> {
-    let is_new = |record: &&StreamRecord| record.sequence > position.seen && is_decision(record);
+    let is_new = |record: &&StreamRecord| record.sequence > position.seen && record.is_decision();
     if let Some(first) = records.iter().find(is_new) {
         let first: Decision = bus.decode_record(first).await?;
         if first.previous > position.seen {
@@ -214,7 +210,7 @@ async fn forward_decisions(
         }
     }
     for record in records {
-        if !is_decision(&record) || record.sequence <= position.seen {
+        if !record.is_decision() || record.sequence <= position.seen {
             continue;
         }
         position.seen = record.sequence;

@@ -4,7 +4,6 @@ use millrace_protocol::ids::{Lane, RunId, TaskId};
 use millrace_protocol::plan::{AttemptEnd, Decision, Plan, apply_decision};
 use millrace_protocol::registry::SUBMISSION_IS_MISSING;
 use millrace_protocol::result::TaskResult;
-use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire;
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use millrace_runtime::log::read_message;
@@ -21,9 +20,7 @@ use crate::retry_transient;
 /// The server does not answer, or a record can't be decoded.
 pub async fn read_decisions(bus: &Bus, run: &RunId, mut visit: impl FnMut(&Decision)) -> Result<(), Fault> {
     for record in archive::read_run_from_log_or_archive(bus, bus.lane_of_run(run), run).await? {
-        if !record.is_forged()
-            && matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
-        {
+        if record.is_decision() {
             visit(&bus.decode_record(&record).await?);
         }
     }

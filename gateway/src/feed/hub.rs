@@ -10,7 +10,7 @@
 //! **No gap.** A subscriber gets every message that the follower reads from then on. Messages that were removed before the
 //! follower could read them belong to runs that were archived, and a run is marked as archived before its messages are removed. So
 //! the follower reads the summaries after each page of messages: of the part of a run that is marked by then it delivers nothing more,
-//! and its subscribers turn to the archive. What follows that part reopens the run, and is delivered.
+//! and its subscribers turn to the archive. Messages after that part belong to a run that was reopened, and are delivered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

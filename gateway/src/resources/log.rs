@@ -100,7 +100,7 @@ async fn read_log(
         true => read_messages(&gateway.bus, &run, None).await?,
         false => read_plan_part(&gateway.bus, &run, after, limit).await?,
     };
-    let plan = records.iter().filter(|record| is_topic_plan(record));
+    let plan = records.iter().filter(|record| record.is_decision());
     let plan = plan.filter(|record| record.sequence > after);
     let plan = plan.filter(|record| query.at.is_none_or(|at| record.sequence <= at));
     let mut decisions: Vec<(u64, Decision)> = Vec::new();
@@ -129,10 +129,6 @@ async fn read_log(
     let decisions =
         decisions.iter().map(|(sequence, decision)| LoggedDecision::new(&run, (*sequence, decision), find));
     Ok(json_response(StatusCode::OK, &RunLog { run: &run, decisions: decisions.collect(), next }))
-}
-
-fn is_topic_plan(record: &StreamRecord) -> bool {
-    !record.is_forged() && matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
 }
 
 /// Reads one decision more than `limit` of a run in its lane.

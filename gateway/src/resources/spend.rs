@@ -3,7 +3,6 @@
 use axum::http::StatusCode;
 use axum::response::Response;
 use millrace_protocol::plan::Decision;
-use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::token::Scope;
 use millrace_runtime::store::archive;
 use millrace_views::history::RunHistory;
@@ -89,8 +88,7 @@ async fn read_run_spend(gateway: Access, PathParts(run): PathParts<String>) -> R
     let (mut history, mut series) = (RunHistory::default(), SpendSeries::default());
     let lane = gateway.bus.lane_of_run(&run);
     for record in archive::read_run_from_log_or_archive(&gateway.bus, lane, &run).await? {
-        let is_plan = matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)));
-        if is_plan && !record.is_forged() {
+        if record.is_decision() {
             let decision: Decision = gateway.bus.decode_record(&record).await?;
             history.add_decision(&decision);
             series.add_total(record.sequence, decision.at, history.plan.budget.spend.total);

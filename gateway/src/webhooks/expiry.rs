@@ -1,4 +1,4 @@
-//! Removes push configs whose run is gone, or ended long ago, so that secrets of clients do not outlive what they are for.
+//! Removes push configs whose run is gone, or ended long ago, so that secrets of clients are not kept longer than needed.
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -537,7 +537,7 @@ impl LaneOwnerState {
         }
         self.args.status.decisions.increment();
         let milestones = live.take_milestones();
-        // Until it is written, the summary of a reopened run says that it is archived.
+        // The stored summary still marks a reopened run as archived.
         let is_reopened = live.archived_span.is_some() && milestones.contains(&RunMilestone::Reopened);
         milestones.into_iter().for_each(|milestone| log_milestone(run, &live.plan, milestone));
         let (effects, touched) = live.take_effects_of_last_decision();

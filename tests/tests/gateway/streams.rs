@@ -296,7 +296,7 @@ async fn every_view_of_a_run_is_read_by_plain_http() {
     );
 }
 
-/// A run is reopened twice; the streams of the run and of all runs go on after their last ids.
+/// A run is reopened twice; the streams of the run and of all runs resume after their last ids.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_continue_across_reopenings_and_have_every_event_once() {
     let _alone = lock_machine();

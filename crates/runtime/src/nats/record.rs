@@ -3,6 +3,7 @@
 use async_nats::jetstream::Message;
 use async_nats::jetstream::message::{Info, StreamMessage};
 use bytes::Bytes;
+use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{ENCODING_HEADER, ENCODING_JSON, Encoding};
 
 use super::provenance::{DeliveryPath, Provenance};
@@ -31,6 +32,12 @@ impl StreamRecord {
     #[must_use]
     pub fn is_forged(&self) -> bool {
         self.provenance.is_forged()
+    }
+
+    /// `true` if the message is a decision of a run, and not a forged one.
+    #[must_use]
+    pub fn is_decision(&self) -> bool {
+        !self.is_forged() && matches!(subject::parse_lane_subject(&self.subject), Some((_, _, Topic::Plan)))
     }
 
     /// Converts a message that a consumer delivered.

@@ -3,8 +3,8 @@
 //!
 //! A command can reopen an archived run. Its archive stays, and its lane holds what follows, until the run ends again and a new archive
 //! replaces both. **The log of a run is its archive, followed by the messages of its lane after the archive's last one.** This is true
-//! at any time: an archive is written whole before anything is removed from the lane, so that what both hold is the same. Only
-//! [`join_with_archive`] applies the rule, for all readers.
+//! at any time: an archive is written whole before anything is removed from the lane, so that what both hold is the same. All readers
+//! use [`join_with_archive`], which applies the rule.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -126,12 +126,9 @@ pub async fn archive_run(
     let old = if earlier.is_empty() { None } else { read_joinable_archive(bus, lane, run).await? };
     let mut writer = ArchiveWriter::new(end);
     if let Some(old) = old {
-        let archived = old.last().map_or(0, |last| last.sequence);
-        let rest = log::read_run(bus, lane, run, archived + 1).await?;
-        let rest = remove_stale_decisions(bus, rest, last_decision_sequence(&old)).await?;
-        let is_new = !rest.is_empty();
-        writer = add_records_to_archive(writer, run, old).await?;
-        writer = add_records_to_archive(writer, run, rest).await?;
+        let joined = join_records(bus, old, log::read_run(bus, lane, run, 1).await?).await?;
+        let is_new = joined.records.last().is_some_and(|last| last.sequence > joined.archived_through);
+        writer = add_records_to_archive(writer, run, joined.records).await?;
         if !is_new {
             let is_in_lane = writer.is_complete && log::read_message(bus, lane, end).await?.is_some();
             return Ok(if is_in_lane { writer.span } else { ArchivedSpan::default() });
@@ -292,7 +289,7 @@ pub async fn join_with_archive(
     let expected = summary.and_then(|summary| summary.archived_span).map_or(0, |(_, last)| last);
     let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
     let mut tries = 0;
-    let mut records = loop {
+    let archived = loop {
         let records = read_archived_run(bus, run).await?;
         let last = records.iter().flatten().last().map_or(0, |last| last.sequence);
         // The last message may have been a forged one, which no archive holds.
@@ -305,21 +302,30 @@ pub async fn join_with_archive(
         tries += 1;
         tokio::time::sleep(backoff(tries)).await;
     };
-    let archived_through = records.last().map_or(0, |last| last.sequence);
+    join_records(bus, archived, in_lane).await
+}
+
+/// Returns the messages of an archive, and then those of a lane that continue it.
+async fn join_records(
+    bus: &Bus,
+    archived: Vec<StreamRecord>,
+    in_lane: Vec<StreamRecord>,
+) -> Result<JoinedLog, Fault> {
+    let archived_through = archived.last().map_or(0, |last| last.sequence);
     let rest = in_lane.into_iter().filter(|record| record.sequence > archived_through).collect();
-    records.extend(remove_stale_decisions(bus, rest, last_decision_sequence(&records)).await?);
-    Ok(JoinedLog { records, archived_through })
+    let rest = remove_stale_decisions(bus, rest, last_decision_sequence(&archived)).await?;
+    Ok(JoinedLog { records: [archived, rest].concat(), archived_through })
 }
 
 /// Removes the decisions that do not follow the last one of the archive. The lane of an archived run is empty, so that the server
 /// accepts the decision of a supervisor that was suspended while the run was reopened, ended and was archived again.
 async fn remove_stale_decisions(
     bus: &Bus,
-    rest: Vec<StreamRecord>,
+    mut rest: Vec<StreamRecord>,
     last_decision: u64,
 ) -> Result<Vec<StreamRecord>, Fault> {
     let mut stale = BTreeSet::new();
-    for record in rest.iter().filter(|record| is_plan_decision(record)) {
+    for record in rest.iter().filter(|record| record.is_decision()) {
         match bus.decode_record::<Decision>(record).await {
             Ok(decision) if decision.previous < last_decision || stale.contains(&decision.previous) => {
                 tracing::warn!(subject = %record.subject, sequence = record.sequence, "ignoring a stale decision");
@@ -331,13 +337,12 @@ async fn remove_stale_decisions(
             Err(_) => {}
         }
     }
-    let mut rest = rest;
     rest.retain(|record| !stale.contains(&record.sequence));
     Ok(rest)
 }
 
 fn last_decision_sequence(records: &[StreamRecord]) -> u64 {
-    records.iter().rfind(|record| is_plan_decision(record)).map_or(0, |record| record.sequence)
+    records.iter().rfind(|record| record.is_decision()).map_or(0, |record| record.sequence)
 }
 
 /// Returns all messages of a run, oldest first, from its lane, its archive, or both. Empty if there is no such run.
@@ -425,7 +430,7 @@ pub fn has_archive(summary: &RunSummary) -> bool {
 /// `true` if these messages of a lane are the whole log of their run, as far as it is not archived.
 async fn begins_with_submission(bus: &Bus, records: &[StreamRecord]) -> Result<bool, Fault> {
     if records.iter().any(is_submission) {
-        return Ok(records.iter().any(is_plan_decision));
+        return Ok(records.iter().any(StreamRecord::is_decision));
     }
     begins_with_first_decision(bus, records).await
 }
@@ -435,7 +440,7 @@ async fn begins_with_submission(bus: &Bus, records: &[StreamRecord]) -> Result<b
 /// # Errors
 /// The server does not respond.
 pub async fn begins_with_first_decision(bus: &Bus, records: &[StreamRecord]) -> Result<bool, Fault> {
-    let Some(first) = records.iter().find(|record| is_plan_decision(record)) else { return Ok(false) };
+    let Some(first) = records.iter().find(|record| record.is_decision()) else { return Ok(false) };
     match bus.decode_record::<Decision>(first).await {
         Ok(decision) => Ok(decision.begins_run()),
         Err(fault) if fault.is_transient() => Err(fault),
@@ -449,8 +454,4 @@ fn is_submission(record: &StreamRecord) -> bool {
 
 fn is_command(record: &StreamRecord) -> bool {
     matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Control)))
-}
-
-fn is_plan_decision(record: &StreamRecord) -> bool {
-    !record.is_forged() && matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
 }

@@ -131,7 +131,7 @@ pub async fn delete_push_config(
     }
 }
 
-/// Returns the body of a notification about an event of a run, whose plan is as it is now.
+/// Returns the body of a notification about an event of a run. `plan` is the run's current plan.
 pub fn build_notification(run: &RunId, event: &WebhookMessage, plan: &Plan) -> Vec<u8> {
     let labels = plan.run.start.as_ref().map(|start| &start.labels);
     let context = context_of(run.as_str(), labels);

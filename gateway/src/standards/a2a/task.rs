@@ -227,7 +227,7 @@ async fn read_questions(api: &ApiClient, run: &str) -> Result<Vec<AskedQuestion>
     Ok(api.get::<Questions>(&path).await?.questions)
 }
 
-/// Returns the last messages, oldest first: the objective, what the user wrote, and the questions with their answers.
+/// Returns the last messages, oldest first: the objective, the user's messages, and the questions with their answers.
 fn history_of(
     view: &RunView,
     context: &str,

@@ -237,8 +237,7 @@ async fn read_decisions_of_live_run(bus: &Bus, lane: Lane, run: &RunId) -> Resul
         return Ok(in_lane);
     }
     let mut records = join_with_archive(bus, run, in_lane, None).await?.records;
-    records
-        .retain(|record| matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan))));
+    records.retain(StreamRecord::is_decision);
     Ok(records)
 }
 
