@@ -104,7 +104,7 @@ fn a_run_is_paused_changed_and_resumed_with_authors() {
     );
     assert_eq!(attempts[0]["feedback"], Value::Null);
 
-    // The run has ended: its results are shown again, and all commands are refused.
+    // The run has ended: its results are shown again, and all commands but those that reopen it are refused.
     user.run_command(&["resume", &run])
         .assert_exit_code(0)
         .assert_stderr_contains("completed: 4 of 4 tasks completed");
@@ -113,13 +113,28 @@ fn a_run_is_paused_changed_and_resumed_with_authors() {
         &["cancel", &run][..],
         &["pause", &run],
         &["message", &run, "x"],
-        &["retry", &run, "a"],
         &["edit", &run, "a", "--objective", "x"],
-        &["add", &run, "--plan", "more.yaml"],
         &["resume", &run, "--budget", "tokens=5"],
     ] {
         user.run_command(command).assert_exit_code(2).assert_stderr_contains(&over);
     }
+    user.run_command(&["add", &run, "--plan", "more.yaml"])
+        .assert_exit_code(2)
+        .assert_stderr_contains("more.yaml:2:10: duplicate task id d; every task needs a unique id");
+    user.run_command(&["retry", &run, "x"])
+        .assert_exit_code(2)
+        .assert_stderr_contains("there is no task x in this run");
+    assert_eq!(user.show_run_json(&run)["state"], "completed", "a refused command reopens nothing");
+    user.run_command(&["retry", &run, "a"]).assert_exit_code(0).assert_stderr_is(&format!(
+        "millrace: run {run} is resumed; retried: a; dependents to run again: b, d, c"
+    ));
+    user.run_command(&["watch", &run])
+        .assert_exit_code(0)
+        .assert_stderr_contains("completed: 4 of 4 tasks completed");
+    let again = user.show_run_json(&run);
+    let attempts =
+        again["tasks"].as_array().unwrap().iter().map(|task| task["attempts"].as_array().unwrap().len());
+    assert_eq!(attempts.collect::<Vec<_>>(), [2, 3, 2, 2]);
 }
 
 #[test]
