@@ -14,7 +14,7 @@ use millrace_protocol::work::JournalEntry;
 use millrace_runtime::log::{append_message, purge_run, read_run};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::ClusterOptions;
-use millrace_runtime::store::archive;
+use millrace_runtime::store::archive::{self, ArchivePreparation};
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, ConnectionSettings};
 use millrace_tests::{NatsServer, wait_for_value};
@@ -276,25 +276,34 @@ async fn log_of_a_reopened_run_is_its_archive_and_then_its_lane() {
     assert_eq!(read_log_sequences(&bus, &name).await, all);
 }
 
-/// Two owners archive a run that was reopened; one has read its lane before the other removed it.
+/// An owner is suspended between the read of a run and the write of its archive: of one that was archived for the first time, and of
+/// one that was reopened.
 #[tokio::test]
 async fn archive_is_not_replaced_by_one_that_was_made_from_an_older_one() {
     let server = NatsServer::start();
     let bus = connect_bus(&server).await;
     let name = run_id("r");
-    let first = append_notes(&bus, &name, 0, 2).await;
-    archive::archive_run(&bus, LANE, &name, first[1], 0).await.expect("the server accepts it");
-    purge_run(&bus, LANE, &name, first[1]).await.expect("the server responds");
-    let rest = append_notes(&bus, &name, 0, 400).await;
-    let end = *rest.last().expect("it is not empty");
-    let archives = (0..6).map(|_| archive::archive_run(&bus, LANE, &name, end, 0));
-    let outcomes = futures::future::join_all(archives).await;
-    let written = outcomes.iter().filter_map(|outcome| outcome.as_ref().ok());
-    assert!(written.clone().count() >= 1 && written.clone().all(|span| span.last == end), "{outcomes:?}");
-    assert!(outcomes.iter().all(|outcome| outcome.as_ref().err().is_none_or(|fault| fault.is_transient())));
-    let all = [first, rest].concat();
-    purge_run(&bus, LANE, &name, end).await.expect("the server responds");
-    assert_eq!(read_log_sequences(&bus, &name).await, all);
+    let (mut all, mut last) = (Vec::new(), 0);
+    for round in 0..2 {
+        let part = append_notes(&bus, &name, 0, 3).await;
+        last = *part.last().expect("it is not empty");
+        all.extend(part);
+        let suspended =
+            archive::prepare_archive(&bus, LANE, &name, (last, 0)).await.expect("the server responds");
+        let ArchivePreparation::New(suspended) = suspended else { panic!("round {round}: nothing to write") };
+        // Meanwhile another owner adds a message and archives the run.
+        let more = append_notes(&bus, &name, last, 1).await;
+        last = more[0];
+        all.extend(more);
+        let span = archive::archive_run(&bus, LANE, &name, last, 0).await.expect("the server accepts it");
+        assert_eq!(span.last, last, "round {round}");
+        purge_run(&bus, LANE, &name, last).await.expect("the server responds");
+        let fault = suspended.write(&bus).await.expect_err("the archive is newer");
+        assert!(fault.is_transient(), "round {round}: {fault}");
+        assert_eq!(read_log_sequences(&bus, &name).await, all, "round {round}");
+    }
+    let again = archive::prepare_archive(&bus, LANE, &name, (last, 0)).await.expect("the server responds");
+    assert!(matches!(again, ArchivePreparation::Unchanged(span) if span.last == 0), "the lane is empty");
 }
 
 /// A supervisor that was suspended appends to the empty lane of a run that was reopened and archived again meanwhile.

@@ -116,6 +116,39 @@ pub async fn archive_run(
     end: u64,
     messages: usize,
 ) -> Result<ArchivedSpan, Fault> {
+    match prepare_archive(bus, lane, run, (end, messages)).await? {
+        ArchivePreparation::New(archive) => archive.write(bus).await,
+        ArchivePreparation::Unchanged(span) => Ok(span),
+    }
+}
+
+/// The outcome of reading a run for its archive.
+pub enum ArchivePreparation {
+    /// A new archive, which is not written yet.
+    New(NewArchive),
+    /// Nothing to write: the archive holds these messages, or, if the span is empty, another process has archived the run.
+    Unchanged(ArchivedSpan),
+}
+
+/// A new archive of a run. It replaces the one that it was made from, and no other.
+pub struct NewArchive {
+    run: RunId,
+    span: ArchivedSpan,
+    bytes: Vec<u8>,
+    /// The descriptions of the archive that it was made from.
+    earlier: Vec<StoredObjectInfo>,
+}
+
+/// Reads a run for its archive, and writes nothing. For the arguments see [`archive_run`].
+///
+/// # Errors
+/// The server does not respond.
+pub async fn prepare_archive(
+    bus: &Bus,
+    lane: Lane,
+    run: &RunId,
+    (end, messages): (u64, usize),
+) -> Result<ArchivePreparation, Fault> {
     // Read before the lane: an archive that another process writes meanwhile must not be replaced by this one. Most runs are archived
     // once.
     let last = object_store::read_last_description_sequence(bus.client(), ARCHIVE, run.as_str()).await?;
@@ -131,7 +164,8 @@ pub async fn archive_run(
         writer = add_records_to_archive(writer, run, joined.records).await?;
         if !is_new {
             let is_in_lane = writer.is_complete && log::read_message(bus, lane, end).await?.is_some();
-            return Ok(if is_in_lane { writer.span } else { ArchivedSpan::default() });
+            let span = if is_in_lane { writer.span } else { ArchivedSpan::default() };
+            return Ok(ArchivePreparation::Unchanged(span));
         }
     } else {
         let mut pages = log::read_run_pages(bus, lane, run).with_expected_count(messages);
@@ -143,21 +177,34 @@ pub async fn archive_run(
             writer = add_records_to_archive(writer, run, records).await?;
         }
     }
-    let span = writer.span;
     if !writer.is_complete {
-        return Ok(ArchivedSpan::default());
+        return Ok(ArchivePreparation::Unchanged(ArchivedSpan::default()));
     }
-    let bytes = writer.finish_archive();
-    let (digest, content) = (Sha256::digest(&bytes), ObjectContent::Bytes(&bytes));
-    let last = earlier.last().map_or(0, |stored| stored.sequence);
-    let context = bus.request_context();
-    if !object_store::write_object(context, ARCHIVE, run.as_str(), &content, &digest, last).await? {
-        return Err(Fault::unavailable(format!("archiving run {run}"), "another process is archiving it"));
+    let (run, span) = (run.clone(), writer.span);
+    Ok(ArchivePreparation::New(NewArchive { run, span, bytes: writer.finish_archive(), earlier }))
+}
+
+impl NewArchive {
+    /// Writes the archive. Returns the sequences of the archived messages.
+    ///
+    /// # Errors
+    /// The server does not respond or is full, or another process has archived the run since it was read.
+    pub async fn write(self, bus: &Bus) -> Result<ArchivedSpan, Fault> {
+        let Self { run, span, bytes, earlier } = self;
+        let (digest, content) = (Sha256::digest(&bytes), ObjectContent::Bytes(&bytes));
+        let last = earlier.last().map_or(0, |stored| stored.sequence);
+        let context = bus.request_context();
+        if !object_store::write_object(context, ARCHIVE, run.as_str(), &content, &digest, last).await? {
+            return Err(Fault::unavailable(
+                format!("archiving run {run}"),
+                "another process is archiving it",
+            ));
+        }
+        for stored in earlier.iter().filter(|stored| !stored.provenance.is_forged()) {
+            object_store::remove_object_parts(context, ARCHIVE, &stored.info).await?;
+        }
+        Ok(span)
     }
-    for stored in earlier.iter().filter(|stored| !stored.provenance.is_forged()) {
-        object_store::remove_object_parts(context, ARCHIVE, &stored.info).await?;
-    }
-    Ok(span)
 }
 
 /// Compresses records on another thread.
