@@ -250,14 +250,14 @@ pub async fn run_out_of_time_ends_running_tasks_by_policy(testbed: &TestBed) {
         behind.depends_on = vec![task_id("slow")];
         vec![echo_task("quick", &json!({})), echo_task("slow", &json!({"delay_ms": 60_000})), behind]
     };
-    let short = || Budget { wall_time: Some(Duration::from_secs(2)), ..Budget::default() };
+    let short = || Budget { wall_time: Some(Duration::from_secs(6)), ..Budget::default() };
     let cut = Submission {
         budget: Budget { when_spent: BudgetExhaustionPolicy::Cancel, ..short() },
         ..fixed_submission(tasks())
     };
     let cut = testbed.submit_run("time-cut", &cut).await;
     let mut left = Submission { budget: short(), ..fixed_submission(tasks()) };
-    left.tasks[1].parameters.insert("delay_ms".into(), json!(5000));
+    left.tasks[1].parameters.insert("delay_ms".into(), json!(10_000));
     let left = testbed.submit_run("time-left", &left).await;
     let (cut, left) = (cut.wait_until_run_stopped().await, left.wait_until_run_stopped().await);
     assert_eq!(

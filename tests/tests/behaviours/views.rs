@@ -204,7 +204,10 @@ pub async fn transcript_is_followed_until_the_task_ends(testbed: &TestBed) {
     for (lines, _) in [&lines, &attempt] {
         let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let kinds: Vec<&str> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
-        assert_eq!(kinds, ["claimed", "model_call", "tool_result", "model_call", "result"]);
+        // A worker that could not renew its lease in time claims again.
+        let (claims, rest): (Vec<&str>, Vec<&str>) = kinds.iter().partition(|kind| **kind == "claimed");
+        assert!(kinds[0] == "claimed" && !claims.is_empty(), "{kinds:?}");
+        assert_eq!(rest, ["model_call", "tool_result", "model_call", "result"]);
         assert!(lines.iter().all(|line| line["run"] == run.id.as_str() && line["task"] == "text"));
         let sequences: Vec<u64> = lines.iter().map(|line| line["sequence"].as_u64().unwrap()).collect();
         assert!(sequences.is_sorted_by(|a, b| a < b), "each entry once, in order: {sequences:?}");
