@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::{self, kv, stream};
+use millrace_client::{MessageDecision, Patience, append_and_await_decision, author_name};
 use millrace_protocol::ids::{Capability, RunId, TaskId};
-use millrace_protocol::plan::{Plan, PlanningMode, ReviewPolicy, Submission, TaskLimits, TaskSpec};
+use millrace_protocol::plan::{
+    CommandAction, Plan, PlanningMode, ReviewPolicy, RunCommand, Submission, TaskLimits, TaskSpec,
+};
 use millrace_protocol::registry::ClusterSettings;
 use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
@@ -16,6 +19,7 @@ use millrace_runtime::nats::provenance::ID_HEADER;
 use millrace_runtime::nats::topology::{CLUSTER, WORK};
 use millrace_runtime::work::registry;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use crate::history::History;
 use crate::wait_for_value;
@@ -147,6 +151,20 @@ fn random_echo_parameters(seed: u64, random: &mut SeededRandom) -> Value {
 pub async fn submit_run(bus: &Bus, run: &RunId, submission: &Submission) {
     let sequence = append_message(bus, bus.lane_of_run(run), run, &Topic::Submitted, submission, 0).await;
     sequence.expect("the run is submitted");
+}
+
+/// Sends a command to a run, and waits until a decision applies it.
+///
+/// # Panics
+/// There is no decision within `patience`, or it refuses the command.
+pub async fn apply_command(bus: &Bus, run: &RunId, control: CommandAction, patience: Duration) {
+    let (id, interrupt) = (uuid::Uuid::now_v7().simple().to_string(), CancellationToken::new());
+    let command = RunCommand { id: id.clone(), by: author_name(None), control };
+    let waiting = Patience { interrupt: &interrupt, on_quiet: &|| {} };
+    let sent = append_and_await_decision(bus, run, &Topic::Control, (&command, &id), waiting);
+    let decision = tokio::time::timeout(patience, sent).await.expect("a decision in time");
+    let decision = decision.expect("the command is sent");
+    assert!(matches!(decision, MessageDecision::Applied(_)), "{decision:?}");
 }
 
 /// The headers of a message that is published to a lane or a queue, as opposed to a server reply.

@@ -5,19 +5,18 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use millrace_client::{Patience, append_and_await_decision, author_name, read_plan};
+use millrace_client::read_plan;
 use millrace_protocol::admission::{AdmissionBoard, AdmissionCaps};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{CommandAction, Decision, Event, RunCommand, RunEvent, Submission};
+use millrace_protocol::plan::{CommandAction, Decision, Edit, Event, RunEvent, Submission};
 use millrace_protocol::registry::{ProcessRole as Kind, RunSummary};
-use millrace_protocol::subject::Topic;
 use millrace_protocol::work::JournalEntry;
 use millrace_runtime::Bus;
 use millrace_runtime::store::admission::{read_board, read_caps, set_caps};
 use millrace_runtime::work::registry;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::history::History;
-use millrace_tests::plans::{echo_task, fixed_submission};
+use millrace_tests::plans::{apply_command, echo_task, fixed_submission, task_id};
 use millrace_tests::wait_for_value;
 use rustix::process::Signal;
 use serde_json::json;
@@ -45,6 +44,14 @@ async fn set_caps_everywhere(bus: &Bus, running: u32, waiting: Option<u32>) {
 async fn wait_for_board(bus: &Bus, what: &str, is_it: impl Fn(&AdmissionBoard) -> bool) {
     wait_for_value(TIMEOUT, what, async || read_board(bus).await.ok().filter(|board| is_it(board)).map(drop))
         .await;
+}
+
+/// `true` for a board with so many running and waiting runs, all of which know their places.
+fn is(running: u32, waiting: u32) -> impl Fn(&AdmissionBoard) -> bool {
+    move |board| {
+        let granted = board.lanes.values().any(|lane| !lane.granted.is_empty());
+        !granted && (board.running_count(), board.waiting_count()) == (running, waiting)
+    }
 }
 
 /// When the log got the decisions about the place of a run.
@@ -178,26 +185,20 @@ async fn lower_caps_stop_no_run_and_places_are_free_after_all_supervisors_were_k
         })
         .await;
     }
-    let is = |running, waiting| {
-        move |board: &AdmissionBoard| {
-            let granted = board.lanes.values().any(|lane| !lane.granted.is_empty());
-            !granted && (board.running_count(), board.waiting_count()) == (running, waiting)
-        }
-    };
     wait_for_board(&bus, "two running runs", is(2, 1)).await;
     set_caps_everywhere(&bus, 1, None).await;
     wait_for_board(&bus, "running runs that go on", is(2, 1)).await;
     // The end of one leaves as many as allowed. A run that is paused while it waits is not in the queue.
-    send_command(&bus, &runs[0], CommandAction::CancelRun { reason: "enough".into() }).await;
+    apply_command(&bus, &runs[0], CommandAction::CancelRun { reason: "enough".into() }, TIMEOUT).await;
     wait_for_board(&bus, "one running run", is(1, 1)).await;
-    send_command(&bus, &runs[2], CommandAction::Pause).await;
+    apply_command(&bus, &runs[2], CommandAction::Pause, TIMEOUT).await;
     wait_for_board(&bus, "an empty queue", is(1, 0)).await;
     let short = millrace_client::submit_run(&bus, &submission(1_500)).await.unwrap();
     wait_for_board(&bus, "the short run in the queue", is(1, 1)).await;
-    send_command(&bus, &runs[2], CommandAction::Resume { budget: None }).await;
+    apply_command(&bus, &runs[2], CommandAction::Resume { budget: None }, TIMEOUT).await;
     wait_for_board(&bus, "a longer queue", is(1, 2)).await;
     assert_eq!(read_board(&bus).await.unwrap().waiting[0].run, short, "a resumed run comes last");
-    send_command(&bus, &runs[1], CommandAction::CancelRun { reason: "enough".into() }).await;
+    apply_command(&bus, &runs[1], CommandAction::CancelRun { reason: "enough".into() }, TIMEOUT).await;
     wait_for_value(TIMEOUT, "the claim of the short run", async || {
         read_plan(&bus, &short).await.ok()?.tasks()[0].current_attempt()?.worker.clone()
     })
@@ -220,11 +221,29 @@ async fn lower_caps_stop_no_run_and_places_are_free_after_all_supervisors_were_k
     cluster.stop_all();
 }
 
-async fn send_command(bus: &Bus, run: &RunId, control: CommandAction) {
-    let (id, interrupt) = (uuid::Uuid::now_v7().simple().to_string(), CancellationToken::new());
-    let patience = Patience { interrupt: &interrupt, on_quiet: &|| {} };
-    let command = RunCommand { id: id.clone(), by: author_name(None), control };
-    let sent = append_and_await_decision(bus, run, &Topic::Control, (&command, &id), patience);
-    let decision = tokio::time::timeout(TIMEOUT, sent).await.expect("a decision in time").unwrap();
-    assert!(matches!(decision, millrace_client::MessageDecision::Applied(_)), "{decision:?}");
+#[tokio::test(flavor = "multi_thread")]
+async fn reopened_run_counts_and_waits_for_no_place() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { lanes: LANES, linger: Duration::from_millis(50), ..ClusterSetup::default() };
+    let cluster = TestCluster::start_with_workers(setup, 1);
+    let bus = cluster.connect_bus().await;
+    set_caps_everywhere(&bus, 1, None).await;
+    let ended = millrace_client::submit_run(&bus, &submission(1_500)).await.unwrap();
+    wait_for_value(TIMEOUT, "the archive", async || {
+        registry::read_summary(&bus, &ended).await.ok()?.filter(|summary| summary.archived)
+    })
+    .await;
+    let running = millrace_client::submit_run(&bus, &submission(600_000)).await.unwrap();
+    wait_for_board(&bus, "one running run", is(1, 0)).await;
+    let retry = Edit::Retry { task: task_id("say"), feedback: None };
+    apply_command(&bus, &ended, CommandAction::Edit(retry), TIMEOUT).await;
+    wait_for_board(&bus, "two running runs", is(2, 0)).await;
+    // It counts: the next one waits although the first one has ended.
+    let next = millrace_client::submit_run(&bus, &submission(0)).await.unwrap();
+    apply_command(&bus, &running, CommandAction::CancelRun { reason: "enough".into() }, TIMEOUT).await;
+    wait_for_value(TIMEOUT, "the end of the next run", async || has_ended(&bus, &next).await).await;
+    let history = History::read_from_log(&bus, &ended).await.unwrap();
+    let (second_end, granted) = (history.records().last().unwrap().time, place_of(&bus, &next).await.granted);
+    assert!(granted.unwrap() >= second_end, "{granted:?} before {second_end}");
+    cluster.stop_all();
 }

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use millrace_protocol::ids::RunId;
 use millrace_runtime::store::webhooks::read_push_configs;
+use millrace_runtime::work::registry::read_summary;
 use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
@@ -129,6 +130,32 @@ async fn every_event_arrives_while_gateways_are_killed_and_the_receiver_is_away(
     assert_eq!(ids.len(), count, "two events share an id");
     assert_signed(&receiver.received(), &[&secret]);
     drop(third);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn second_end_of_a_reopened_run_is_delivered() {
+    let _alone = lock_machine();
+    let (cluster, receiver) = start_cluster().await;
+    let gateway = start_gateway(&cluster, "gateway").await;
+    let webhook =
+        json!({ "url": format!("http://{}/hook", receiver.address), "events": ["run_started", "run_ended"] });
+    assert_eq!(gateway.post("/webhooks", &webhook).await.status, 201);
+    let run = gateway.submit(&run_of("search")).await;
+    let ids_of_ends = |all: &[ReceivedMessage]| {
+        events_of(all).remove(&(run.clone(), "run_ended".to_owned())).unwrap_or_default()
+    };
+    wait_for_messages(&receiver, "the first end", |all| ids_of_ends(all).len() == 1).await;
+    let (bus, id) = (cluster.connect_bus().await, RunId::new(run.as_str()).unwrap());
+    wait_for_value(TIMEOUT, "the archive", async || {
+        read_summary(&bus, &id).await.ok()?.filter(|summary| summary.archived)
+    })
+    .await;
+    let retried = gateway.post(&format!("/runs/{run}/tasks/t/retry"), &json!({})).await;
+    assert_eq!(retried.status, 200, "{}", retried.text());
+    let messages = wait_for_messages(&receiver, "the second end", |all| ids_of_ends(all).len() == 2).await;
+    let started = events_of(&messages).remove(&(run.clone(), "run_started".to_owned())).unwrap_or_default();
+    assert_eq!(started.len(), 1, "it starts once");
+    drop(gateway);
 }
 
 /// Waits until a delivery has ended.

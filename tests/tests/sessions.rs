@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_client::{Patience, append_and_await_decision, author_name, read_plan};
+use millrace_client::read_plan;
 use millrace_protocol::ids::{RunId, SessionId};
-use millrace_protocol::plan::{CommandAction, Event, RunCommand, RunEvent, Submission};
+use millrace_protocol::plan::{CommandAction, Edit, Event, RunEvent, Submission};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::wire;
@@ -16,10 +16,11 @@ use millrace_runtime::log::read_topic;
 use millrace_runtime::work::registry;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::history::History;
-use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, wait_for_run_end};
+use millrace_tests::plans::{
+    apply_command, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_end,
+};
 use millrace_tests::wait_for_value;
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -33,12 +34,18 @@ async fn summary_of(bus: &Bus, run: &RunId) -> Option<RunSummary> {
     registry::read_summary(bus, run).await.unwrap()
 }
 
-/// The sequences of a run's submission, turn, first claim and end.
+/// The sequences of a run's submission, turn, first claim and first end.
 async fn milestones(bus: &Bus, run: &RunId) -> BTreeMap<&'static str, u64> {
+    let all = all_milestones(bus, run).await;
+    all.into_iter().map(|(name, sequences)| (name, sequences[0])).collect()
+}
+
+/// The sequences of a run's submission, turns, attempts and ends.
+async fn all_milestones(bus: &Bus, run: &RunId) -> BTreeMap<&'static str, Vec<u64>> {
     let history = History::read_from_log(bus, run).await.unwrap();
     history.assert_consistent();
     let mut found = BTreeMap::new();
-    found.insert("submitted", history.records().first().unwrap().sequence);
+    found.insert("submitted", vec![history.records().first().unwrap().sequence]);
     for record in history.records() {
         let Ok(decision) = bus.decode_record::<millrace_protocol::plan::Decision>(record).await else {
             continue;
@@ -53,7 +60,7 @@ async fn milestones(bus: &Bus, run: &RunId) -> BTreeMap<&'static str, u64> {
             } else {
                 continue;
             };
-            found.entry(name).or_insert(record.sequence);
+            found.entry(name).or_insert_with(Vec::new).push(record.sequence);
         }
     }
     found
@@ -157,10 +164,10 @@ async fn cancelled_and_paused_runs_of_a_session_let_the_next_one_run() {
         runs.push(millrace_client::submit_run(&bus, &of_session("chat", delay, 0.0)).await.unwrap());
     }
     let cancel = CommandAction::CancelRun { reason: "not needed".into() };
-    send_command(&bus, &runs[1], cancel).await;
+    apply_command(&bus, &runs[1], cancel, TIMEOUT).await;
     let plan = read_plan(&bus, &runs[2]).await.unwrap();
     assert!(plan.is_held(), "the first run is in progress");
-    send_command(&bus, &runs[0], CommandAction::CancelRun { reason: "too slow".into() }).await;
+    apply_command(&bus, &runs[0], CommandAction::CancelRun { reason: "too slow".into() }, TIMEOUT).await;
     wait_for_run_end(&bus, &runs[2], TIMEOUT).await;
     let plan = read_plan(&bus, &runs[2]).await.unwrap();
     assert_eq!(plan.run.holds.position, Some(2), "a run that was cancelled before its turn has no number");
@@ -179,11 +186,41 @@ async fn cancelled_and_paused_runs_of_a_session_let_the_next_one_run() {
     cluster.stop_all();
 }
 
-async fn send_command(bus: &Bus, run: &RunId, control: CommandAction) {
-    let (id, interrupt) = (uuid::Uuid::now_v7().simple().to_string(), CancellationToken::new());
-    let patience = Patience { interrupt: &interrupt, on_quiet: &|| {} };
-    let command = RunCommand { id: id.clone(), by: author_name(None), control };
-    let sent = append_and_await_decision(bus, run, &Topic::Control, (&command, &id), patience);
-    let decision = tokio::time::timeout(TIMEOUT, sent).await.expect("a decision in time").unwrap();
-    assert!(matches!(decision, millrace_client::MessageDecision::Applied(_)), "{decision:?}");
+#[tokio::test(flavor = "multi_thread")]
+async fn reopened_run_of_a_session_runs_at_once_and_the_next_one_waits() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { linger: Duration::from_millis(50), ..ClusterSetup::default() };
+    let cluster = TestCluster::start_with_workers(setup, 1);
+    let bus = cluster.connect_bus().await;
+    let submit =
+        async |delay| millrace_client::submit_run(&bus, &of_session("chat", delay, 0.0)).await.unwrap();
+    let first = submit(1_500).await;
+    wait_for_value(TIMEOUT, "the archive", async || {
+        summary_of(&bus, &first).await.filter(|summary| summary.archived)
+    })
+    .await;
+    // The second run is in progress, which the reopened one does not wait for.
+    let second = submit(600_000).await;
+    let is_running = async |run: &RunId| {
+        read_plan(&bus, run).await.ok()?.tasks().first()?.current_attempt()?.worker.clone()
+    };
+    wait_for_value(TIMEOUT, "the second run", async || is_running(&second).await).await;
+    let retry = Edit::Retry { task: task_id("say"), feedback: None };
+    apply_command(&bus, &first, CommandAction::Edit(retry), TIMEOUT).await;
+    let third = submit(0).await;
+    wait_for_value(TIMEOUT, "the attempt of the reopened run", async || {
+        let plan = read_plan(&bus, &first).await.ok()?;
+        let attempt = plan.tasks()[0].current_attempt()?;
+        attempt.worker.clone().filter(|_| plan.tasks()[0].attempt == 2)
+    })
+    .await;
+    apply_command(&bus, &second, CommandAction::CancelRun { reason: "enough".into() }, TIMEOUT).await;
+    wait_for_run_end(&bus, &third, TIMEOUT).await;
+    let second_end = *all_milestones(&bus, &first).await["ended"].last().unwrap();
+    let turn = milestones(&bus, &third).await["turn"];
+    assert!(
+        turn > second_end,
+        "its turn at {turn} came before the second end of the first run at {second_end}"
+    );
+    cluster.stop_all();
 }
