@@ -1,41 +1,38 @@
-//! The state of a lane owner and its steps, in the order in which a run passes through them: it enters (after the lane
-//! was read, or with its first fact), facts arrive, decisions are committed, effects are carried out, and it closes.
+//! The state of a lane owner and its steps, in the order in which a run passes through them: it enters ([`entering`]), facts
+//! arrive, decisions are committed, effects are carried out ([`effects`]), and it closes.
+
+mod effects;
+mod entering;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use millrace_protocol::admission::{LaneGrant, LaneOwnerToken};
 use millrace_protocol::ids::{Capability, Lane, RunId, SessionId};
-use millrace_protocol::plan::{
-    DispatchedOrder, Effect, EndReason, Fact, HoldChange, Plan, SessionTurn, TaskState, Work,
-};
-use millrace_protocol::registry::{QueuePlace, RunSummary};
-use millrace_protocol::subject;
-use millrace_protocol::work::Order;
+use millrace_protocol::plan::{EndReason, Fact, HoldChange, Plan, SessionTurn, TaskState};
+use millrace_protocol::registry::QueuePlace;
 use millrace_runtime::clock;
 use millrace_runtime::log::AppendError;
 use millrace_runtime::nats::strays::{SequenceRange, StrayMessages};
-use millrace_runtime::store::archive;
-use millrace_runtime::work::queue_state::QueueSnapshot;
 use ractor::{ActorProcessingErr, ActorRef};
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use super::admission::{AdmissionStep, LaneAdmission};
 use super::claims::{CLAIM_DELAY, ClaimBatcher};
-use super::io::{LaneOwnerIo, count_repairs};
+use super::io::LaneOwnerIo;
 use super::log_check::{LogCheck, LogStatus};
 use super::message_counts::MessageCounts;
 use super::offers::LaneWorkOffers;
-use super::queue_audit::{ExpectedOrder, QueueAudit};
+use super::queue_audit::QueueAudit;
 use super::sessions::SessionQueues;
 use super::summaries::SummaryBatcher;
 use super::{DemandOutcome, LaneMessage, LaneOwnerArgs};
 use crate::closing::{ClosedRun, EndedRun};
 use crate::ignored::count_unsubmitted;
 use crate::live::{LiveRun, PendingInput, RunMilestone, RunPhase, may_reopen_run};
-use crate::reader::{ArchivedRun, FoldedLane, LaneItem, LaneMessageItems, LogPosition};
+use crate::reader::{LaneItem, LaneMessageItems, LogPosition};
 use crate::retention::keep_retention;
 use crate::strays::{clean_shared_streams, stray_grace_period};
 
@@ -152,178 +149,6 @@ impl LaneOwnerState {
         info!(lane = %self.args.lane, runs = self.runs.len(), "stopped owning the lane");
     }
 
-    // ---- a run enters
-
-    /// Takes over the runs that were read from the lane, and starts to follow it.
-    pub(super) fn take_over_runs(&mut self, folded: FoldedLane, server: String) {
-        let FoldedLane { runs, position, strays, is_without_journals } = folded;
-        let (through, lane) = (position.sequence, self.args.lane);
-        info!(%lane, runs = runs.len(), through, strays = strays.count(), is_without_journals, "lane taken over");
-        self.log = LogCheck::new(server, position);
-        self.strays = strays;
-        self.offers.set_live_slots(self.args.cluster.borrow().slots.clone());
-        self.args.status.record_caught_up(through, runs.len());
-        self.runs = runs;
-        for (run, live) in &self.runs {
-            self.sessions.add_run(run, live);
-        }
-        let ids: Vec<RunId> = self.runs.keys().cloned().collect();
-        let submitted = self.runs.iter().filter(|(_, live)| live.is_submitted());
-        let known = submitted.map(|(run, _)| run.clone()).collect();
-        self.io.report_lost_runs(Arc::clone(&self.args.live_runs), known);
-        self.check_archive_of_all(&ids);
-        self.background.spawn(self.io.clone().follow_lane(through));
-        self.background.spawn(self.io.clone().watch_queues(self.args.queues.clone()));
-        self.background.spawn(self.io.clone().send_periodic_ticks());
-    }
-
-    /// Checks whether a run is archived before it is resumed. It may have been submitted again, or read while an earlier
-    /// owner was removing it. The summary is marked before anything is removed, so checking after reading finds the mark.
-    /// The mark alone is not enough: a run that the archive does not hold exists only in the lane.
-    fn check_archive(&mut self, run: &RunId) {
-        let Some(live) = self.runs.get_mut(run) else { return };
-        if live.phase == RunPhase::Parked {
-            self.park_damaged_run(run);
-        } else {
-            live.phase = RunPhase::CheckingArchive;
-            self.io.check_archive(run.clone(), live.is_submitted());
-        }
-    }
-
-    /// Checks all runs that were read from the lane. Most are not archived, and batches of summaries show that.
-    fn check_archive_of_all(&mut self, runs: &[RunId]) {
-        let is_usual = |live: &LiveRun| live.phase != RunPhase::Parked && live.is_submitted();
-        let (usual, others): (Vec<RunId>, Vec<RunId>) =
-            runs.iter().cloned().partition(|run| self.runs.get(run).is_some_and(is_usual));
-        for run in &usual {
-            if let Some(live) = self.runs.get_mut(run) {
-                live.phase = RunPhase::CheckingArchive;
-            }
-        }
-        self.io.read_summaries(&usual);
-        for run in &others {
-            // If it was never submitted, its commands are strays.
-            if let Some(live) = self.runs.get(run).filter(|live| live.last_sequence == 0) {
-                self.lookups.insert(run.clone(), live.queued_sequences());
-            }
-        }
-        others.iter().for_each(|run| self.check_archive(run));
-    }
-
-    /// Resumes the runs whose summaries are not marked as archived, and checks the others.
-    pub(super) fn on_summaries_read(&mut self, runs: &[RunId], summaries: &[RunSummary]) {
-        let summaries: HashMap<&RunId, &RunSummary> =
-            summaries.iter().map(|summary| (&summary.run, summary)).collect();
-        for run in runs {
-            let Some(live) = self.runs.get_mut(run) else { continue };
-            let stored = summaries.get(run);
-            if stored.is_some_and(|stored| archive::has_archive(stored)) {
-                self.io.check_archive(run.clone(), true);
-                continue;
-            }
-            let current = live.summary(run, self.args.lane, clock::now());
-            let is_current =
-                current.zip(stored).is_some_and(|(now, stored)| now.is_same_except_times(stored));
-            live.is_summary_stale &= !is_current;
-            self.on_archive_checked(run, ArchivedRun::None);
-        }
-    }
-
-    pub(super) fn on_archive_checked(&mut self, run: &RunId, archived: ArchivedRun) {
-        let is_checking = |live: &&mut LiveRun| live.phase == RunPhase::CheckingArchive;
-        let Some(live) = self.runs.get_mut(run).filter(is_checking) else { return };
-        match archived {
-            ArchivedRun::None if live.is_submitted() && live.log_damage.is_some() => {
-                self.park_damaged_run(run)
-            }
-            ArchivedRun::None if live.is_submitted() => self.continue_folded_run(run),
-            ArchivedRun::None => {
-                if live.last_sequence > 0 {
-                    warn!(%run, "ignoring a run that has decisions and was never submitted");
-                }
-                self.remove_unknown_run(run, 0);
-            }
-            // It arrived after the read.
-            ArchivedRun::Ended { through, .. } if live.has_reopening_command(through) => {
-                self.check_archive(run)
-            }
-            ArchivedRun::Ended { through, folded: _ } => {
-                warn!(%run, "removing late messages of an archived run");
-                self.remove_unknown_run(run, through);
-                self.io.purge_run(run.clone(), through);
-            }
-            ArchivedRun::Reopened(folded) => {
-                info!(%run, "continuing an archived run");
-                self.lookups.remove(run);
-                self.replace_run(run, *folded);
-                if self.runs.get(run).is_some_and(|live| live.log_damage.is_some()) {
-                    self.park_damaged_run(run);
-                } else {
-                    self.continue_folded_run(run);
-                }
-            }
-        }
-    }
-
-    /// Forgets a run that the lane does not hold. Its messages after sequence `through` are strays.
-    fn remove_unknown_run(&mut self, run: &RunId, through: u64) {
-        if let Some(live) = self.runs.remove(run) {
-            self.sessions.remove_run(run, &live);
-        }
-        let now = tokio::time::Instant::now();
-        for sequence in self.lookups.remove(run).unwrap_or_default() {
-            if sequence > through {
-                count_unsubmitted(self.args.lane, run, sequence);
-                self.strays.add(sequence, now);
-            }
-        }
-    }
-
-    /// Replaces a run by a newer fold of it. The facts that have arrived meanwhile stay queued.
-    fn replace_run(&mut self, run: &RunId, mut live: LiveRun) {
-        if let Some(mut old) = self.runs.remove(run) {
-            self.sessions.remove_run(run, &old);
-            live.queue_facts(old.take_inbox());
-        }
-        self.sessions.add_run(run, &live);
-        self.runs.insert(run.clone(), live);
-    }
-
-    /// Parks a run whose log is damaged, and reports it.
-    fn park_damaged_run(&mut self, run: &RunId) {
-        let Some(live) = self.runs.get_mut(run) else { return };
-        let Some(damage) = live.log_damage.clone() else { return };
-        live.phase = RunPhase::Parked;
-        live.is_summary_stale = false;
-        let summary = live.summary(run, self.args.lane, clock::now());
-        self.io.report_damage(run.clone(), summary, damage);
-    }
-
-    /// Resumes a run after it was folded: carries out all pending effects and decides on the facts that are not answered.
-    fn continue_folded_run(&mut self, run: &RunId) {
-        let Some(live) = self.runs.get_mut(run) else { return };
-        live.phase = RunPhase::Idle;
-        let session = live.holds.session().map(|(session, _)| session.clone());
-        let effects = live.pending_effects_of_all_tasks();
-        self.carry_out_effects(run, effects);
-        self.offer_claimed_work_of_run(run);
-        self.commit_or_delay_claims(run);
-        session.iter().for_each(|session| self.advance_session(session));
-    }
-
-    /// Reads and folds a run again, because another supervisor has decided on it.
-    fn refold_run(&mut self, run: &RunId) {
-        let Some(live) = self.runs.get_mut(run) else { return };
-        live.phase = RunPhase::Refolding;
-        self.offers.remove_run(run);
-        self.io.refold_run(run.clone());
-    }
-
-    pub(super) fn on_run_refolded(&mut self, run: RunId, live: LiveRun) {
-        self.replace_run(&run, live);
-        self.check_archive(&run);
-    }
-
     // ---- messages of the lane arrive
 
     /// Handles a batch of messages of the lane: queues all of them before anything is offered or decided.
@@ -382,13 +207,6 @@ impl LaneOwnerState {
             self.runs.entry(run.clone()).or_default().phase = RunPhase::Parked;
         }
         is_opaque
-    }
-
-    /// Looks up a run in the archive, for a command that may reopen it.
-    fn look_up_run(&mut self, run: &RunId) {
-        self.lookups.entry(run.clone()).or_default();
-        self.runs.entry(run.clone()).or_default();
-        self.check_archive(run);
     }
 
     /// Handles one message of a run in memory; returns the queue in which it freed a place.
@@ -555,110 +373,6 @@ impl LaneOwnerState {
         Ok(())
     }
 
-    // ---- effects
-
-    fn carry_out_effects(&mut self, run: &RunId, effects: Vec<Effect>) {
-        let mut queues = BTreeSet::new();
-        for effect in effects {
-            match effect {
-                Effect::Offer(work) => {
-                    let Some(live) = self.runs.get(run) else { return };
-                    queues.extend(self.offers.add_work(run, &live.plan, work));
-                }
-                Effect::Withdraw(work, capability) => {
-                    self.offers.remove_withdrawn_work(&capability, run, &work);
-                    self.io.withdraw_order(run.clone(), work, capability);
-                }
-                Effect::Close => self.close_run(run),
-            }
-        }
-        for capability in queues {
-            self.offer_waiting_work_of_run(&capability, run);
-        }
-    }
-
-    /// Offers as much waiting work of a run as fits into its share of a queue.
-    fn offer_waiting_work_of_run(&mut self, capability: &Capability, run: &RunId) {
-        let Some(live) = self.runs.get(run) else { return };
-        let orders = self.offers.take_next_orders(capability, run, live);
-        self.publish_orders(orders);
-    }
-
-    /// Publishes orders. While it is not confirmed that the log contains the decisions behind them, they are put back.
-    fn publish_orders(&mut self, orders: Vec<Order>) {
-        match self.is_log_confirmed() {
-            true => self.io.publish_orders(orders),
-            false => self.io.return_orders(orders),
-        }
-    }
-
-    fn offer_all_waiting_work(&mut self) {
-        for (capability, run) in self.offers.runs_with_waiting_work() {
-            self.offer_waiting_work_of_run(&capability, &run);
-        }
-    }
-
-    fn offer_claimed_work_of_run(&mut self, run: &RunId) {
-        let Some(live) = self.runs.get(run) else { return };
-        let orders = self.offers.orders_in_flight(run, live);
-        self.publish_orders(orders);
-    }
-
-    pub(super) fn on_offer_failed(&mut self, works: Vec<(Capability, RunId, Work)>) {
-        self.offers.put_back_unoffered_work(works);
-    }
-
-    // ---- the queues
-
-    /// Compares the queues with the plans and repairs the differences.
-    pub(super) fn repair_queues(&mut self, queues: &QueueSnapshot) {
-        if !self.is_log_confirmed() {
-            return;
-        }
-        let expected = self.expected_orders();
-        let (bus, lane) = (&self.args.bus, self.args.lane);
-        let is_judged = |run: &RunId| {
-            bus.lane_of_run(run) == lane && self.runs.get(run).is_none_or(|live| is_plan_known(live.phase))
-        };
-        let repairs = self.audit.compare(queues, &expected, is_judged, Instant::now());
-        if !repairs.missing.is_empty() {
-            warn!(%lane, orders = repairs.missing.len(), "orders are missing from their queues; publishing them again");
-            count_repairs("missing", repairs.missing.len());
-            self.publish_dispatched_orders(&repairs.missing);
-        }
-        self.io.remove_orders(repairs.unwanted);
-        self.io.remove_stranded_orders(repairs.suspected);
-    }
-
-    /// Returns the orders that the queues should hold, and those that they may hold, by subject.
-    fn expected_orders(&self) -> HashMap<String, ExpectedOrder> {
-        let snapshot = self.args.cluster.borrow();
-        let mut expected = HashMap::new();
-        for (run, live) in self.runs.iter().filter(|(_, live)| is_plan_known(live.phase)) {
-            let waiting = self.offers.waiting_work(run);
-            for DispatchedOrder { work, is_required, worker } in live.dispatched_orders() {
-                let Some(queue) = live.plan.queue_of_work(&work) else { continue };
-                let subject = subject::order_subject(run, &queue, &work);
-                let is_required = is_required && !waiting.contains(&work);
-                let is_in_hand = worker.is_some_and(|worker| snapshot.processes.contains(&worker));
-                expected.insert(subject, ExpectedOrder { run: run.clone(), work, is_required, is_in_hand });
-            }
-        }
-        expected
-    }
-
-    /// Publishes the orders for work that is still dispatched.
-    pub(super) fn publish_dispatched_orders(&mut self, works: &[(RunId, Work)]) {
-        let mut orders = Vec::with_capacity(works.len());
-        for (run, work) in works {
-            let Some(live) = self.runs.get(run) else { continue };
-            if live.dispatched_orders().iter().any(|order| order.is_required && order.work == *work) {
-                orders.extend(self.offers.build_orders(run, live, std::slice::from_ref(work)));
-            }
-        }
-        self.publish_orders(orders);
-    }
-
     // ---- sessions
 
     /// Prepares the turn of the next run of a session, if the runs before it have ended.
@@ -819,14 +533,6 @@ impl LaneOwnerState {
                 live.queue_facts(facts.into_iter().filter(|(sequence, _)| *sequence > through).collect());
             }
         }
-    }
-}
-
-/// `true` if the plan of a run in this phase is the one in the log, so that its orders can be judged by it.
-fn is_plan_known(phase: RunPhase) -> bool {
-    match phase {
-        RunPhase::Idle | RunPhase::Appending => true,
-        RunPhase::CheckingArchive | RunPhase::Refolding | RunPhase::Closing | RunPhase::Parked => false,
     }
 }
 
