@@ -6,10 +6,10 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::session::AgentHost;
-use millrace_agent::tool;
 use millrace_agent::turn::UsageTotals;
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError};
+use millrace_protocol::schema::CompiledSchema;
 use millrace_protocol::work::{self, Order};
 use millrace_runtime::work::host;
 use serde_json::Value;
@@ -19,16 +19,18 @@ use crate::{Attempt, Capability, CapabilityOutcome};
 pub(crate) struct CapabilityHandler {
     capability: Arc<dyn Capability>,
     description: CapabilityDescription,
+    /// The schema of its parameters: compiling it takes longer than a small task.
+    parameters: CompiledSchema,
     agents: Arc<AgentHost>,
 }
 
 impl CapabilityHandler {
     pub fn new(capability: Arc<dyn Capability>, agents: Arc<AgentHost>) -> Self {
-        Self { description: capability.describe(), capability, agents }
+        Self { description: capability.describe(), capability, parameters: CompiledSchema::default(), agents }
     }
 
     async fn run_attempt(&self, host: &mut host::AttemptContext) -> Result<work::WorkOutcome, TaskError> {
-        validate_order(&self.description, host.order())?;
+        self.validate_parameters(host.order())?;
         self.refuse_tasks_of_agents(host.order())?;
         let outcome = self.capability.run(&mut Attempt::new(host, &self.agents)).await?;
         match (outcome, &host.order().work()) {
@@ -42,6 +44,18 @@ impl CapabilityHandler {
                 Err(wrong_outcome_error(&self.description, work))
             }
         }
+    }
+
+    /// Validates an order's parameters against the capability's schema.
+    fn validate_parameters(&self, order: &Order) -> Result<(), TaskError> {
+        let Some(schema) = &self.description.parameters else {
+            return Ok(());
+        };
+        let parameters = Value::Object(order.parameters.clone().into_iter().collect());
+        self.parameters.check_value(schema, &parameters).map_err(|mistakes| {
+            let message = format!("invalid parameters for {}: {mistakes}", self.description.name);
+            TaskError::new(ErrorKind::WrongParameters, message)
+        })
     }
 
     /// Refuses a task that only an agent can do: one with restrictions, or one that continues a conversation.
@@ -83,16 +97,4 @@ fn wrong_outcome_error(description: &CapabilityDescription, work: &Work) -> Task
     };
     let message = format!("the capability {} got an order for {order}: {hint}", description.name);
     TaskError::new(ErrorKind::Panic, message)
-}
-
-/// Validates an order's parameters against the capability's schema.
-fn validate_order(description: &CapabilityDescription, order: &Order) -> Result<(), TaskError> {
-    let Some(schema) = &description.parameters else {
-        return Ok(());
-    };
-    let parameters = Value::Object(order.parameters.clone().into_iter().collect());
-    tool::check_value_against_schema(schema, &parameters).map_err(|mistakes| {
-        let message = format!("invalid parameters for {}: {mistakes}", description.name);
-        TaskError::new(ErrorKind::WrongParameters, message)
-    })
 }

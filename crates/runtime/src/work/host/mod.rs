@@ -7,7 +7,7 @@
 //!        ├─ stop listener (a task)   subscribes to stops
 //!        └─ QueueActor               one per capability: its slots and the orders in flight
 //!           ├─ slot filler (a task)  requests exactly as many orders as slots are free
-//!           └─ OrderRunner           one per order: claim, run the handler, append the outcome, acknowledge
+//!           └─ OrderRunner (a task)  one per order: claim, run the handler, append the outcome, acknowledge
 //! ```
 //! The status of a queue (`queue_status`) outlives the actor that serves it.
 //!

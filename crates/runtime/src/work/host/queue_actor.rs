@@ -1,5 +1,5 @@
-//! The actor of one queue that the process serves. It holds the orders in flight and supervises a [`OrderRunner`] for each.
-//! The root supervises it. It dies only of bugs; its orders are then redelivered when their leases expire. It reads
+//! The actor of one queue that the process serves. It holds the orders in flight and owns the task of the [`OrderRunner`] of
+//! each. The root supervises it. It dies only of bugs; its orders are then redelivered when their leases expire. It reads
 //! nothing at its start.
 
 use std::collections::HashMap;
@@ -10,14 +10,15 @@ use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::Build;
 use millrace_protocol::subject;
-use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::order_lease::OrderLease;
 use super::queue_status::QueueStatus;
-use super::runner::{self, OrderRunner, StartOrderMessage};
+use super::runner::OrderRunner;
 use super::slot_filler::SlotFiller;
 use super::{HostContext, OrderHandler};
 use crate::log::journal::Journal;
@@ -43,17 +44,22 @@ pub(super) struct QueueActorState {
     handler: Arc<dyn OrderHandler>,
     capability: Capability,
     build: Arc<Build>,
-    in_flight: HashMap<ActorId, OrderInFlight>,
+    in_flight: HashMap<OrderNumber, OrderInFlight>,
+    /// The number of the last order.
+    last_number: OrderNumber,
     draining: CancellationToken,
     filler_runs: bool,
 }
+
+/// The number of an order, in the sequence in which this process got them.
+type OrderNumber = u64;
 
 /// An order with a runner.
 struct OrderInFlight {
     lease: Arc<OrderLease>,
     since: Instant,
     cancelled: CancellationToken,
-    runner: ActorRef<StartOrderMessage>,
+    runner: AbortHandle,
     /// The reason for which the runner was killed; it decides what happens to the order.
     kill_reason: Option<RunnerKillReason>,
 }
@@ -75,6 +81,8 @@ pub(super) enum QueueActorMessage {
     Renew,
     /// Stop the work on a run, or on one piece of it.
     Stop(RunId, Option<Work>),
+    /// The runner of an order ended; with an error if it panicked.
+    RunnerEnded(OrderNumber, Option<&'static str>),
     /// An order in flight is no longer in the queue.
     Withdrawn(Arc<OrderLease>),
     /// Pull no more orders, and stop when none are in flight.
@@ -116,6 +124,7 @@ impl Actor for QueueActor {
             capability,
             build,
             in_flight,
+            last_number: 0,
             draining,
             filler_runs: true,
         })
@@ -128,7 +137,11 @@ impl Actor for QueueActor {
         state: &mut QueueActorState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            QueueActorMessage::Arrived(lease, slot) => state.start_runner(&myself, lease, slot).await?,
+            QueueActorMessage::Arrived(lease, slot) => state.start_runner(&myself, lease, slot).await,
+            QueueActorMessage::RunnerEnded(order, failure) => {
+                state.handle_runner_end(order, failure).await;
+                state.stop_if_drained(&myself);
+            }
             QueueActorMessage::FillerEnded => state.handle_filler_end(&myself)?,
             QueueActorMessage::Renew => state.renew_leases(&myself),
             QueueActorMessage::Withdrawn(lease) => state.stop_withdrawn_work(&lease),
@@ -136,25 +149,6 @@ impl Actor for QueueActor {
             QueueActorMessage::Drain => state.start_draining(),
             QueueActorMessage::ReturnAll => state.kill_all_runners(RunnerKillReason::Drain),
         }
-        Ok(())
-    }
-
-    async fn handle_supervisor_evt(
-        &self,
-        myself: ActorRef<QueueActorMessage>,
-        event: SupervisionEvent,
-        state: &mut QueueActorState,
-    ) -> Result<(), ActorProcessingErr> {
-        match event {
-            SupervisionEvent::ActorTerminated(runner, _, _) => {
-                state.handle_runner_end(runner.get_id(), None).await
-            }
-            SupervisionEvent::ActorFailed(runner, error) => {
-                state.handle_runner_end(runner.get_id(), Some(error)).await
-            }
-            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
-        }
-        state.stop_if_drained(&myself);
         Ok(())
     }
 
@@ -169,9 +163,10 @@ impl Actor for QueueActor {
 }
 
 impl Drop for QueueActorState {
-    /// Stops the slot filler, however the actor ends.
+    /// Stops the slot filler and the runners, however the actor ends.
     fn drop(&mut self) {
         self.draining.cancel();
+        self.in_flight.values().for_each(|in_flight| in_flight.runner.abort());
     }
 }
 
@@ -192,13 +187,32 @@ async fn run_slot_filler(filler: SlotFiller, queue: ActorRef<QueueActorMessage>)
         .await;
 }
 
+/// Notifies the queue when the runner of an order has ended, also by a panic or an abort.
+struct NotifyRunnerEndOnDrop {
+    order: OrderNumber,
+    queue: ActorRef<QueueActorMessage>,
+}
+
+impl Drop for NotifyRunnerEndOnDrop {
+    fn drop(&mut self) {
+        let failure = std::thread::panicking().then_some("it panicked");
+        // If the queue actor is gone, the lease expires and the order is redelivered.
+        drop(self.queue.cast(QueueActorMessage::RunnerEnded(self.order, failure)));
+    }
+}
+
+/// Works on an order. `_notify` is dropped after the runner.
+async fn run_order(_notify: NotifyRunnerEndOnDrop, runner: OrderRunner) {
+    runner.run().await;
+}
+
 impl QueueActorState {
     async fn start_runner(
         &mut self,
         myself: &ActorRef<QueueActorMessage>,
         lease: Arc<OrderLease>,
         slot: OwnedSemaphorePermit,
-    ) -> Result<(), ActorProcessingErr> {
+    ) {
         if !lease.is_of_queue(&self.capability) {
             // Its own queue delivers it. An acknowledgement would remove it there.
             warn!(
@@ -206,17 +220,17 @@ impl QueueActorState {
                 "leaving an order to the queue of its capability: the server has lost its newest messages"
             );
             self.status.invalid.increment();
-            return Ok(());
+            return;
         }
         if self.draining.is_cancelled() {
             lease.release_order(Duration::ZERO).await;
-            return Ok(());
+            return;
         }
         if lease.is_redelivery() {
             self.status.redelivered.increment();
         }
         let cancelled = CancellationToken::new();
-        let arguments = runner::OrderRunnerArguments {
+        let runner = OrderRunner {
             shared: self.shared.clone(),
             status: self.status.clone(),
             handler: self.handler.clone(),
@@ -226,17 +240,19 @@ impl QueueActorState {
             draining: self.draining.clone(),
             _slot: slot,
         };
-        let (runner, _) = Actor::spawn_linked(None, OrderRunner, arguments, myself.get_cell()).await?;
-        let id = runner.get_id();
-        runner.cast(StartOrderMessage)?;
-        self.in_flight
-            .insert(id, OrderInFlight { lease, since: Instant::now(), cancelled, runner, kill_reason: None });
-        Ok(())
+        self.last_number += 1;
+        let order = self.last_number;
+        let notify = NotifyRunnerEndOnDrop { order, queue: myself.clone() };
+        let runner = tokio::spawn(run_order(notify, runner)).abort_handle();
+        self.in_flight.insert(
+            order,
+            OrderInFlight { lease, since: Instant::now(), cancelled, runner, kill_reason: None },
+        );
     }
 
     /// Handles the end of a runner. A runner that was not killed has handled its order itself.
-    async fn handle_runner_end(&mut self, id: ActorId, failure: Option<ActorProcessingErr>) {
-        let Some(OrderInFlight { lease, kill_reason, .. }) = self.in_flight.remove(&id) else {
+    async fn handle_runner_end(&mut self, order: OrderNumber, failure: Option<&str>) {
+        let Some(OrderInFlight { lease, kill_reason, .. }) = self.in_flight.remove(&order) else {
             return;
         };
         match (kill_reason, failure) {
@@ -363,6 +379,6 @@ impl OrderInFlight {
         self.cancelled.cancel();
         // The first reason wins: stopped work is never returned to the queue.
         self.kill_reason.get_or_insert(kill_reason);
-        self.runner.kill();
+        self.runner.abort();
     }
 }

@@ -1,6 +1,7 @@
-//! The actor of one order, from its claim to its acknowledgement. It owns the journal of the work and a slot of its
-//! queue. The queue actor supervises it, kills it to stop the work, and then handles the order itself. It reads nothing
-//! at its start; the journal contains the steps of earlier claims.
+//! The work on one order, from its claim to its acknowledgement: a task with the journal of the work and a slot of its queue.
+//! The queue actor owns the task, aborts it to stop the work, and then handles the order itself. It is a task and not an
+//! actor, since there is one per attempt, and the mailboxes of an actor cost more than the attempt at a small task. It reads
+//! nothing at its start; the journal contains the steps of earlier claims.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -10,7 +11,6 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use millrace_protocol::result::{Build, ErrorKind, TaskError};
 use millrace_protocol::work::{Order, WorkOutcome};
-use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -27,7 +27,8 @@ const REDELIVERY_DELAY: Duration = Duration::from_secs(1);
 /// The delay after which an order of a newer release is delivered again, to any worker.
 const NEWER_ORDER_DELAY: Duration = Duration::from_secs(5);
 
-pub(super) struct OrderRunnerArguments {
+/// The work on one order, with its inputs.
+pub(super) struct OrderRunner {
     pub shared: Arc<HostContext>,
     pub status: Arc<QueueStatus>,
     pub handler: Arc<dyn OrderHandler>,
@@ -37,37 +38,16 @@ pub(super) struct OrderRunnerArguments {
     pub cancelled: CancellationToken,
     /// Cancelled when the process pulls no more orders.
     pub draining: CancellationToken,
-    /// Frees the slot when it is dropped with the actor.
+    /// Frees the slot when it is dropped with the runner.
     pub _slot: OwnedSemaphorePermit,
 }
 
-pub(super) struct OrderRunner;
-
-/// The only message: start.
-pub(super) struct StartOrderMessage;
-
-impl Actor for OrderRunner {
-    type Msg = StartOrderMessage;
-    type State = OrderRunnerArguments;
-    type Arguments = OrderRunnerArguments;
-
-    async fn pre_start(
-        &self,
-        _: ActorRef<StartOrderMessage>,
-        arguments: OrderRunnerArguments,
-    ) -> Result<OrderRunnerArguments, ActorProcessingErr> {
-        Ok(arguments)
-    }
-
-    async fn handle(
-        &self,
-        myself: ActorRef<StartOrderMessage>,
-        _: StartOrderMessage,
-        state: &mut OrderRunnerArguments,
-    ) -> Result<(), ActorProcessingErr> {
-        let _busy = BusySlotGuard::new(&state.status);
-        let OrderRunnerArguments { status, lease, .. } = &*state;
-        match process_order(state).await {
+impl OrderRunner {
+    /// Works on the order to its end. Dropping the future leaves the order to the caller.
+    pub async fn run(self) {
+        let _busy = BusySlotGuard::new(&self.status);
+        let Self { status, lease, .. } = &self;
+        match process_order(&self).await {
             OrderDisposition::Done => {
                 status.done.increment();
                 lease.acknowledge_order().await;
@@ -82,8 +62,6 @@ impl Actor for OrderRunner {
                 lease.release_order(delay).await;
             }
         }
-        myself.stop(None);
-        Ok(())
     }
 }
 
@@ -99,8 +77,8 @@ enum OrderDisposition {
     Returned(Duration),
 }
 
-async fn process_order(state: &OrderRunnerArguments) -> OrderDisposition {
-    let OrderRunnerArguments { shared, status, handler, lease, .. } = state;
+async fn process_order(state: &OrderRunner) -> OrderDisposition {
+    let OrderRunner { shared, status, handler, lease, .. } = state;
     let subject = lease.subject();
     let order = match lease.decode_order().await {
         Ok(order) => Arc::new(order),
