@@ -122,7 +122,13 @@ async fn both_parts_of_a_reopened_run_are_exported() {
     let cluster = TestCluster::start_with_workers(setup, 1);
     let (bus, run, port) = (cluster.connect_bus().await, run_id("again"), free_port());
     let _receiver = start_receiver(&cluster, &python, port, &[]);
-    let _gateway = start_gateway(&cluster, port);
+    let gateway = start_gateway(&cluster, port);
+    // Runs that were archived before the first export are left out.
+    wait_for_value(TIMEOUT, "the start of the export", async || {
+        let log = fs::read_to_string(cluster.test_folder().join("gateway.log")).ok()?;
+        log.contains("exporting traces").then_some(())
+    })
+    .await;
     let are_received = |count: usize| {
         let spans = spans_of_command(&cluster, "again");
         let text = received(&cluster);
@@ -139,5 +145,6 @@ async fn both_parts_of_a_reopened_run_are_exported() {
     let retry = Edit::Retry { task: task_id("say"), feedback: None };
     apply_command(&bus, &run, CommandAction::Edit(retry), TIMEOUT).await;
     wait_for_value(TIMEOUT, "the spans of both parts", async || are_received(2)).await;
+    drop(gateway);
     cluster.stop_all();
 }
