@@ -1,7 +1,7 @@
 //! The work on one order, from its claim to its acknowledgement: a task with the journal of the work and a slot of its queue.
 //! The queue actor owns the task, aborts it to stop the work, and then handles the order itself. It is a task and not an
-//! actor, since there is one per attempt, and the mailboxes of an actor cost more than the attempt at a small task. It reads
-//! nothing at its start; the journal contains the steps of earlier claims.
+//! actor, since each attempt has one, and nothing would use the mailboxes of an actor. It reads nothing at its start; the journal
+//! contains the steps of earlier claims.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
