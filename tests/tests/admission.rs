@@ -47,7 +47,7 @@ async fn wait_for_board(bus: &Bus, what: &str, is_it: impl Fn(&AdmissionBoard) -
 }
 
 /// `true` for a board with so many running and waiting runs, all of which know their places.
-fn is(running: u32, waiting: u32) -> impl Fn(&AdmissionBoard) -> bool {
+fn has_counts(running: u32, waiting: u32) -> impl Fn(&AdmissionBoard) -> bool {
     move |board| {
         let granted = board.lanes.values().any(|lane| !lane.granted.is_empty());
         !granted && (board.running_count(), board.waiting_count()) == (running, waiting)
@@ -185,18 +185,18 @@ async fn lower_caps_stop_no_run_and_places_are_free_after_all_supervisors_were_k
         })
         .await;
     }
-    wait_for_board(&bus, "two running runs", is(2, 1)).await;
+    wait_for_board(&bus, "two running runs", has_counts(2, 1)).await;
     set_caps_everywhere(&bus, 1, None).await;
-    wait_for_board(&bus, "running runs that go on", is(2, 1)).await;
+    wait_for_board(&bus, "running runs that go on", has_counts(2, 1)).await;
     // The end of one leaves as many as allowed. A run that is paused while it waits is not in the queue.
     apply_command(&bus, &runs[0], CommandAction::CancelRun { reason: "enough".into() }, TIMEOUT).await;
-    wait_for_board(&bus, "one running run", is(1, 1)).await;
+    wait_for_board(&bus, "one running run", has_counts(1, 1)).await;
     apply_command(&bus, &runs[2], CommandAction::Pause, TIMEOUT).await;
-    wait_for_board(&bus, "an empty queue", is(1, 0)).await;
+    wait_for_board(&bus, "an empty queue", has_counts(1, 0)).await;
     let short = millrace_client::submit_run(&bus, &submission(1_500)).await.unwrap();
-    wait_for_board(&bus, "the short run in the queue", is(1, 1)).await;
+    wait_for_board(&bus, "the short run in the queue", has_counts(1, 1)).await;
     apply_command(&bus, &runs[2], CommandAction::Resume { budget: None }, TIMEOUT).await;
-    wait_for_board(&bus, "a longer queue", is(1, 2)).await;
+    wait_for_board(&bus, "a longer queue", has_counts(1, 2)).await;
     assert_eq!(read_board(&bus).await.unwrap().waiting[0].run, short, "a resumed run comes last");
     apply_command(&bus, &runs[1], CommandAction::CancelRun { reason: "enough".into() }, TIMEOUT).await;
     wait_for_value(TIMEOUT, "the claim of the short run", async || {
@@ -217,7 +217,7 @@ async fn lower_caps_stop_no_run_and_places_are_free_after_all_supervisors_were_k
     .await;
     cluster.restart_process("supervisor-1");
     wait_for_value(TIMEOUT, "a place of the last run", async || place_of(&bus, &runs[2]).await.granted).await;
-    wait_for_board(&bus, "one running run", is(1, 0)).await;
+    wait_for_board(&bus, "one running run", has_counts(1, 0)).await;
     cluster.stop_all();
 }
 
@@ -228,16 +228,16 @@ async fn reopened_run_counts_and_waits_for_no_place() {
     let cluster = TestCluster::start_with_workers(setup, 1);
     let bus = cluster.connect_bus().await;
     set_caps_everywhere(&bus, 1, None).await;
-    let ended = millrace_client::submit_run(&bus, &submission(1_500)).await.unwrap();
+    let ended = millrace_client::submit_run(&bus, &submission(4_000)).await.unwrap();
     wait_for_value(TIMEOUT, "the archive", async || {
         registry::read_summary(&bus, &ended).await.ok()?.filter(|summary| summary.archived)
     })
     .await;
     let running = millrace_client::submit_run(&bus, &submission(600_000)).await.unwrap();
-    wait_for_board(&bus, "one running run", is(1, 0)).await;
+    wait_for_board(&bus, "one running run", has_counts(1, 0)).await;
     let retry = Edit::Retry { task: task_id("say"), feedback: None };
     apply_command(&bus, &ended, CommandAction::Edit(retry), TIMEOUT).await;
-    wait_for_board(&bus, "two running runs", is(2, 0)).await;
+    wait_for_board(&bus, "two running runs", has_counts(2, 0)).await;
     // It counts: the next one waits although the first one has ended.
     let next = millrace_client::submit_run(&bus, &submission(0)).await.unwrap();
     apply_command(&bus, &running, CommandAction::CancelRun { reason: "enough".into() }, TIMEOUT).await;

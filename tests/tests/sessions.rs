@@ -194,7 +194,7 @@ async fn reopened_run_of_a_session_runs_at_once_and_the_next_one_waits() {
     let bus = cluster.connect_bus().await;
     let submit =
         async |delay| millrace_client::submit_run(&bus, &of_session("chat", delay, 0.0)).await.unwrap();
-    let first = submit(1_500).await;
+    let first = submit(4_000).await;
     wait_for_value(TIMEOUT, "the archive", async || {
         summary_of(&bus, &first).await.filter(|summary| summary.archived)
     })
