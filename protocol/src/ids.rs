@@ -2,11 +2,13 @@
 //! a NATS subject token, as a key and as a file name.
 
 use std::borrow::Borrow;
+use std::cell::RefCell;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The maximum length of a name in bytes.
 pub const MAX_NAME: usize = 64;
@@ -40,12 +42,53 @@ fn check_name(kind: &'static str, text: &str) -> Result<(), InvalidName> {
     }
 }
 
+/// The last name of a type that this thread has read. Messages in a row mostly name the same run, capability and process: those
+/// names share their text, and are not checked anew.
+type LastName = RefCell<Option<Arc<str>>>;
+
+fn read_name(kind: &'static str, last: &LastName, text: &str) -> Result<Arc<str>, InvalidName> {
+    let mut last = last.borrow_mut();
+    if let Some(name) = last.as_ref().filter(|name| &***name == text) {
+        return Ok(Arc::clone(name));
+    }
+    check_name(kind, text)?;
+    Ok(Arc::clone(last.insert(text.into())))
+}
+
+/// Visits the text of a name with a function that validates it.
+struct NameVisitor<F>(&'static str, F);
+
+impl<N, F: FnOnce(&str) -> Result<N, InvalidName>> Visitor<'_> for NameVisitor<F> {
+    type Value = N;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a {}", self.0)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<N, E> {
+        self.1(text).map_err(E::custom)
+    }
+}
+
 macro_rules! names {
     ($($(#[$doc:meta])* $name:ident = $kind:literal;)*) => {$(
         $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(Arc<str>);
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                thread_local! { static LAST: LastName = const { RefCell::new(None) } }
+                let read = |text: &str| LAST.with(|last| read_name($kind, last, text)).map(Self);
+                deserializer.deserialize_str(NameVisitor($kind, read))
+            }
+        }
 
         impl $name {
             /// Validates a name.
@@ -199,6 +242,16 @@ mod tests {
     fn deserialising_validates() {
         assert!(serde_json::from_str::<TaskId>("\"a b\"").is_err());
         assert_eq!(serde_json::from_str::<TaskId>("\"a_b-1\"").unwrap(), TaskId::new("a_b-1").unwrap());
+    }
+
+    #[test]
+    fn equal_names_that_are_read_in_a_row_share_their_text() {
+        let read = |text: &str| serde_json::from_str::<Capability>(text);
+        let (first, again) = (read("\"echo\"").unwrap(), read("\"echo\"").unwrap());
+        assert!(Arc::ptr_eq(&first.0, &again.0));
+        assert!(read("\"a b\"").is_err());
+        assert_eq!(read("\"research\"").unwrap().as_str(), "research");
+        assert_eq!(read("\"echo\"").unwrap(), first);
     }
 
     #[test]
