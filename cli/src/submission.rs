@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -326,7 +327,7 @@ impl PendingSubmission {
         }
         let documents = if files.is_empty() { None } else { Some(upload_documents(bus, files).await?) };
         Ok(Submission {
-            tasks: self.tasks,
+            tasks: self.tasks.into_iter().map(Arc::new).collect(),
             documents,
             model: self.models.default.map(|choice| choice.to_string()),
             models: self

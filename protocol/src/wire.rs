@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::plan::{CommandAction, Event, InputAnswer, Refusal, TaskSpec};
+use crate::plan::{CommandAction, Event, InputAnswer, Refusal};
 use crate::result::TaskResult;
 
 /// The maximum size of a body in an envelope; larger ones go to the blob store. 256 KiB, well below the 1 MiB limit of a
@@ -70,7 +70,7 @@ impl WireMessage for crate::plan::Submission {
             || !self.criteria.is_empty()
             || !self.after.is_empty()
             || self.session.is_some()
-            || self.tasks.iter().any(TaskSpec::needs_newer_reader);
+            || self.tasks.iter().any(|task| task.needs_newer_reader());
         if is_newer { WITH_WAITS } else { 1 }
     }
 }

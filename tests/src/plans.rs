@@ -90,7 +90,7 @@ pub fn echo_task(name: &str, parameters: &Value) -> TaskSpec {
 /// A run with a fixed plan of these tasks.
 #[must_use]
 pub fn fixed_submission(tasks: Vec<TaskSpec>) -> Submission {
-    Submission { tasks, ..Submission::new("run the tasks", PlanningMode::Fixed) }
+    Submission::new("run the tasks", PlanningMode::Fixed).with_tasks(tasks)
 }
 
 /// So many independent tasks.

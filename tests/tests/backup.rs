@@ -55,7 +55,7 @@ fn cluster_setup() -> ClusterSetup {
 /// Two hundred tasks in layers, some with results that are too large for a message.
 fn large_submission() -> Submission {
     let mut submission = layered_submission(SEED, 10, 20);
-    for task in submission.tasks.iter_mut().step_by(9) {
+    for task in submission.tasks.iter_mut().step_by(9).map(Arc::make_mut) {
         task.parameters.insert("bytes".into(), json!(400_000));
     }
     submission

@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -452,12 +453,12 @@ async fn run_with_an_invalid_submission_ends_with_the_reason() {
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let bus = cluster.connect_bus().await;
     let mut circle = fixed_submission(vec![echo_task("a", &json!({})), echo_task("b", &json!({}))]);
-    circle.tasks[0].depends_on = vec![task_id("b")];
-    circle.tasks[1].depends_on = vec![task_id("a")];
+    Arc::make_mut(&mut circle.tasks[0]).depends_on = vec![task_id("b")];
+    Arc::make_mut(&mut circle.tasks[1]).depends_on = vec![task_id("a")];
     let empty = Submission { objective: " ".into(), ..fan_out_submission(1, &json!({})) };
     let long = Submission { objective: "x".repeat(10_000_000), ..fan_out_submission(1, &json!({})) };
     let mut parameters = fan_out_submission(1, &json!({"dealy_ms": 5}));
-    parameters.tasks[0].limits.queue_wait = Duration::from_secs(1);
+    Arc::make_mut(&mut parameters.tasks[0]).limits.queue_wait = Duration::from_secs(1);
     for (name, submission, part) in [
         ("circle", circle, "a"),
         ("empty", empty, "the objective is empty"),

@@ -1,5 +1,6 @@
 //! Tests of the history checker that other tests rely on: it detects corrupted histories.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::plan::{JournalKey, ReviewPolicy};
@@ -45,7 +46,7 @@ async fn corrupted_histories_are_detected() {
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("tampered"));
     let mut submission = fan_out_submission(6, &json!({ "steps": 2, "delay_ms": 20 }));
-    submission.tasks[0].review = ReviewPolicy::critic(Vec::new());
+    Arc::make_mut(&mut submission.tasks[0]).review = ReviewPolicy::critic(Vec::new());
     submit_run(&bus, &run, &submission).await;
     let history = wait_for_run_history(&bus, &run, Duration::from_secs(30)).await;
     history.assert_consistent();

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::{RunId, TaskId};
@@ -282,7 +283,7 @@ async fn find_stream_leader(bus: &Bus) -> Option<usize> {
 /// Their durations are multiplied by `slower`; with 0 they take no time.
 fn five_hundred_tasks(slower: u64) -> Submission {
     let mut submission = layered_submission(5, LAYERS, WIDTH);
-    for (number, task) in submission.tasks.iter_mut().enumerate() {
+    for (number, task) in submission.tasks.iter_mut().map(Arc::make_mut).enumerate() {
         let delay = task.parameters["delay_ms"].as_u64().unwrap() * slower;
         task.parameters.insert("delay_ms".into(), json!(delay));
         if number % 3 == 0 && task.review.is_none() {

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::Capability;
@@ -127,7 +128,7 @@ async fn python_worker_runs_tasks_and_another_resumes_its_work() {
 
     let asking = run_id("asking");
     let mut submission = word_count_submission("one two", 0.0);
-    submission.tasks[0].parameters.insert("ask".into(), json!("Count them?"));
+    Arc::make_mut(&mut submission.tasks[0]).parameters.insert("ask".into(), json!("Count them?"));
     submit_run(&bus, &asking, &submission).await;
     let open = wait_for_questions(&bus, &asking, 1).await;
     assert_eq!(open[0].text, "Count them?");
@@ -138,7 +139,7 @@ async fn python_worker_runs_tasks_and_another_resumes_its_work() {
 
     let delegating = run_id("delegating");
     let mut submission = word_count_submission("one two\n\nthree four five", 0.0);
-    submission.tasks[0].parameters.insert("delegate".into(), json!("wordcount"));
+    Arc::make_mut(&mut submission.tasks[0]).parameters.insert("delegate".into(), json!("wordcount"));
     submit_run(&bus, &delegating, &submission).await;
     let history = wait_for_run_history(&bus, &delegating, TIMEOUT).await;
     history.assert_consistent();

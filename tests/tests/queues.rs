@@ -7,6 +7,7 @@
 mod power_loss;
 
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::{self, stream};
@@ -240,7 +241,7 @@ fn reviewed_layers() -> Submission {
     let mut submission = fan_out_submission(20, &json!({"delay_ms": 400, "steps": 2}));
     for number in 0..20 {
         let first = submission.tasks[number % 10].id.clone();
-        let task = &mut submission.tasks[number];
+        let task = Arc::make_mut(&mut submission.tasks[number]);
         if number >= 10 {
             task.depends_on = vec![first];
         }

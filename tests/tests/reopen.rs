@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 use std::process::Output;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_client::{MessageDecision, Patience, append_and_await_decision};
@@ -312,7 +313,7 @@ async fn deleted_run_is_gone_with_both_parts_and_is_not_reopened() {
     let cluster = TestCluster::start_with_workers(short_linger(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("gone"));
     let mut submission = chain();
-    submission.tasks[0] = echo_task("draft", &json!({"steps": 1, "delay_ms": 1500}));
+    submission.tasks[0] = Arc::new(echo_task("draft", &json!({"steps": 1, "delay_ms": 1500})));
     submit_run(&bus, &run, &submission).await;
     wait_for_archive(&bus, &run, 1).await;
     request_retry(&bus, &run, "retry").await;

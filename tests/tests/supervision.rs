@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::{Lane, RunId};
@@ -98,7 +99,7 @@ async fn archived_run_leaves_its_lane_and_stays_readable() {
     );
     let (bus, run) = (cluster.connect_bus().await, run_id("archived"));
     let mut submission = fan_out_submission(10, &json!({"steps": 1}));
-    submission.tasks[9].is_final = true;
+    Arc::make_mut(&mut submission.tasks[9]).is_final = true;
     submit_run(&bus, &run, &submission).await;
     wait_for_run_end(&bus, &run, TIMEOUT).await;
     wait_for_value(TIMEOUT, "an empty lane", async || {

@@ -54,7 +54,7 @@ async fn planning_order(cluster: &Cluster) -> Order {
         let echo = Name::new("echo").unwrap();
         let depends_on = depends_on.iter().map(|name| task_id(name)).collect();
         let spec = TaskSpec { depends_on, ..TaskSpec::new(task_id(name), format!("Do {name}."), echo) };
-        Event::Graph(GraphEvent::TaskAdded { ready: spec.depends_on.is_empty(), spec: Box::new(spec) })
+        Event::Graph(GraphEvent::TaskAdded { ready: spec.depends_on.is_empty(), spec: Arc::new(spec) })
     };
     let started = Event::Run(RunEvent::Started {
         objective: "Find it out.".into(),

@@ -1,6 +1,7 @@
 //! Reports on a run with all kinds of events. The JSON is compared with `result.json`; `UPDATE_GOLDEN=1` rewrites it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -134,8 +135,8 @@ fn tasks_added_events() -> [Event; 2] {
         ..TaskSpec::new(task_id("report"), "Write it down", capability("producer"))
     };
     [
-        Event::Graph(GraphEvent::TaskAdded { spec: Box::new(gather), ready: true }),
-        Event::Graph(GraphEvent::TaskAdded { spec: Box::new(report), ready: false }),
+        Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(gather), ready: true }),
+        Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(report), ready: false }),
     ]
 }
 

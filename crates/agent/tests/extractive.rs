@@ -597,10 +597,10 @@ impl OrderInputs for FailedReport {
         let failed =
             Event::Task(TaskEvent::Failed { task: end.id.clone(), reason: "it made things up".into() });
         let mut events =
-            vec![Event::Graph(GraphEvent::TaskAdded { spec: Box::new(end), ready: true }), failed];
+            vec![Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(end), ready: true }), failed];
         events.extend(
             self.more
-                .then(|| Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec("more")), ready: true })),
+                .then(|| Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(spec("more")), ready: true })),
         );
         events.iter().for_each(|event| apply(&mut plan, event, Timestamp::UNIX_EPOCH));
         ready(Ok(plan)).boxed()

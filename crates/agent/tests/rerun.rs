@@ -6,6 +6,8 @@
 #[path = "rerun/support.rs"]
 mod support;
 
+use std::sync::Arc;
+
 use millrace_agent::model::{Message, Request};
 use millrace_agent::turn::JournalStep;
 use millrace_protocol::plan::{Event, GraphEvent, Plan, TaskEvent, TaskSpec, apply};
@@ -162,7 +164,7 @@ fn chained_plan() -> Plan {
         let depends_on = depends_on.into_iter().map(task_id).collect();
         let spec =
             TaskSpec { depends_on, ..TaskSpec::new(task_id(id), format!("do {id}"), capability("clerk")) };
-        let added = Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec), ready: true });
+        let added = Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(spec), ready: true });
         apply(&mut plan, &added, jiff::Timestamp::UNIX_EPOCH);
     }
     support::complete_task(&mut plan, "a", 7);

@@ -149,7 +149,7 @@ async fn measure_agent_round(options: &BenchOptions, attempts: u32) -> anyhow::R
 fn agents_submission(attempts: u32) -> Submission {
     let mut plan = plans::fan_out_submission(attempts, false);
     let capability = Capability::new(CAPABILITY).expect("the constant is a valid name");
-    plan.tasks.iter_mut().for_each(|task| task.capability = capability.clone());
+    plan.tasks.iter_mut().for_each(|task| Arc::make_mut(task).capability = capability.clone());
     plan
 }
 

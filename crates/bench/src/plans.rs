@@ -1,10 +1,11 @@
 //! The measured plans, as submissions: `echo` tasks that finish at once. Nothing is random, so that every round does the
 //! same work.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::{Capability, TaskId};
-use millrace_protocol::plan::{PlanningMode, ReviewPolicy, Submission, TaskSpec, Work};
+use millrace_protocol::plan::{PlanningMode, ReviewPolicy, Submission, TaskLimits, TaskSpec, Work};
 
 /// Number of tasks in a layer of [`layered_submission`].
 pub const LAYER: u32 = 1_000;
@@ -24,7 +25,7 @@ pub fn fan_out_submission_with_delay(tasks: u32, delay: Duration) -> Submission 
     let mut plan = fan_out_submission(tasks, false);
     if let Some(first) = plan.tasks.first_mut() {
         let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-        first.parameters.insert("delay_ms".into(), delay.into());
+        Arc::make_mut(first).parameters.insert("delay_ms".into(), delay.into());
     }
     plan
 }
@@ -34,7 +35,7 @@ pub fn reviewed_submission_with_delay(tasks: u32, delay: Duration) -> Submission
     let mut plan = fan_out_submission(tasks, true);
     let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
     for task in &mut plan.tasks {
-        task.parameters.insert("delay_ms".into(), delay.into());
+        Arc::make_mut(task).parameters.insert("delay_ms".into(), delay.into());
     }
     plan
 }
@@ -69,6 +70,26 @@ pub fn gated_submission(tasks: u32, [open, go]: [&str; 2]) -> Submission {
     fixed_submission([gate].into_iter().chain(behind).collect())
 }
 
+/// Independent tasks that finish at once, and a first task that waits for an event.
+pub fn fan_out_submission_with_event(tasks: u32, event: &str) -> Submission {
+    let mut first = echo_task(0, Vec::new());
+    first.parameters.insert("await_event".into(), event.into());
+    let others = (1..=tasks).map(|at| echo_task(at, Vec::new()));
+    fixed_submission([first].into_iter().chain(others).collect())
+}
+
+/// Independent tasks that each run for an hour.
+pub fn long_submission(tasks: u32) -> Submission {
+    let hour = Duration::from_secs(3_600);
+    let limits = TaskLimits { run_time: 2 * hour, silence: 2 * hour, ..TaskLimits::default() };
+    let long = |at: u32| {
+        let mut task = TaskSpec { limits: limits.clone(), ..echo_task(at, Vec::new()) };
+        task.parameters.insert("delay_ms".into(), 3_600_000.into());
+        task
+    };
+    fixed_submission((0..tasks).map(long).collect())
+}
+
 /// A task that journals this number of bytes and then waits for an event.
 pub fn waiting_submission(journal_bytes: u32, event: &str) -> Submission {
     let mut task = echo_task(0, Vec::new());
@@ -86,13 +107,13 @@ pub fn waiting_work() -> Work {
 pub fn delegating_submission(tasks: u32) -> Submission {
     let mut plan = chain_submission(2 * tasks);
     for task in plan.tasks.iter_mut().take(tasks as usize) {
-        task.parameters.insert("delegate".into(), serde_json::json!([{}]));
+        Arc::make_mut(task).parameters.insert("delegate".into(), serde_json::json!([{}]));
     }
     plan
 }
 
 fn fixed_submission(tasks: Vec<TaskSpec>) -> Submission {
-    Submission { tasks, ..Submission::new("Measure the throughput of tasks.", PlanningMode::Fixed) }
+    Submission::new("Measure the throughput of tasks.", PlanningMode::Fixed).with_tasks(tasks)
 }
 
 fn echo_task(at: u32, depends_on: Vec<TaskId>) -> TaskSpec {
@@ -124,6 +145,9 @@ mod tests {
             layered_submission(LAYER + 1),
             waiting_submission(1_000, "go"),
             delegating_submission(30),
+            gated_submission(30, ["open", "go"]),
+            fan_out_submission_with_event(30, "go"),
+            long_submission(30),
         ] {
             assert_eq!(check_new_tasks(&Plan::default(), &plan.tasks), Ok(()));
         }

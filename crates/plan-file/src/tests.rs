@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::plan::{
@@ -250,7 +251,7 @@ fn added_tasks_may_depend_on_existing_ones() {
         parse_plan_file(b"tasks:\n  - {id: gather, objective: x, capability: echo, final: true}\n").unwrap();
     for spec in existing.tasks {
         let added = millrace_protocol::plan::Event::Graph(millrace_protocol::plan::GraphEvent::TaskAdded {
-            spec: Box::new(spec),
+            spec: Arc::new(spec),
             ready: true,
         });
         millrace_protocol::plan::apply(&mut plan, &added, jiff::Timestamp::UNIX_EPOCH);

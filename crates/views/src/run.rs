@@ -750,7 +750,7 @@ impl<'a> AttemptJson<'a> {
         let (summary, error) = match attempt.end.as_ref() {
             None => (None, None),
             Some(AttemptEnd::Finished { summary, .. }) => (Some(summary.as_str()), None),
-            Some(AttemptEnd::Errored(error)) => (None, Some(error.into())),
+            Some(AttemptEnd::Errored(error)) => (None, Some((&**error).into())),
             Some(AttemptEnd::TimedOut(clock)) => (None, Some((*clock).into())),
         };
         let verdict = attempt.verdict.as_ref();

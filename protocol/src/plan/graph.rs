@@ -1,7 +1,10 @@
 //! Validates a set of tasks as a plan. Linear in tasks and edges.
 
-use std::collections::HashMap;
+use std::borrow::Borrow;
+use std::collections::{HashSet, VecDeque};
 
+use foldhash::HashMap;
+use foldhash::fast::RandomState;
 use serde_json::Value;
 
 use super::GraphError;
@@ -20,25 +23,26 @@ const RESERVED: [&str; 2] = ["planner", "critic"];
 ///
 /// # Errors
 /// The first mistake, in the order of the tasks; cycles are checked last.
-pub fn check_new_tasks(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError> {
+pub fn check_new_tasks(plan: &Plan, tasks: &[impl Borrow<TaskSpec>]) -> Result<(), GraphError> {
+    let tasks: Vec<&TaskSpec> = tasks.iter().map(Borrow::borrow).collect();
     if tasks.is_empty() && plan.tasks().is_empty() {
         return Err(GraphError::Empty);
     }
     if plan.tasks().len() + tasks.len() > MAX_TASKS {
         return Err(GraphError::TooManyTasks(plan.tasks().len() + tasks.len()));
     }
-    let mut new = HashMap::with_capacity(tasks.len());
-    for (at, task) in tasks.iter().enumerate() {
+    let mut new = HashMap::with_capacity_and_hasher(tasks.len(), RandomState::default());
+    for (at, &task) in tasks.iter().enumerate() {
         if new.insert(&task.id, at).is_some() || plan.task_position(&task.id).is_some() {
             return Err(GraphError::DuplicateTask(task.id.clone()));
         }
         check_text_and_list_sizes(task)?;
     }
-    check_single_final_task(plan, tasks)?;
-    for task in tasks {
+    check_single_final_task(plan, &tasks)?;
+    for task in &tasks {
         check_dependencies(plan, &new, task)?;
     }
-    match find_cycle(tasks, &new) {
+    match find_cycle(&tasks, &new) {
         Some(ids) => Err(GraphError::Cycle(ids)),
         None => Ok(()),
     }
@@ -50,10 +54,10 @@ pub fn check_new_tasks(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError
 /// The first mistake; cycles are checked last.
 pub(super) fn check_patched_task(plan: &Plan, task: &TaskSpec) -> Result<(), GraphError> {
     check_text_and_list_sizes(task)?;
-    check_dependencies(plan, &HashMap::new(), task)?;
+    check_dependencies(plan, &HashMap::default(), task)?;
     // A cycle must lead from the task along its dependencies back to itself.
-    let mut came_from: HashMap<&TaskId, &TaskId> = HashMap::new();
-    let mut queue: std::collections::VecDeque<&TaskId> = task.depends_on.iter().collect();
+    let mut came_from: HashMap<&TaskId, &TaskId> = HashMap::default();
+    let mut queue: VecDeque<&TaskId> = task.depends_on.iter().collect();
     came_from.extend(task.depends_on.iter().map(|id| (id, &task.id)));
     while let Some(id) = queue.pop_front() {
         if *id == task.id {
@@ -81,8 +85,8 @@ pub(super) fn check_patched_task(plan: &Plan, task: &TaskSpec) -> Result<(), Gra
 /// that exists already counts in its new form. There must be no cycles.
 pub(super) fn plan_depth(plan: &Plan, tasks: &[TaskSpec]) -> u32 {
     let new: HashMap<&TaskId, &TaskSpec> = tasks.iter().map(|task| (&task.id, task)).collect();
-    let spec_of = |id: &TaskId| new.get(id).copied().or_else(|| plan.task(id).map(|task| &task.spec));
-    let mut depths: HashMap<&TaskId, u32> = HashMap::new();
+    let spec_of = |id: &TaskId| new.get(id).copied().or_else(|| plan.task(id).map(|task| &*task.spec));
+    let mut depths: HashMap<&TaskId, u32> = HashMap::default();
     // Delegated tasks are no part of the plan: calls of a shared conversation wait for each other.
     let planned = plan.tasks().iter().filter(|task| !task.spec.is_child());
     let all = planned.map(|task| &task.spec.id).chain(tasks.iter().map(|task| &task.id));
@@ -221,10 +225,10 @@ fn check_limits(task: &TaskSpec, limits: &TaskLimits) -> Result<(), GraphError> 
     Ok(())
 }
 
-fn check_single_final_task(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphError> {
+fn check_single_final_task(plan: &Plan, tasks: &[&TaskSpec]) -> Result<(), GraphError> {
     // A new final task takes the place of that of a run that has ended.
-    let old = plan.tasks().iter().filter(|_| plan.run.end.is_none()).map(|task| &task.spec);
-    let mut finals = old.chain(tasks).filter(|spec| spec.is_final).map(|spec| &spec.id);
+    let old = plan.tasks().iter().filter(|_| plan.run.end.is_none()).map(|task| &*task.spec);
+    let mut finals = old.chain(tasks.iter().copied()).filter(|spec| spec.is_final).map(|spec| &spec.id);
     match (finals.next(), finals.next()) {
         (Some(one), Some(two)) => Err(GraphError::TwoFinal(one.clone(), two.clone())),
         (Some(_) | None, _) => Ok(()),
@@ -232,7 +236,7 @@ fn check_single_final_task(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), GraphE
 }
 
 fn check_dependencies(plan: &Plan, new: &HashMap<&TaskId, usize>, task: &TaskSpec) -> Result<(), GraphError> {
-    let mut seen = std::collections::HashSet::with_capacity(task.depends_on.len());
+    let mut seen = HashSet::with_capacity(task.depends_on.len());
     for dependency in &task.depends_on {
         if *dependency == task.id {
             return Err(GraphError::SelfDependency(task.id.clone()));
@@ -255,13 +259,13 @@ fn check_dependencies(plan: &Plan, new: &HashMap<&TaskId, usize>, task: &TaskSpe
 
 /// Returns a cycle among the new tasks, if there is one: each id depends on the next, the last on the first. Existing
 /// tasks can't be part of one, since they depend on existing tasks only.
-fn find_cycle(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Option<Vec<TaskId>> {
+fn find_cycle(tasks: &[&TaskSpec], new: &HashMap<&TaskId, usize>) -> Option<Vec<TaskId>> {
     let left = find_tasks_on_or_behind_cycle(tasks, new);
     let mut at = *left.first()?;
     // Every task that is left depends on another one that is left, so a walk along them must return to its start.
     let mut walked = Vec::new();
-    let mut seen = HashMap::new();
-    let is_left: std::collections::HashSet<usize> = left.into_iter().collect();
+    let mut seen = HashMap::default();
+    let is_left: HashSet<usize> = left.into_iter().collect();
     let begin = loop {
         if let Some(&begin) = seen.get(&at) {
             break begin;
@@ -274,7 +278,7 @@ fn find_cycle(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Option<Vec<T
 }
 
 /// Returns the positions of the tasks that no topological order reaches (Kahn's algorithm).
-fn find_tasks_on_or_behind_cycle(tasks: &[TaskSpec], new: &HashMap<&TaskId, usize>) -> Vec<usize> {
+fn find_tasks_on_or_behind_cycle(tasks: &[&TaskSpec], new: &HashMap<&TaskId, usize>) -> Vec<usize> {
     let mut dependents: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
     let mut unmet = vec![0_usize; tasks.len()];
     for (at, task) in tasks.iter().enumerate() {

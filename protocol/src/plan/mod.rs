@@ -68,7 +68,7 @@ mod start;
 mod state;
 mod work;
 
-pub use apply::{apply, apply_decision};
+pub use apply::{apply, apply_decision, apply_events};
 pub(crate) use budget::optional_seconds;
 pub use budget::{
     Budget, BudgetExhaustionPolicy, DEFAULT_DEPTH, DEFAULT_PROVIDER_TIMEOUT, DEFAULT_STEPS, DEFAULT_TASKS,

@@ -2,6 +2,7 @@
 //! [`super::graph`] validates it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -439,9 +440,9 @@ pub struct Submission {
     pub objective: String,
     /// The author of the plan.
     pub mode: PlanningMode,
-    /// The user's tasks; the whole plan for [`PlanningMode::Fixed`].
+    /// The user's tasks; the whole plan for [`PlanningMode::Fixed`]. Shared with the decision that adds them, and with the plan.
     #[serde(default)]
-    pub tasks: Vec<TaskSpec>,
+    pub tasks: Vec<Arc<TaskSpec>>,
     /// The documents of the run, in the blob store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub documents: Option<DocumentSet>,
@@ -520,6 +521,12 @@ impl Submission {
             session: None,
             trace_parent: None,
         }
+    }
+
+    /// The same submission with these tasks instead of its own.
+    #[must_use]
+    pub fn with_tasks(self, tasks: impl IntoIterator<Item = TaskSpec>) -> Self {
+        Self { tasks: tasks.into_iter().map(Arc::new).collect(), ..self }
     }
 }
 

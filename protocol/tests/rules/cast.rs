@@ -206,7 +206,7 @@ pub fn reviewed_echo_task(id: &str, depends_on: &[&str]) -> TaskSpec {
 }
 
 pub fn fixed_plan_submission(tasks: Vec<TaskSpec>) -> Submission {
-    Submission { tasks, ..Submission::new("find out", PlanningMode::Fixed) }
+    Submission::new("find out", PlanningMode::Fixed).with_tasks(tasks)
 }
 
 /// A run with a planner and without tasks.

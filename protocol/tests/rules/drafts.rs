@@ -44,7 +44,7 @@ fn deliver_proposal(scene: &mut RunScene, edits: Vec<Edit>) -> Vec<Event> {
 }
 
 fn task_specs_and_states(plan: &Plan) -> Vec<(&TaskSpec, millrace_protocol::plan::TaskState, u32)> {
-    plan.tasks().iter().map(|task| (&task.spec, task.state(), task.attempt)).collect()
+    plan.tasks().iter().map(|task| (&*task.spec, task.state(), task.attempt)).collect()
 }
 
 proptest! {

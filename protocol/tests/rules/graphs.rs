@@ -106,7 +106,7 @@ fn deeply_nested_parameters_are_rejected() {
 fn new_tasks_may_depend_on_existing_ones_only_without_conflicts() {
     let old = vec![TaskSpec { is_final: true, ..cast::echo_task("old", &[]) }];
     let plan = RunScene::from_submission(cast::fixed_plan_submission(old)).plan;
-    assert_eq!(check_new_tasks(&plan, &[]), Ok(()));
+    assert_eq!(check_new_tasks(&plan, &[] as &[TaskSpec]), Ok(()));
     assert_eq!(check_new_tasks(&plan, &[cast::echo_task("new", &["old"])]), Ok(()));
     assert_eq!(
         check_new_tasks(&plan, &[cast::echo_task("old", &[])]),

@@ -3,6 +3,7 @@
 //! By default, some thousands of sequences are tested; a hundred thousand with
 //! `cargo test -p millrace-protocol -- --ignored hundred_thousand`.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_protocol::plan::{
@@ -288,6 +289,7 @@ fn randomize_event_numbers(draws: &mut RandomDraws, event: &Event) -> Event {
     if let Event::Graph(GraphEvent::TaskAdded { spec, .. } | GraphEvent::TaskPatched { spec, .. }) =
         &mut event
     {
+        let spec = Arc::make_mut(spec);
         spec.capability = cast::capability_name("echo");
         spec.is_final = false;
         spec.limits.max_attempts = number(draws, spec.limits.max_attempts);

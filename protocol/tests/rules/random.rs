@@ -2,6 +2,7 @@
 //! clusters that change.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::child::{Delegation, child_id};
@@ -101,7 +102,7 @@ pub fn random_submission(draws: &mut RandomDraws) -> Submission {
         [PlannerConsultMode::Never, PlannerConsultMode::Judgement, PlannerConsultMode::EveryResult];
     Submission {
         mode,
-        tasks,
+        tasks: tasks.into_iter().map(Arc::new).collect(),
         fail_fast: draws.draw_chance(10),
         budget: random_budget(draws),
         consult: draws.draw_optional(40, |draws| consults[draws.draw_below(3)]),

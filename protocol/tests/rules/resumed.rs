@@ -1,5 +1,6 @@
 //! A run that was wound down and then resumed has its original plan again.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::TaskId;
@@ -127,7 +128,7 @@ fn retry_brings_back_dependents_that_have_failed_or_were_cancelled() {
     let [a, b, c, d] = ["a", "b", "c", "d"].map(cast::task_id);
     // Another task keeps the run open.
     let mut scene = chain_scene(|mut submission| {
-        submission.tasks.push(cast::echo_task("other", &[]));
+        submission.tasks.push(Arc::new(cast::echo_task("other", &[])));
         submission
     });
     scene.claim_and_finish_task(&a, "w1");

@@ -2,6 +2,7 @@
 //! the program writes the `then` lines.
 
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::SignedDuration;
@@ -85,7 +86,7 @@ impl Default for TranscriptPlayer {
 impl TranscriptPlayer {
     fn apply_given_line(&mut self, words: &[&str]) -> Option<()> {
         match words {
-            ["task", rest @ ..] => self.submission.tasks.push(parse_task_spec(rest)?),
+            ["task", rest @ ..] => self.submission.tasks.push(Arc::new(parse_task_spec(rest)?)),
             ["fail_fast"] => self.submission.fail_fast = true,
             ["no", "plan"] => self.submission.mode = PlanningMode::Llm,
             ["a", "plan", "that", "may", "grow"] => self.submission.mode = PlanningMode::Hybrid,

@@ -144,11 +144,11 @@ fn sample_events() -> Vec<(&'static str, Event)> {
         ),
         (
             "task added",
-            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(cast::echo_task("a", &[])), ready: true }),
+            Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(cast::echo_task("a", &[])), ready: true }),
         ),
         (
             "task added, with everything",
-            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(full_task_spec()), ready: false }),
+            Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(full_task_spec()), ready: false }),
         ),
         ("task ready", Event::Task(TaskEvent::Ready { task: task.clone(), attempt: 1 })),
         (
@@ -441,13 +441,13 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
         ),
         (
             "task added, with a review and a budget",
-            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec.clone()), ready: false }),
+            Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(spec.clone()), ready: false }),
         ),
         (
             "parameters wrong",
             Event::Task(TaskEvent::ParametersRejected { task: task.clone(), problem: "no q".into() }),
         ),
-        ("task patched", Event::Graph(GraphEvent::TaskPatched { spec: Box::new(spec), attempt: 2 })),
+        ("task patched", Event::Graph(GraphEvent::TaskPatched { spec: Arc::new(spec), attempt: 2 })),
         ("final marked", Event::Graph(GraphEvent::FinalMarked { task: task.clone() })),
         (
             "task reopened",
@@ -684,33 +684,33 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
         ),
         (
             "task added: child",
-            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(sample_child()), ready: true }),
+            Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(sample_child()), ready: true }),
         ),
         (
             "task added: start condition",
-            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(task_with_start()), ready: true }),
+            Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(task_with_start()), ready: true }),
         ),
         (
             "task patched: start condition",
-            Event::Graph(GraphEvent::TaskPatched { spec: Box::new(task_with_start()), attempt: 2 }),
+            Event::Graph(GraphEvent::TaskPatched { spec: Arc::new(task_with_start()), attempt: 2 }),
         ),
         (
             "task added: child of a shared agent",
             Event::Graph(GraphEvent::TaskAdded {
-                spec: Box::new(TaskSpec { is_shared: true, ..sample_child() }),
+                spec: Arc::new(TaskSpec { is_shared: true, ..sample_child() }),
                 ready: false,
             }),
         ),
         (
             "task added: child that is a fork",
             Event::Graph(GraphEvent::TaskAdded {
-                spec: Box::new(TaskSpec { fork: Some(sample_fork()), ..sample_child() }),
+                spec: Arc::new(TaskSpec { fork: Some(sample_fork()), ..sample_child() }),
                 ready: true,
             }),
         ),
         (
             "task added: child with overrides",
-            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(sample_overridden_child()), ready: true }),
+            Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(sample_overridden_child()), ready: true }),
         ),
         (
             "attempt parked: tasks",
@@ -738,7 +738,7 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
         ("attempt wait ended: passed", wait_ended_event(answered_end(Answer::Pass))),
         (
             "task added: judged by persons",
-            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec_judged_by_persons()), ready: true }),
+            Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(spec_judged_by_persons()), ready: true }),
         ),
         (
             "plan question asked",

@@ -2,8 +2,9 @@
 //! keeps more unclaimed orders in a queue than its share of the live slots. The rest waits here, in order. All of it is
 //! derived from plans and can be rebuilt.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
+use foldhash::{HashMap, HashSet};
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::subject::Topic;

@@ -1,8 +1,9 @@
 //! The orders of a lane's runs. The plans decide which work is pending; this part turns it into orders for the queues,
 //! within each run's share. No I/O.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
+use foldhash::HashSet;
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
 use millrace_protocol::plan::{JournalKey, Plan, TaskState, Work, is_order_pending, work_in_flight};
 use millrace_protocol::subject::{CRITIC, Topic};
@@ -150,11 +151,9 @@ mod tests {
     impl OfferTestCase {
         /// A submitted run of independent tasks for the capability `echo`; its effects are carried out.
         fn with_submitted_tasks(tasks: &[&str]) -> Self {
-            let tasks = tasks
-                .iter()
-                .map(|id| TaskSpec::new(task_id(id), format!("do {id}"), echo_capability()))
-                .collect();
-            let submission = Submission { tasks, ..Submission::new("find out", PlanningMode::Fixed) };
+            let tasks =
+                tasks.iter().map(|id| TaskSpec::new(task_id(id), format!("do {id}"), echo_capability()));
+            let submission = Submission::new("find out", PlanningMode::Fixed).with_tasks(tasks);
             let (live, offers) = (LiveRun::default(), LaneWorkOffers::new(Lane(0)));
             let mut case = Self { run: RunId::new("r").unwrap(), live, offers, sequence: 0 };
             case.decide_and_apply_effects(Fact::Submitted(Box::new(submission)));

@@ -16,7 +16,8 @@ use millrace_protocol::ids::{Lane, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{
     AnswerCause, CapabilityRegistry, Decision, DecisionInput, DispatchedOrder, Effect, EffectScope, Event,
     Fact, HoldChange, InputAnswer, OverdueInput, Plan, RunEvent, TaskState, UnknownCapabilityStatus, Work,
-    apply, apply_decision, decide, dispatched_orders, next_backoff_end, overdue_inputs, pending_effects,
+    apply_decision, apply_events, decide, dispatched_orders, next_backoff_end, overdue_inputs,
+    pending_effects,
 };
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::work::DecisionId;
@@ -421,14 +422,15 @@ impl LiveRun {
         unknown_status: UnknownCapabilityStatus,
         now: Timestamp,
     ) -> Option<Decision> {
+        let fact_count = self.inbox.len().min(MAX_FACTS);
         let mut decision = Decision {
             by: me.clone(),
             previous: self.last_sequence,
             at: now,
-            answers: Vec::new(),
-            events: Vec::new(),
+            answers: Vec::with_capacity(fact_count),
+            events: Vec::with_capacity(2 * fact_count),
         };
-        for _ in 0..self.inbox.len().min(MAX_FACTS) {
+        for _ in 0..fact_count {
             let Some((sequence, fact)) = self.inbox.pop_front() else { break };
             // An outcome that is earlier in the log may have completed the run.
             if fact.is_run_cancellation() && !decision.events.is_empty() {
@@ -537,10 +539,14 @@ impl LiveRun {
         match decide(&self.plan, input, at) {
             Ok(events) if events.is_empty() => {}
             Ok(events) => {
-                events.iter().for_each(|event| apply(&mut self.plan, event, at));
+                apply_events(&mut self.plan, &events, at);
                 let count = u32::try_from(events.len()).unwrap_or(u32::MAX);
                 decision.answers.push(InputAnswer { cause, events: count, refusal: None });
-                decision.events.extend(events);
+                match decision.events.is_empty() {
+                    // The start of a large run adds all of its tasks.
+                    true if events.len() > decision.events.capacity() => decision.events = events,
+                    true | false => decision.events.extend(events),
+                }
             }
             // A fact of the same decision may have overtaken the clock; no caller waits for an answer to a clock.
             Err(_) if cause == AnswerCause::Clock => {}

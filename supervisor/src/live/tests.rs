@@ -661,10 +661,7 @@ fn submission_fact(tasks: &[(&str, &[&str])]) -> Fact {
         limits: TaskLimits { silence: Duration::from_secs(SILENCE), ..TaskLimits::default() },
         ..TaskSpec::new(task_id(id), format!("do {id}"), Capability::new("echo").unwrap())
     });
-    Fact::Submitted(Box::new(Submission {
-        tasks: specs.collect(),
-        ..Submission::new("find out", PlanningMode::Fixed)
-    }))
+    Fact::Submitted(Box::new(Submission::new("find out", PlanningMode::Fixed).with_tasks(specs)))
 }
 
 fn claim_fact(id: &str, by: &str) -> Fact {

@@ -1,6 +1,7 @@
 //! Budgets: reserved before work starts, counted over all roles, with a warning when they run low, and raised by a
 //! resume. The scripted models report the usage of each reply.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::plan::{
@@ -257,7 +258,7 @@ pub async fn run_out_of_time_ends_running_tasks_by_policy(testbed: &TestBed) {
     };
     let cut = testbed.submit_run("time-cut", &cut).await;
     let mut left = Submission { budget: short(), ..fixed_submission(tasks()) };
-    left.tasks[1].parameters.insert("delay_ms".into(), json!(10_000));
+    Arc::make_mut(&mut left.tasks[1]).parameters.insert("delay_ms".into(), json!(10_000));
     let left = testbed.submit_run("time-left", &left).await;
     let (cut, left) = (cut.wait_until_run_stopped().await, left.wait_until_run_stopped().await);
     assert_eq!(

@@ -1,5 +1,6 @@
 //! Plans that do not change while they run: the order of tasks, and what happens to the dependents of failed tasks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -173,8 +174,8 @@ pub async fn failure_does_not_stop_siblings_unless_fail_fast(testbed: &TestBed) 
     };
     let isolated = testbed.submit_run("isolated", &fixed_submission(tasks())).await;
     let mut submission = fixed_submission(tasks());
-    submission.tasks[0].parameters.insert("delay_ms".into(), json!(1000));
-    submission.tasks[1].parameters.insert("delay_ms".into(), json!(60_000));
+    Arc::make_mut(&mut submission.tasks[0]).parameters.insert("delay_ms".into(), json!(1000));
+    Arc::make_mut(&mut submission.tasks[1]).parameters.insert("delay_ms".into(), json!(60_000));
     submission.fail_fast = true;
     let hasty = testbed.submit_run("hasty", &submission).await;
     let (isolated, hasty) = (isolated.wait_for_end().await, hasty.wait_for_end().await);

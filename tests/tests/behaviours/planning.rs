@@ -22,7 +22,7 @@ pub fn planned_submission(
     let passes = verdict_json("");
     let rules = format!("rules:\n- when: {{answer: verdict}}\n  reply: {{answer: {passes}}}\n{rules}");
     let model = Some(testbed.write_scripted_model(name, &rules));
-    Submission { tasks, model, ..Submission::new("find out what there is", mode) }
+    Submission { model, ..Submission::new("find out what there is", mode) }.with_tasks(tasks)
 }
 
 /// The same task with a single attempt.

@@ -63,7 +63,7 @@ fn question(provider_timeout: Option<Duration>) -> Submission {
     let clerk = Capability::new("clerk").unwrap();
     let task = TaskSpec { is_final: true, ..TaskSpec::new(task_id("ask"), "How long is it?", clerk) };
     let budget = Budget { provider_timeout, ..Budget::default() };
-    Submission { tasks: vec![task], budget, ..Submission::new("ask", PlanningMode::Fixed) }
+    Submission { budget, ..Submission::new("ask", PlanningMode::Fixed) }.with_tasks([task])
 }
 
 async fn wait_until<T>(bus: &Bus, name: &RunId, what: &str, check: impl Fn(&Plan) -> Option<T>) -> T {
@@ -353,8 +353,12 @@ async fn small_budget_ends_with_an_answer_and_pays_for_every_request() {
     let amounts = ResourceAmounts { tokens: Some(TOKENS), ..ResourceAmounts::default() };
     let budget = Budget { amounts, ..Budget::default() };
     let tasks = vec![asked("a"), asked("b"), asked("c"), report];
-    submit_run(&bus, &name, &Submission { tasks, budget, ..Submission::new("ask", PlanningMode::Fixed) })
-        .await;
+    submit_run(
+        &bus,
+        &name,
+        &Submission { budget, ..Submission::new("ask", PlanningMode::Fixed) }.with_tasks(tasks),
+    )
+    .await;
     let history = wait_for_run_history(&bus, &name, PATIENCE).await;
     let plan = history.folded_plan();
     let end = plan.run.end.as_ref().unwrap();

@@ -90,7 +90,7 @@ impl PlanBuilder {
                 .task(id)
                 .is_some_and(|task| task.state() == millrace_protocol::plan::TaskState::Completed)
         });
-        self.event(Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec), ready }))
+        self.event(Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(spec), ready }))
     }
 
     pub fn last(&mut self, name: &str) -> &mut Self {

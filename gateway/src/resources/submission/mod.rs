@@ -6,6 +6,7 @@
 mod upload;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -279,7 +280,7 @@ async fn describe_submission(
     let (after, earlier) = store_earlier_results(gateway, &body.after).await?;
     let documents = find_documents(gateway, body.documents, [uploaded, earlier].concat()).await?;
     let submission = Submission {
-        tasks: plan.tasks,
+        tasks: plan.tasks.into_iter().map(Arc::new).collect(),
         model,
         models,
         fail_fast: body.fail_fast || plan.fail_fast,

@@ -36,7 +36,8 @@ impl Plan {
             } => {
                 self.spend_on_task(task, *usage, models);
                 self.move_task_to_phase(task, TaskPhase::NeedsReview { retry_at: None }, at, |task| {
-                    let policy = review.as_ref().unwrap_or(&task.spec.review).clone();
+                    let policy = review.as_ref().unwrap_or(&task.spec.review);
+                    let policy = (!policy.is_none()).then(|| Box::new(policy.clone()));
                     let end = AttemptEnd::Finished {
                         at_sequence: *at_sequence,
                         summary: summary.clone(),
@@ -51,7 +52,7 @@ impl Plan {
             }
             AttemptEvent::Errored { task, attempt, error, retry_at } => {
                 self.spend_on_task(task, error.usage, &error.models);
-                let end = AttemptEnd::Errored(error.clone());
+                let end = AttemptEnd::Errored(Box::new(error.clone()));
                 self.record_failed_attempt(task, *attempt, end, error.usage, *retry_at, at);
             }
             AttemptEvent::TimedOut { task, attempt, clock, retry_at, usage } => {

@@ -1,5 +1,7 @@
 //! The tasks of the plan and their dependencies: adding, changing and linking them.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 
 use crate::ids::TaskId;
@@ -16,7 +18,13 @@ impl Plan {
         }
     }
 
-    fn add_task(&mut self, spec: &TaskSpec, ready: bool, at: Timestamp) {
+    /// Reserves the memory of more tasks at once: a list that grows by doubling is copied again and again, and up to half of it stays unused.
+    pub(super) fn reserve_tasks(&mut self, more: usize) {
+        self.tasks.reserve(more);
+        self.index.by_id.reserve(more);
+    }
+
+    fn add_task(&mut self, spec: &Arc<TaskSpec>, ready: bool, at: Timestamp) {
         if self.index.by_id.contains_key(&spec.id) {
             return;
         }
@@ -26,7 +34,7 @@ impl Plan {
         self.index.budgeted += u32::from(!spec.budget.is_empty());
         self.count_open_task(&spec.capability, true);
         self.tasks.push(Task {
-            spec: spec.clone(),
+            spec: Arc::clone(spec),
             phase,
             since: at,
             attempt: u32::from(ready),
@@ -78,9 +86,9 @@ impl Plan {
     }
 
     /// Changes a task. A dispatched attempt with the old specification is withdrawn.
-    fn replace_task_spec(&mut self, spec: &TaskSpec, attempt: u32) {
+    fn replace_task_spec(&mut self, spec: &Arc<TaskSpec>, attempt: u32) {
         let Some(position) = self.task_position(&spec.id) else { return };
-        let old = self.tasks[position as usize].spec.clone();
+        let old = Arc::clone(&self.tasks[position as usize].spec);
         self.unlink_from_dependencies(&old, position);
         self.link_to_dependencies(spec, position);
         self.remove_waiting_for_reservation(position);
@@ -103,7 +111,10 @@ impl Plan {
         task.granted = task.granted.saturating_add(now).saturating_sub(before);
         task.own_policy = policy_to_restore_on_resume(task, spec.on_failed_dependency, is_at_its_end);
         // An event of its own changes which task is final.
-        task.spec = TaskSpec { is_final: old.is_final, ..spec.clone() };
+        task.spec = Arc::clone(spec);
+        if task.spec.is_final != old.is_final {
+            Arc::make_mut(&mut task.spec).is_final = old.is_final;
+        }
         task.unmet = unmet;
         if attempt > 0 {
             // The withdrawn attempt does not count as one.
@@ -122,7 +133,7 @@ impl Plan {
         let position = self.task_position(task);
         for (at, is_final) in [(self.index.final_at, false), (position, true)] {
             if let Some(at) = at {
-                self.tasks[at as usize].spec.is_final = is_final;
+                Arc::make_mut(&mut self.tasks[at as usize].spec).is_final = is_final;
             }
         }
         self.index.final_at = position;

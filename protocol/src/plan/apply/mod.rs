@@ -27,14 +27,21 @@ use jiff::Timestamp;
 
 use super::event::truncate_to_micros;
 use super::state::Plan;
-use super::{Decision, Event};
+use super::{Decision, Event, GraphEvent};
 
 /// Applies a decision to the state.
 pub fn apply_decision(plan: &mut Plan, decision: &Decision) {
-    for event in &decision.events {
-        apply(plan, event, decision.at);
-    }
+    apply_events(plan, &decision.events, decision.at);
     plan.run.through = plan.run.through.max(decision.answered_through().unwrap_or(0));
+}
+
+/// Applies the events of a decision in their order, as [`apply`] does.
+pub fn apply_events(plan: &mut Plan, events: &[Event], at: Timestamp) {
+    let is_new_task = |event: &&Event| matches!(event, Event::Graph(GraphEvent::TaskAdded { .. }));
+    plan.reserve_tasks(events.iter().filter(is_new_task).count());
+    for event in events {
+        apply(plan, event, at);
+    }
 }
 
 /// Applies an event to the state. `at` is the time of its decision, rounded down to whole microseconds: the log keeps no

@@ -1,5 +1,7 @@
 //! The submission of a run.
 
+use std::sync::Arc;
+
 use super::super::spec::{
     EarlierRun, MAX_EARLIER_RUNS, MAX_EARLIER_TEXT, MAX_OBJECTIVE, PlannerConsultMode, PlanningMode,
     Submission, TaskSpec,
@@ -60,7 +62,9 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
             return Ok(events);
         }
         match check_new_tasks(plan, &submission.tasks) {
-            Ok(()) => events.extend(task_added_events(plan, &submission.tasks)),
+            Ok(()) => {
+                events.extend(submission.tasks.iter().map(|spec| task_added_event(plan, Arc::clone(spec))))
+            }
             Err(error) => events.push(run_failed_event(format!("the plan was rejected: {error}"))),
         }
     } else {
@@ -134,15 +138,10 @@ pub fn find_earlier_runs_problem(after: &[EarlierRun]) -> Option<String> {
     Some(format!("the texts about the earlier run {} have more than {MAX_EARLIER_TEXT} bytes each", long.run))
 }
 
-/// Adds tasks to the plan, each ready or pending.
-pub(super) fn task_added_events(plan: &Plan, tasks: &[TaskSpec]) -> Vec<Event> {
-    tasks
-        .iter()
-        .map(|spec| {
-            let ready = spec.depends_on.iter().all(|id| is_dependency_met(plan, spec, id));
-            Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec.clone()), ready })
-        })
-        .collect()
+/// Adds a task to the plan, ready or pending.
+pub(super) fn task_added_event(plan: &Plan, spec: Arc<TaskSpec>) -> Event {
+    let ready = spec.depends_on.iter().all(|id| is_dependency_met(plan, &spec, id));
+    Event::Graph(GraphEvent::TaskAdded { spec, ready })
 }
 
 /// `true` if a task need not wait for a dependency.

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, btree_set};
 use std::iter::Peekable;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -608,8 +609,8 @@ pub(super) fn wind_down_run(plan: &Plan, reason: EndReason, detail: &str) -> Vec
     let mut events = vec![Event::Run(RunEvent::WindingDown { reason, detail: detail.to_owned() })];
     events.extend(planning::give_up_turn(plan, detail));
     if let Some(task) = last.filter(|task| task.state() == TaskState::Pending) {
-        let spec = TaskSpec { on_failed_dependency: OnFailedDependency::Skip, ..task.spec.clone() };
-        events.push(Event::Graph(GraphEvent::TaskPatched { spec: Box::new(spec), attempt: 0 }));
+        let spec = TaskSpec { on_failed_dependency: OnFailedDependency::Skip, ..TaskSpec::clone(&task.spec) };
+        events.push(Event::Graph(GraphEvent::TaskPatched { spec: Arc::new(spec), attempt: 0 }));
     }
     let is_last = |task: &Task| last.is_some_and(|last| last.spec.id == task.spec.id);
     for task in plan.tasks.iter().filter(|task| !task.state().is_terminal() && !stays(task) && !is_last(task))

@@ -2,6 +2,7 @@
 //! A child lives no longer than its parent's attempt, and its budget comes out of its parent's reservation.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::super::budget::ResourceAmounts;
 use super::super::spec::{OnFailedDependency, TaskSpec};
@@ -77,7 +78,7 @@ pub(super) fn add_children(
             Ok(mut spec) => {
                 spec.depends_on.retain(|id| !is_cancelled(id));
                 let ready = spec.depends_on.is_empty();
-                events.push(Event::Graph(GraphEvent::TaskAdded { spec: Box::new(spec.clone()), ready }));
+                events.push(Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(spec.clone()), ready }));
                 added.push(spec);
             }
             Err(reason) => events.push(Event::Attempt(AttemptEvent::ChildRefused {
@@ -170,7 +171,7 @@ fn earlier_calls_of_conversation(
             child.capability, parent.spec.id
         ));
     }
-    let open = open.iter().map(|task| &task.spec);
+    let open = open.iter().map(|task| &*task.spec);
     let added = added.iter().filter(|other| other.shares_conversation_with(child));
     Ok(open.chain(added).map(|earlier| earlier.id.clone()).collect())
 }

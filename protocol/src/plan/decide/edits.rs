@@ -1,6 +1,7 @@
 //! Edits of a plan, by the planner or a user. Each is all or nothing; a refusal suggests an alternative.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
@@ -10,7 +11,7 @@ use super::super::graph::{check_patched_task, plan_depth};
 use super::super::spec::{OnFailedDependency, PlanningMode, ReviewCheck, ReviewPolicy, TaskSpec};
 use super::super::state::{ErroredTaskWait, Plan, Task, TaskState};
 use super::super::{Event, GraphEvent, Refusal, TaskEvent, check_new_tasks};
-use super::begin::{is_dependency_met, task_added_events};
+use super::begin::{is_dependency_met, task_added_event};
 use super::wave::append_consequences_of_task_ends;
 use super::{
     children, find_task, has_work_in_progress, planning, repetition, truncate_for_plan,
@@ -103,7 +104,7 @@ fn add_tasks(plan: &Plan, tasks: &[TaskSpec], by: EditAuthor) -> Result<Vec<Even
         }
         refuse_too_deep_plan(plan, tasks)?;
     }
-    Ok(task_added_events(plan, tasks))
+    Ok(tasks.iter().map(|spec| task_added_event(plan, Arc::new(spec.clone()))).collect())
 }
 
 /// Rejects a task with fields of a delegated one, or with a dependency that is a child: only attempts delegate, and only they use the results.
@@ -194,7 +195,7 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
         // A planner may add to the review of a user's task; it can't take the persons away.
         spec.review = ReviewPolicy::Persons(Box::new(persons.after(spec.review)));
     }
-    if spec == task.spec {
+    if spec == *task.spec {
         return Err(Refusal::Unusable(format!("the patch changes nothing in task {}", wanted.task)));
     }
     if task.spec.is_child() && spec.depends_on != task.spec.depends_on {
@@ -224,7 +225,8 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
     }
     let id = spec.id.clone();
     let is_ready = spec.depends_on.iter().all(|dependency| is_dependency_met(plan, &spec, dependency));
-    let patch = |attempt| Event::Graph(GraphEvent::TaskPatched { spec: Box::new(spec.clone()), attempt });
+    let spec = Arc::new(spec);
+    let patch = |attempt| Event::Graph(GraphEvent::TaskPatched { spec: Arc::clone(&spec), attempt });
     let waits = |attempt| match is_ready {
         true => Event::Task(TaskEvent::Ready { task: id.clone(), attempt }),
         false => Event::Task(TaskEvent::Pending { task: id.clone() }),

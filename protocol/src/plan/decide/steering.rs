@@ -1,6 +1,7 @@
 //! Commands of users. A command is applied once; its first event names the command.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
@@ -165,14 +166,14 @@ fn rerun_final_task(
     if inputs.is_empty() {
         return Ok(Vec::new());
     }
-    let spec = TaskSpec { depends_on: [last.depends_on.clone(), inputs].concat(), ..last.clone() };
+    let spec = TaskSpec { depends_on: [last.depends_on.clone(), inputs].concat(), ..TaskSpec::clone(last) };
     check_patched_task(plan, &spec)?;
     let again: BTreeSet<u32> = plan.task_position(&last.id).into_iter().collect();
     let mut events = reopen_tasks(plan, &again, LostDependents::Rerun { ended: Some(end.at) });
     if let Some(Event::Task(TaskEvent::Reopened { ready, .. })) = events.first_mut() {
         *ready = false;
     }
-    events.push(Event::Graph(GraphEvent::TaskPatched { spec: Box::new(spec), attempt: 0 }));
+    events.push(Event::Graph(GraphEvent::TaskPatched { spec: Arc::new(spec), attempt: 0 }));
     Ok(events)
 }
 
@@ -263,12 +264,11 @@ fn restore_dependency_policies(plan: &Plan, again: &[Event]) -> Vec<Event> {
     let is_there = |spec: &TaskSpec| {
         spec.depends_on.iter().all(|id| again.contains(id) || !is_dependency_lost(plan, spec, id))
     };
-    let changed = plan
-        .tasks
-        .iter()
-        .filter_map(|task| Some(TaskSpec { on_failed_dependency: task.own_policy?, ..task.spec.clone() }));
+    let changed = plan.tasks.iter().filter_map(|task| {
+        Some(TaskSpec { on_failed_dependency: task.own_policy?, ..TaskSpec::clone(&task.spec) })
+    });
     let restored = changed.filter(is_there);
-    restored.map(|spec| Event::Graph(GraphEvent::TaskPatched { spec: Box::new(spec), attempt: 0 })).collect()
+    restored.map(|spec| Event::Graph(GraphEvent::TaskPatched { spec: Arc::new(spec), attempt: 0 })).collect()
 }
 
 fn command_event(plan: &Plan, command: &RunCommand) -> Result<Event, Refusal> {

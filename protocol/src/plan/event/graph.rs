@@ -1,6 +1,7 @@
 //! Events about the tasks of a plan and their dependencies.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,14 +14,14 @@ pub enum GraphEvent {
     /// The plan gets one more task.
     TaskAdded {
         /// The task.
-        spec: Box<TaskSpec>,
+        spec: Arc<TaskSpec>,
         /// `true` if all dependencies are met, so that the task is ready at once.
         ready: bool,
     },
     /// A waiting task is changed. If it may start now, a separate event follows.
     TaskPatched {
         /// The task from now on.
-        spec: Box<TaskSpec>,
+        spec: Arc<TaskSpec>,
         /// The current attempt, if the attempt before was dispatched with the old specification; else 0.
         #[serde(default)]
         attempt: u32,

@@ -1,9 +1,10 @@
 //! The state of a run, [`Plan`], and its parts: the run as a whole, planning, budget, and the index.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
+use foldhash::HashMap;
 use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -149,7 +149,7 @@ pub enum AttemptEnd {
         is_answered: bool,
     },
     /// It failed.
-    Errored(TaskError),
+    Errored(Box<TaskError>),
     /// It timed out.
     TimedOut(AttemptClock),
 }
@@ -236,8 +236,8 @@ impl AttemptWait {
 pub struct AttemptReview {
     /// The number of the current or last try, from 1.
     pub number: u32,
-    /// The review policy for the result.
-    pub policy: ReviewPolicy,
+    /// The review policy for the result; `None` is [`ReviewPolicy::None`]. Boxed: most results have none.
+    pub policy: Option<Box<ReviewPolicy>>,
 }
 
 impl Attempt {
@@ -374,8 +374,8 @@ impl TaskPhase {
 /// A task of the plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Task {
-    /// The specification.
-    pub spec: TaskSpec,
+    /// The specification, shared with the event that added or changed the task.
+    pub spec: Arc<TaskSpec>,
     /// The state, with its data.
     pub phase: TaskPhase,
     /// When the task entered that state.
@@ -544,7 +544,7 @@ impl Task {
     /// The policy of the current or last review.
     #[must_use]
     pub fn review_policy(&self) -> &ReviewPolicy {
-        self.last_review().map_or(&ReviewPolicy::None, |review| &review.policy)
+        self.last_review().and_then(|review| review.policy.as_deref()).unwrap_or(&ReviewPolicy::None)
     }
 
     fn last_review(&self) -> Option<&AttemptReview> {

@@ -73,7 +73,7 @@ impl LaneOwnerState {
         if !self.is_log_confirmed() {
             return;
         }
-        let expected = self.expected_orders();
+        let expected = self.expected_orders(queues);
         let (bus, lane) = (&self.args.bus, self.args.lane);
         let is_judged = |run: &RunId| {
             bus.lane_of_run(run) == lane && self.runs.get(run).is_none_or(|live| is_plan_known(live.phase))
@@ -88,16 +88,21 @@ impl LaneOwnerState {
         self.io.remove_stranded_orders(repairs.suspected);
     }
 
-    /// Returns the orders that the queues should hold, and those that they may hold, by subject.
-    fn expected_orders(&self) -> HashMap<String, ExpectedOrder> {
+    /// Returns the orders that the queues should hold, and those that they may hold, by subject. Of those that wait for a place in
+    /// a queue, only the orders that it holds all the same: in a large run nearly all wait.
+    fn expected_orders(&self, queues: &QueueSnapshot) -> HashMap<String, ExpectedOrder> {
         let snapshot = self.args.cluster.borrow();
         let mut expected = HashMap::new();
         for (run, live) in self.runs.iter().filter(|(_, live)| is_plan_known(live.phase)) {
-            let waiting = self.offers.waiting_work(run);
+            let (waiting, held) = (self.offers.waiting_work(run), queues.orders.get(run));
             for DispatchedOrder { work, is_required, worker } in live.dispatched_orders() {
                 let Some(queue) = live.plan.queue_of_work(&work) else { continue };
                 let subject = subject::order_subject(run, &queue, &work);
-                let is_required = is_required && !waiting.contains(&work);
+                let is_waiting = waiting.contains(&work);
+                if is_waiting && !held.is_some_and(|subjects| subjects.contains(&subject)) {
+                    continue;
+                }
+                let is_required = is_required && !is_waiting;
                 let is_in_hand = worker.is_some_and(|worker| snapshot.processes.contains(&worker));
                 expected.insert(subject, ExpectedOrder { run: run.clone(), work, is_required, is_in_hand });
             }
