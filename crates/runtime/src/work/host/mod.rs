@@ -31,7 +31,7 @@ use futures::FutureExt;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use millrace_protocol::ids::{Capability, WorkerId};
@@ -132,6 +132,7 @@ struct HostContext {
     invalid_orders: AtomicU64,
     /// The check for orders whose decision is not in the log.
     order_check: order_check::OrderCheck,
+    log_limit: Arc<attempt_log::AttemptLogLimit>,
 }
 
 /// Kills the root actor when the future of [`serve_queues`] is dropped; orders in flight are redelivered when their leases
@@ -173,6 +174,7 @@ pub fn serve_queues<'a>(
             return Ok(());
         }
         statuses.values().for_each(|status| status.set_registered());
+        let log_limit = Arc::new(attempt_log::AttemptLogLimit::new(Instant::now()));
         let shared = Arc::new(HostContext {
             bus: bus.clone(),
             id,
@@ -180,6 +182,7 @@ pub fn serve_queues<'a>(
             statuses,
             invalid_orders: AtomicU64::new(0),
             order_check: order_check::OrderCheck::default(),
+            log_limit: Arc::clone(&log_limit),
         });
         let arguments = root::HostRootArguments { shared, services, heartbeat: heartbeat.clone(), grace };
         let (root, mut terminated) = Actor::spawn(None, root::HostRoot, arguments)
@@ -200,6 +203,7 @@ pub fn serve_queues<'a>(
             }
         };
         drop(root);
+        log_limit.report_left_out();
         if let Err(fault) = registry::remove_heartbeat(bus, &heartbeat).await {
             warn!(%fault, "removing the heartbeat failed; it expires by itself");
         }

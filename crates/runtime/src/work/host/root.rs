@@ -188,6 +188,7 @@ impl HostRootState {
     }
 
     fn send_heartbeat(&mut self) {
+        self.shared.log_limit.report_left_out();
         self.shared.health.record_loop_iteration();
         let statuses = self.shared.statuses.iter();
         self.heartbeat.busy_with =

@@ -118,7 +118,7 @@ async fn process_order(state: &OrderRunner) -> OrderDisposition {
         state.cancelled.clone(),
     );
     let started = Instant::now();
-    let log = AttemptLog::new(&order);
+    let log = AttemptLog::new(&order, &shared.log_limit);
     log.record_start(attempt.claim_number());
     let is_idle = attempt.idle_in_draining_process(state.draining.clone());
     let outcome = tokio::select! {
