@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::{self, message::PublishMessage};
+use async_nats::header::{NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, NATS_MESSAGE_ID};
+use async_nats::{HeaderMap, HeaderValue, jetstream};
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -23,6 +24,7 @@ use crate::fault::backoff;
 use crate::nats::bus::Bus;
 use crate::nats::error::fault_from_client_error;
 use crate::nats::provenance::ID_HEADER;
+use crate::nats::publish::publish_to_stream;
 use crate::nats::topology::lane_stream;
 
 /// The period in which an append is retried before it fails.
@@ -114,21 +116,16 @@ async fn append_with_retries(
     last: u64,
     id: &str,
 ) -> Result<u64, AppendError> {
-    let publish = || {
-        PublishMessage::build()
-            .payload(payload.clone())
-            .header(ID_HEADER, id)
-            .expected_last_subject_sequence(last)
-    };
+    let mut headers = HeaderMap::new();
+    headers.insert(ID_HEADER, id);
+    headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, HeaderValue::from(last));
     let started = tokio::time::Instant::now();
     let mut warning = RetryWarning::new(started);
     let mut tries = 0;
     loop {
-        let error = match bus.publish_context().send_publish(subject.to_owned(), publish()).await {
-            Ok(acknowledgement) => match acknowledgement.await {
-                Ok(acknowledgement) => return Ok(acknowledgement.sequence),
-                Err(error) => error,
-            },
+        let published = publish_to_stream(bus, subject.to_owned(), headers.clone(), payload.clone());
+        let error = match published.await {
+            Ok(sequence) => return Ok(sequence),
             Err(error) => error,
         };
         let fault = fault_from_client_error(&format!("appending to {subject}"), error);
@@ -222,12 +219,10 @@ pub async fn publish_message<M: WireMessage>(
     let mut warning = RetryWarning::new(started);
     let mut tries = 0;
     loop {
-        let message = PublishMessage::build().payload(payload.clone()).message_id(id);
-        let error = match bus.publish_context().send_publish(subject.clone(), message).await {
-            Ok(acknowledgement) => match acknowledgement.await {
-                Ok(acknowledgement) => return Ok(acknowledgement.sequence),
-                Err(error) => error,
-            },
+        let mut headers = HeaderMap::new();
+        headers.insert(NATS_MESSAGE_ID, id);
+        let error = match publish_to_stream(bus, subject.clone(), headers, payload.clone()).await {
+            Ok(sequence) => return Ok(sequence),
             Err(error) => error,
         };
         let fault = fault_from_client_error(&format!("publishing to {subject}"), error);

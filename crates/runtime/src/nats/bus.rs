@@ -18,7 +18,7 @@ use millrace_protocol::wire::{
 use tracing::warn;
 
 use super::buckets::open_bucket;
-use super::connect::{ACK_TIMEOUT, DeniedPermissions, RetryPeriod, connect_with_retries, jetstream_context};
+use super::connect::{DeniedPermissions, RetryPeriod, connect_with_retries, jetstream_context};
 use super::connection::{ConnectionSettings, without_passwords};
 use super::record::StreamRecord;
 use super::topology::{self, ClusterOptions};
@@ -42,7 +42,6 @@ pub struct Bus(Arc<BusInner>);
 
 struct BusInner {
     client: async_nats::Client,
-    publish: jetstream::Context,
     control: jetstream::Context,
     settings: ClusterSettings,
     unmarked_orders: UnmarkedOrderPolicy,
@@ -151,21 +150,10 @@ impl Bus {
         (denials, url): (DeniedPermissions, String),
     ) -> Result<Self, Fault> {
         let blobs = BlobStore::new(&control, max_replica_lag(settings.replicas));
-        let publish = jetstream_context(&client, ACK_TIMEOUT);
         let unmarked_orders = UnmarkedOrderPolicy::from_settings(&settings);
         let (queues, buckets) = (Mutex::default(), Mutex::default());
-        let inner = BusInner {
-            client,
-            publish,
-            control,
-            settings,
-            unmarked_orders,
-            blobs,
-            queues,
-            buckets,
-            denials,
-            url,
-        };
+        let inner =
+            BusInner { client, control, settings, unmarked_orders, blobs, queues, buckets, denials, url };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -259,12 +247,7 @@ impl Bus {
         self.0.buckets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the JetStream context for publishing: an acknowledgement times out after two seconds.
-    pub(crate) fn publish_context(&self) -> &jetstream::Context {
-        &self.0.publish
-    }
-
-    /// Returns the JetStream context for all other requests.
+    /// Returns the JetStream context for all requests but publishing; see [`super::publish`].
     pub(crate) fn request_context(&self) -> &jetstream::Context {
         &self.0.control
     }

@@ -12,6 +12,7 @@ pub mod direct_get;
 pub(crate) mod error;
 pub(crate) mod object_store;
 pub mod provenance;
+pub(crate) mod publish;
 pub mod published_bucket;
 pub mod record;
 pub mod strays;

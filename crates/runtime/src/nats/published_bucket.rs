@@ -1,8 +1,10 @@
 //! Buckets whose entries count only if a client with permission to write them has published them: a redirected server reply
 //! (see [`super::provenance`]) is ignored. Writes are fenced by the sequence of the entry that they replace.
 
+use async_nats::header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE;
 use async_nats::jetstream::ErrorCode;
-use async_nats::jetstream::message::PublishMessage;
+use async_nats::{HeaderMap, HeaderValue};
+use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -10,6 +12,7 @@ use super::bus::Bus;
 use super::direct_get::{self, PagedReader};
 use super::error::{fault_from_client_error, jetstream_error_code};
 use super::provenance::{ID_HEADER, new_id};
+use super::publish::publish_to_stream;
 use super::record::StreamRecord;
 use super::topology::bucket_stream;
 use crate::Fault;
@@ -129,7 +132,7 @@ pub async fn write_key(
     expected: ExpectedEntry,
 ) -> Result<Option<u64>, Fault> {
     let bytes = serde_json::to_vec(value).expect("the values of a bucket serialise to JSON");
-    publish_change(bus, bucket, key, PublishMessage::build().payload(bytes.into()), expected).await
+    publish_change(bus, bucket, key, (HeaderMap::new(), bytes.into()), expected).await
 }
 
 /// Removes the value of a key, if it has the expected entry. Returns `false` if it has another one.
@@ -137,27 +140,26 @@ pub async fn write_key(
 /// # Errors
 /// The server does not respond, is full, or denies it.
 pub async fn remove_key(bus: &Bus, bucket: &str, key: &str, expected: ExpectedEntry) -> Result<bool, Fault> {
-    let message = PublishMessage::build().header(OPERATION_HEADER, "DEL");
-    Ok(publish_change(bus, bucket, key, message, expected).await?.is_some())
+    let mut headers = HeaderMap::new();
+    headers.insert(OPERATION_HEADER, "DEL");
+    Ok(publish_change(bus, bucket, key, (headers, Bytes::new()), expected).await?.is_some())
 }
 
 async fn publish_change(
     bus: &Bus,
     bucket: &str,
     key: &str,
-    message: PublishMessage,
+    (mut headers, payload): (HeaderMap, Bytes),
     expected: ExpectedEntry,
 ) -> Result<Option<u64>, Fault> {
     let (what, subject) = (format!("bucket {bucket}, key {key}"), key_subject(bucket, key));
-    let message = message.header(ID_HEADER, new_id().as_str());
-    let message = match expected {
-        ExpectedEntry::Any => message,
-        ExpectedEntry::Sequence(last) => message.expected_last_subject_sequence(last),
-    };
+    headers.insert(ID_HEADER, new_id().as_str());
+    if let ExpectedEntry::Sequence(last) = expected {
+        headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, HeaderValue::from(last));
+    }
     let publishing = async {
-        let sent = bus.publish_context().send_publish(subject.clone(), message).await;
-        match sent.map_err(|error| fault_from_client_error(&what, error))?.await {
-            Ok(acknowledgement) => Ok(Some(acknowledgement.sequence)),
+        match publish_to_stream(bus, subject.clone(), headers, payload).await {
+            Ok(sequence) => Ok(Some(sequence)),
             Err(error) if jetstream_error_code(&error) == Some(WRONG_LAST_SEQUENCE) => Ok(None),
             Err(error) => Err(fault_from_client_error(&what, error)),
         }

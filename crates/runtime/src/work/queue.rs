@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_nats::HeaderMap;
-use async_nats::jetstream::{self, ErrorCode, message::PublishMessage};
+use async_nats::jetstream::ErrorCode;
 use futures::FutureExt;
 use futures::StreamExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::subject;
@@ -21,6 +21,7 @@ use crate::Fault;
 use crate::nats::bus::Bus;
 use crate::nats::error::{fault_from_client_error, jetstream_error_code};
 use crate::nats::provenance::{DeliveryPath, ID_HEADER, Provenance, new_id};
+use crate::nats::publish::publish_to_stream;
 use crate::nats::topology::{self, WORK};
 use crate::ops::metrics::names::OFFERS;
 use crate::work::queue_state;
@@ -62,23 +63,14 @@ pub async fn publish_orders(bus: &Bus, orders: Vec<Order>) -> Result<(), (Vec<Or
     let mut published = BTreeMap::<String, u32>::new();
     let mut remaining = orders.into_iter();
     loop {
-        let mut in_flight = Vec::with_capacity(MAX_IN_FLIGHT.min(remaining.len()));
-        for order in remaining.by_ref().take(MAX_IN_FLIGHT) {
-            match publish_order(bus, &order).await {
-                Ok(acknowledgement) => in_flight.push((order, acknowledgement)),
+        let batch: Vec<Order> = remaining.by_ref().take(MAX_IN_FLIGHT).collect();
+        let results = join_all(batch.iter().map(|order| publish_order(bus, order))).await;
+        for (order, result) in batch.into_iter().zip(results) {
+            let is_new = match result {
+                Ok(is_new) => is_new,
                 Err(fault) => {
                     failed.push(order);
                     last_fault = Some(fault);
-                }
-            }
-        }
-        for (order, acknowledgement) in in_flight {
-            let is_new = match acknowledgement.await {
-                Ok(_) => true,
-                Err(error) if jetstream_error_code(&error) == Some(SUBJECT_IS_TAKEN) => false,
-                Err(error) => {
-                    failed.push(order);
-                    last_fault = Some(fault_from_client_error("publishing orders", error));
                     continue;
                 }
             };
@@ -140,7 +132,8 @@ pub async fn create_lost_queue(bus: &Bus, capability: &Capability) -> Result<boo
     Ok(had_queue)
 }
 
-async fn publish_order(bus: &Bus, order: &Order) -> Result<jetstream::context::PublishAckFuture, Fault> {
+/// Publishes an order. Returns `false` if its queue holds it already.
+async fn publish_order(bus: &Bus, order: &Order) -> Result<bool, Fault> {
     let bytes = encode_body(order);
     let payload = if bytes.len() <= MAX_INLINE {
         encode_with_inline_body::<Order>(order.version(), &bytes)
@@ -148,9 +141,13 @@ async fn publish_order(bus: &Bus, order: &Order) -> Result<jetstream::context::P
         encode_with_stored_body::<Order>(order.version(), bus.blobs().put_blob(&bytes).await?)
     };
     let subject = subject::order_subject(&order.run, &order.capability, &order.work());
-    let publish = PublishMessage::build().payload(payload.into()).header(ID_HEADER, new_id().as_str());
-    let sent = bus.publish_context().send_publish(subject.clone(), publish).await;
-    sent.map_err(|error| fault_from_client_error(&format!("publishing an order to {subject}"), error))
+    let mut headers = HeaderMap::new();
+    headers.insert(ID_HEADER, new_id().as_str());
+    match publish_to_stream(bus, subject, headers, payload.into()).await {
+        Ok(_) => Ok(true),
+        Err(error) if jetstream_error_code(&error) == Some(SUBJECT_IS_TAKEN) => Ok(false),
+        Err(error) => Err(fault_from_client_error("publishing orders", error)),
+    }
 }
 
 /// Removes one order from its queue, if it is there.
