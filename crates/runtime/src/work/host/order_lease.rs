@@ -27,11 +27,37 @@ const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct OrderLease {
     bus: Bus,
     message: Message,
+    delivery: Option<OrderDelivery>,
+}
+
+/// What the server says about the delivery of an order.
+#[derive(Clone, Copy)]
+struct OrderDelivery {
+    /// The sequence of the order in its stream.
+    sequence: u64,
+    /// The number of deliveries, this one included.
+    deliveries: i64,
+    /// When the order was published.
+    published: jiff::Timestamp,
+}
+
+impl OrderDelivery {
+    /// Reads the address for acknowledgements; `None` if it is not that of a JetStream consumer.
+    fn of(bus: &Bus, message: &Message) -> Option<Self> {
+        let message = jetstream::Message { message: message.clone(), context: bus.request_context().clone() };
+        let info = message.info().ok()?;
+        Some(Self {
+            sequence: info.stream_sequence,
+            deliveries: info.delivered,
+            published: timestamp_from_nanoseconds(info.published.unix_timestamp_nanos()),
+        })
+    }
 }
 
 impl OrderLease {
     pub fn new(bus: Bus, message: Message) -> Self {
-        Self { bus, message }
+        let delivery = OrderDelivery::of(&bus, &message);
+        Self { bus, message, delivery }
     }
 
     /// Decodes the order.
@@ -70,11 +96,11 @@ impl OrderLease {
     async fn read_provenance(&self) -> Result<Provenance, Fault> {
         let headers = self.message.headers.as_ref();
         if headers.is_none()
-            && let Ok(info) = self.jetstream_message().info()
+            && let Some(delivery) = self.delivery
             && self
                 .bus
                 .unmarked_order_policy()
-                .accepts_unmarked_order(self.bus.request_context(), info.stream_sequence)
+                .accepts_unmarked_order(self.bus.request_context(), delivery.sequence)
                 .await?
         {
             return Ok(Provenance::Published);
@@ -84,16 +110,12 @@ impl OrderLease {
 
     /// Returns the sequence of the order in its stream; 0 if the server does not name it.
     pub fn sequence(&self) -> u64 {
-        self.jetstream_message().info().map_or(0, |info| info.stream_sequence)
-    }
-
-    fn jetstream_message(&self) -> jetstream::Message {
-        jetstream::Message { message: self.message.clone(), context: self.bus.request_context().clone() }
+        self.delivery.map_or(0, |delivery| delivery.sequence)
     }
 
     /// `true` if the queue has delivered the order before.
     pub fn is_redelivery(&self) -> bool {
-        self.jetstream_message().info().is_ok_and(|info| info.delivered > 1)
+        self.delivery.is_some_and(|delivery| delivery.deliveries > 1)
     }
 
     /// Acknowledges the order, which removes it from the queue. Does not wait for the server: if the acknowledgement is
@@ -128,9 +150,8 @@ impl OrderLease {
     /// The server does not respond.
     pub async fn is_order_gone(&self) -> Result<bool, Fault> {
         let what = || format!("checking the queue for {}", self.subject());
-        let message = self.jetstream_message();
-        let published = message.info().map_err(|error| Fault::unavailable(what(), error))?.published;
-        let published = timestamp_from_nanoseconds(published.unix_timestamp_nanos());
+        let no_delivery = || Fault::unavailable(what(), "it was not delivered by a JetStream consumer");
+        let published = self.delivery.ok_or_else(no_delivery)?.published;
         let request = json!({ "subjects_filter": self.subject() });
         let response: Response<QueueStreamInfo> = self
             .bus
