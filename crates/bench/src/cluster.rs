@@ -14,7 +14,9 @@ use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, duration};
 
 use crate::process::{self, CpuSeconds};
-use millrace_local_cluster::{ApiAddress, ClusterInfo, Launcher, LocalCluster, LocalOptions, ProcessEvent};
+use millrace_local_cluster::{
+    ApiAddress, ChildSpec, ClusterInfo, Launcher, LocalCluster, LocalOptions, ProcessEvent,
+};
 
 /// Timeout for the registration of all processes.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -54,6 +56,21 @@ pub struct BenchCluster {
 impl BenchCluster {
     /// Starts a cluster and waits until all of its processes have registered.
     pub async fn start(options: &BenchOptions) -> anyhow::Result<Self> {
+        let mut this =
+            Self::start_server_with(options, |options, program| options.child_specs(program)).await?;
+        this.await_processes(options).await?;
+        Ok(this)
+    }
+
+    /// Starts a NATS server as clusters have it, without any other process.
+    pub async fn start_bare_server(options: &BenchOptions) -> anyhow::Result<Self> {
+        Self::start_server_with(options, |_, _| Vec::new()).await
+    }
+
+    async fn start_server_with(
+        options: &BenchOptions,
+        children: impl FnOnce(&LocalOptions, &Path) -> Vec<ChildSpec>,
+    ) -> anyhow::Result<Self> {
         let folder = TempFolder::create(&options.folder)?;
         let cluster_options = LocalOptions {
             data: folder.0.clone(),
@@ -73,16 +90,14 @@ impl BenchCluster {
             sync_always: options.sync_always,
             log: "info".into(),
         };
-        let mut children = cluster_options.child_specs(Launcher::from_current_exe()?.executable());
+        let mut children = children(&cluster_options, Launcher::from_current_exe()?.executable());
         for child in &mut children {
             child.environment.insert("MILLRACE_LINGER".into(), duration::format_duration(options.linger));
         }
         let api_url_file = options.serves_api.then(|| cluster_options.api_url_path());
         let cluster = LocalCluster::start_with_children(cluster_options, children).await?;
         let bus = cluster.info().connect().await?;
-        let mut this = Self { cluster, bus, pids: BTreeMap::new(), api_url_file, _folder: folder };
-        this.await_processes(options).await?;
-        Ok(this)
+        Ok(Self { cluster, bus, pids: BTreeMap::new(), api_url_file, _folder: folder })
     }
 
     async fn await_processes(&mut self, options: &BenchOptions) -> anyhow::Result<()> {

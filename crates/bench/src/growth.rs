@@ -58,7 +58,7 @@ async fn measure_plan_growth(
     Ok(BTreeMap::from([
         (
             "ten_times_the_tasks",
-            BoundedFigure::with_maximum("duration with ten times the tasks", "times", median(times), 12.0),
+            BoundedFigure::with_maximum("duration with ten times the tasks", "times", median(times), 11.0),
         ),
         (
             "fold_in_memory",

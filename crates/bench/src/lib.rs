@@ -12,6 +12,8 @@
 //! ├─ delegate latency of delegation                      │
 //! ├─ runs     small runs over HTTP                       ├─ http     a small HTTP client
 //! ├─ streams  event streams of a gateway                 │
+//! ├─ memory   memory of a supervisor per task            │
+//! ├─ startup  start of a local cluster                   │
 //! └─ report   table and JSON                             └─ cluster  the cluster; process: CPU and memory use
 //! ```
 //!
@@ -25,6 +27,7 @@ mod cluster;
 mod delegate;
 mod growth;
 mod http;
+mod memory;
 mod parked;
 mod plans;
 mod process;
@@ -36,6 +39,7 @@ mod sizes;
 mod slots;
 mod speed;
 mod stages;
+mod startup;
 mod streams;
 mod takeover;
 mod waiting;
@@ -59,7 +63,7 @@ pub struct BenchArguments {
     #[arg(value_enum, default_value = "all")]
     benchmarks: Vec<Benchmark>,
     /// Number of tasks in each plan [default: 20000; chain 2000; layered, growth and archived_runs 100000; agents and slots
-    /// 1000; parked and waiting_runs 10000; delegate 500; runs 5000; stream 1000]
+    /// 1000; parked, memory and waiting_runs 10000; delegate 500; runs 5000; stream 1000; startup 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     tasks: Option<u32>,
     /// Number of rounds; the median counts. Layers of 100,000 tasks are measured once
@@ -121,6 +125,10 @@ before. The ratio is the fraction of the baseline's speed: 1 is as fast.
   stream            open event streams of a gateway: memory of each, and the time
                     from the append of a decision to its arrival at the client,
                     compared with a JetStream consumer in the same run
+  memory            memory of a supervisor per pending, running, waiting and
+                    completed task of a live run
+  startup           from the start of a local cluster to the end of its first
+                    task, compared with the start of its NATS server
   archived_runs     beside that many archived runs: the time of lists, filters,
                     pages, reads and deletions over HTTP
 
@@ -156,6 +164,10 @@ enum Benchmark {
     Runs,
     /// Event streams over HTTP
     Stream,
+    /// Memory of a supervisor per task
+    Memory,
+    /// Start of a local cluster
+    Startup,
     /// Requests to a cluster with many archived runs
     ArchivedRuns,
     /// Everything
@@ -163,7 +175,7 @@ enum Benchmark {
 }
 
 impl Benchmark {
-    const EACH: [Self; 14] = [
+    const EACH: [Self; 16] = [
         Self::Agents,
         Self::FanOut,
         Self::FanOutReviewed,
@@ -177,6 +189,8 @@ impl Benchmark {
         Self::Delegate,
         Self::Runs,
         Self::Stream,
+        Self::Memory,
+        Self::Startup,
         Self::ArchivedRuns,
     ];
 
@@ -186,7 +200,8 @@ impl Benchmark {
             Self::Chain => 2_000,
             Self::Agents | Self::Slots | Self::Stream => 1_000,
             Self::Runs => 5_000,
-            Self::Parked | Self::WaitingRuns => 10_000,
+            Self::Parked | Self::Memory | Self::WaitingRuns => 10_000,
+            Self::Startup => 1,
             Self::Delegate => 500,
             Self::Layered | Self::Growth | Self::ArchivedRuns | Self::All => 100_000,
         }
@@ -207,6 +222,8 @@ impl Benchmark {
             Self::Delegate => "delegate",
             Self::Runs => "runs",
             Self::Stream => "stream",
+            Self::Memory => "memory",
+            Self::Startup => "startup",
             Self::ArchivedRuns => "archived_runs",
             Self::All => "all",
         }
@@ -332,6 +349,15 @@ async fn measure_benchmark(
             let figures = streams::measure_streams(&options, tasks).await?;
             report.comparisons.insert(benchmark.benchmark_name(), figures.comparison);
             report.growth.extend(figures.bounds);
+            return Ok(());
+        }
+        Benchmark::Memory => {
+            report.growth.extend(memory::measure_task_memory(&options, tasks).await?);
+            return Ok(());
+        }
+        Benchmark::Startup => {
+            let startup = startup::compare_startup_with_server(&options, rounds).await?;
+            report.comparisons.insert(benchmark.benchmark_name(), startup);
             return Ok(());
         }
         Benchmark::ArchivedRuns => {

@@ -12,7 +12,7 @@ use crate::process::CpuSeconds;
 pub struct BaselineComparison {
     /// Description of the measurement.
     pub what: String,
-    /// `tasks/s`, `ms/task` or `messages/s`.
+    /// `tasks/s`, `ms/task`, `messages/s` or `s`.
     pub unit: &'static str,
     /// The median of the rounds.
     pub figure: f64,
