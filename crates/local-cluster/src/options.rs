@@ -21,6 +21,10 @@ const LANE_LEASE: Duration = Duration::from_secs(2);
 const WORK_LEASE: Duration = Duration::from_secs(5);
 /// How long a run stays in its lane after its end; short, because a cluster for one run stops soon after it.
 const LINGER: Duration = Duration::from_millis(200);
+/// The variable of the allocator for the time after which unused memory returns to the system, in milliseconds. Its default of one
+/// second costs a busy worker a tenth of its processor time: what returns is soon requested again, and filled with zeros.
+const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
+const PURGE_DELAY_MS: &str = "10000";
 
 /// Defaults: number of workers, and number of concurrent tasks of each.
 const WORKERS: u32 = 2;
@@ -286,6 +290,7 @@ impl LocalOptions {
         self.capability.iter().map(|file| file::describe_capability_file(file)).collect()
     }
 
+    /// The variables that all processes get.
     fn child_environment(&self) -> BTreeMap<String, String> {
         let variables = [
             ("MILLRACE_SLOTS", Some(self.slots.to_string())),
@@ -299,6 +304,7 @@ impl LocalOptions {
             ("MILLRACE_LANE_LEASE_IF_NEW", Some(duration::format_duration(LANE_LEASE))),
             ("MILLRACE_WORK_LEASE_IF_NEW", Some(duration::format_duration(WORK_LEASE))),
             ("MILLRACE_LINGER", Some(duration::format_duration(LINGER))),
+            (PURGE_DELAY, std::env::var_os(PURGE_DELAY).is_none().then(|| PURGE_DELAY_MS.to_owned())),
         ];
         variables.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
