@@ -14,9 +14,7 @@ use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, duration};
 
 use crate::process::{self, CpuSeconds};
-use millrace_local_cluster::{
-    ApiAddress, ChildSpec, ClusterInfo, Launcher, LocalCluster, LocalOptions, ProcessEvent,
-};
+use millrace_local_cluster::{ApiAddress, ClusterInfo, Launcher, LocalCluster, LocalOptions, ProcessEvent};
 
 /// Timeout for the registration of all processes.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -56,48 +54,17 @@ pub struct BenchCluster {
 impl BenchCluster {
     /// Starts a cluster and waits until all of its processes have registered.
     pub async fn start(options: &BenchOptions) -> anyhow::Result<Self> {
-        let mut this =
-            Self::start_server_with(options, |options, program| options.child_specs(program)).await?;
-        this.await_processes(options).await?;
-        Ok(this)
-    }
-
-    /// Starts a NATS server as clusters have it, without any other process.
-    pub async fn start_bare_server(options: &BenchOptions) -> anyhow::Result<Self> {
-        Self::start_server_with(options, |_, _| Vec::new()).await
-    }
-
-    async fn start_server_with(
-        options: &BenchOptions,
-        children: impl FnOnce(&LocalOptions, &Path) -> Vec<ChildSpec>,
-    ) -> anyhow::Result<Self> {
-        let folder = TempFolder::create(&options.folder)?;
-        let cluster_options = LocalOptions {
-            data: folder.0.clone(),
-            workers: options.workers,
-            slots: options.slots,
-            supervisors: 1,
-            critics: 1,
-            capability: Vec::new(),
-            web: false,
-            model: Vec::new(),
-            record: None,
-            call_timeout: None,
-            lanes: Some(1),
-            lane_lease: options.lane_lease,
-            work_lease: None,
-            api: options.serves_api.then(|| ApiAddress::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))),
-            sync_always: options.sync_always,
-            log: "info".into(),
-        };
-        let mut children = children(&cluster_options, Launcher::from_current_exe()?.executable());
+        let (local, folder) = local_options(options)?;
+        let mut children = local.child_specs(Launcher::from_current_exe()?.executable());
         for child in &mut children {
             child.environment.insert("MILLRACE_LINGER".into(), duration::format_duration(options.linger));
         }
-        let api_url_file = options.serves_api.then(|| cluster_options.api_url_path());
-        let cluster = LocalCluster::start_with_children(cluster_options, children).await?;
+        let api_url_file = options.serves_api.then(|| local.api_url_path());
+        let cluster = LocalCluster::start_with_children(local, children).await?;
         let bus = cluster.info().connect().await?;
-        Ok(Self { cluster, bus, pids: BTreeMap::new(), api_url_file, _folder: folder })
+        let mut this = Self { cluster, bus, pids: BTreeMap::new(), api_url_file, _folder: folder };
+        this.await_processes(options).await?;
+        Ok(this)
     }
 
     async fn await_processes(&mut self, options: &BenchOptions) -> anyhow::Result<()> {
@@ -145,11 +112,7 @@ impl BenchCluster {
 
     /// Opens another connection to the server, with the same options as the cluster's processes use.
     pub async fn connect_client(&self) -> anyhow::Result<async_nats::Client> {
-        let info = self.cluster.info();
-        let options =
-            async_nats::ConnectOptions::with_user_and_password(info.user.clone(), info.password.clone());
-        let options = options.client_capacity(16_384).subscription_capacity(65_536);
-        options.connect(info.url.as_str()).await.context("connecting to the cluster's server")
+        connect_to_server(self.cluster.info()).await
     }
 
     /// Processes the events of the cluster.
@@ -216,6 +179,62 @@ impl BenchCluster {
     pub async fn stop_cluster(self) {
         self.cluster.stop().await;
     }
+}
+
+/// A NATS server as clusters have it, without any other process. Dropping it kills the server and removes its folder.
+pub struct BareServer {
+    cluster: LocalCluster,
+    _folder: TempFolder,
+}
+
+impl BareServer {
+    /// Starts the server.
+    pub async fn start(options: &BenchOptions) -> anyhow::Result<Self> {
+        let (local, folder) = local_options(options)?;
+        Ok(Self { cluster: LocalCluster::start_with_children(local, Vec::new()).await?, _folder: folder })
+    }
+
+    /// Opens a connection to it.
+    pub async fn connect_client(&self) -> anyhow::Result<async_nats::Client> {
+        connect_to_server(self.cluster.info()).await
+    }
+
+    /// Stops it in order.
+    pub async fn stop(self) {
+        self.cluster.stop().await;
+    }
+}
+
+/// Returns the options of a local cluster, and its folder.
+fn local_options(options: &BenchOptions) -> anyhow::Result<(LocalOptions, TempFolder)> {
+    let folder = TempFolder::create(&options.folder)?;
+    let local = LocalOptions {
+        data: folder.0.clone(),
+        workers: options.workers,
+        slots: options.slots,
+        supervisors: 1,
+        critics: 1,
+        capability: Vec::new(),
+        web: false,
+        model: Vec::new(),
+        record: None,
+        call_timeout: None,
+        lanes: Some(1),
+        lane_lease: options.lane_lease,
+        work_lease: None,
+        api: options.serves_api.then(|| ApiAddress::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))),
+        sync_always: options.sync_always,
+        log: "info".into(),
+    };
+    Ok((local, folder))
+}
+
+/// Connects to a server with the same options as the cluster's processes use.
+async fn connect_to_server(info: &ClusterInfo) -> anyhow::Result<async_nats::Client> {
+    let options =
+        async_nats::ConnectOptions::with_user_and_password(info.user.clone(), info.password.clone());
+    let options = options.client_capacity(16_384).subscription_capacity(65_536);
+    options.connect(info.url.as_str()).await.context("connecting to the cluster's server")
 }
 
 /// A folder that is removed on drop.

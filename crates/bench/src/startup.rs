@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use async_nats::jetstream;
 
-use crate::cluster::{BenchCluster, BenchOptions};
+use crate::cluster::{BareServer, BenchCluster, BenchOptions};
 use crate::plans;
 use crate::process::CpuSeconds;
 use crate::report::{BaselineComparison, median};
@@ -48,8 +48,8 @@ async fn measure_cluster(options: &BenchOptions) -> anyhow::Result<f64> {
 
 async fn measure_server(options: &BenchOptions) -> anyhow::Result<f64> {
     let began = Instant::now();
-    let cluster = BenchCluster::start_bare_server(options).await?;
-    let context = jetstream::new(cluster.connect_client().await?);
+    let server = BareServer::start(options).await?;
+    let context = jetstream::new(server.connect_client().await?);
     let config = jetstream::stream::Config {
         name: "startup".into(),
         subjects: vec!["startup".into()],
@@ -58,6 +58,6 @@ async fn measure_server(options: &BenchOptions) -> anyhow::Result<f64> {
     context.create_stream(config).await?;
     context.publish("startup", "first".into()).await?.await?;
     let took = began.elapsed().as_secs_f64();
-    cluster.stop_cluster().await;
+    server.stop().await;
     Ok(took)
 }
