@@ -315,6 +315,61 @@ async fn a_resumed_conversation_has_the_state_and_the_rules_that_were_recorded()
     }
 }
 
+/// Research of a small model whose question matches no document, so that it has tools in place of passages.
+fn searching_task<'a>(filler: &'a str, replies: Vec<Value>) -> ScriptedTask<'a> {
+    let documents = vec![("filler.md", filler), ("tarn.md", TARN)];
+    ScriptedTask { documents, ..ScriptedTask::research("small", "How heavy?", replies) }
+}
+
+#[tokio::test]
+async fn small_model_that_searches_is_cited_by_the_lines_that_it_saw() {
+    let filler = "Lakes are deep.\n".repeat(500);
+    let search = json!({"calls": [{"search_documents": {"query": "weighs"}}]});
+    let answer = json!({"output": "It weighs 1.4 kg."});
+    let mut work = searching_task(&filler, vec![search, answer]);
+    let result = work.run().await.unwrap();
+    assert_eq!(result.output, "It weighs 1.4 kg [S1].");
+    assert_eq!(
+        (result.quotations[0].text.as_str(), result.quotations[0].first_line),
+        ("It weighs 1.4 kg.", 4)
+    );
+    assert_eq!(work.requests().len(), 2);
+
+    // A conversation that an earlier release began is checked by its rules.
+    let mut steps = work.journal.steps().to_vec();
+    steps[0].value["format"]["version"] = 2.into();
+    work.journal = MemoryJournal::with_steps(steps);
+    work.run().await.unwrap_err();
+    let requests = work.requests();
+    assert!(last_user_message(requests.last().unwrap()).contains("The answer has no quotations."));
+}
+
+#[tokio::test]
+async fn small_model_with_tools_gets_one_form_of_its_reply() {
+    let filler = "Lakes are deep.\n".repeat(500);
+    let mut work = searching_task(&filler, vec![json!({"output": "The documents do not say it."})]);
+    work.run().await.unwrap();
+    let request = work.requests().remove(0);
+    assert!(request.tools.len() == 2 && !request.system.contains("Answer with JSON"), "{}", request.system);
+    let answer = json!({"output": "It weighs 1.4 kg."});
+    let mut work = ScriptedTask::research("small", "How much does the Tarn 20 weigh?", vec![answer]);
+    work.run().await.unwrap();
+    let request = work.requests().remove(0);
+    assert!(request.system.ends_with("\n\nAnswer with JSON: {\"output\": \"…\"}"), "{}", request.system);
+}
+
+#[tokio::test]
+async fn result_of_data_has_a_summary() {
+    let capability =
+        "name: facts\ndescription: Facts.\ninstructions: Find it.\nanswer: data\noutput: {type: object}\n";
+    let reply = json!({"text": r#"{"answer": "It weighs 1.4 kg."}"#});
+    let mut work = ScriptedTask::research("small", "How much does the Tarn 20 weigh?", vec![reply]);
+    work.capability = capability;
+    let result = work.run().await.unwrap();
+    assert_eq!(result.summary, "It weighs 1.4 kg.");
+    assert!(result.output.starts_with("```json\n{"), "{}", result.output);
+}
+
 /// Journals of 0.4.0 record no format. What was accepted then is accepted on resume, by the rules of then.
 #[tokio::test]
 async fn an_answer_recorded_by_0_4_0_counts_as_it_did() {

@@ -173,9 +173,18 @@ async fn run_reader(
     page: &Arc<impl Tool + 'static>,
     journal: &mut StoringJournal,
 ) -> Result<TaskResult, SessionError> {
+    run_reader_of("strong", turns, page, journal).await
+}
+
+async fn run_reader_of(
+    ability: &str,
+    turns: &[Value],
+    page: &Arc<impl Tool + 'static>,
+    journal: &mut StoringJournal,
+) -> Result<TaskResult, SessionError> {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("model.yaml");
-    std::fs::write(&script, json!({"rules": [{ "turns": turns }]}).to_string()).unwrap();
+    std::fs::write(&script, json!({"ability": ability, "rules": [{ "turns": turns }]}).to_string()).unwrap();
     let spec = AgentSpec::parse(READER.as_bytes(), &FetchName).unwrap();
     let run = RunId::new("r").unwrap();
     let work = Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 };
@@ -304,4 +313,73 @@ async fn fetched_pages_are_searched_and_read_like_documents() {
     );
     assert!(found.contains(&format!("of {URL}, score")) && found.contains("\n4\tUse tallow.\n"), "{found}");
     assert!(lines.starts_with(&format!("== lines 6 to 6 of 6, {URL}: Manual, page 3\n6\tStop")), "{lines}");
+}
+
+/// An answer in the form for small models.
+fn plain_answer(output: &str) -> Value {
+    json!({"answer": {"output": output}})
+}
+
+/// The user messages of a journal after the first request.
+fn corrections(journal: &StoringJournal) -> Vec<&str> {
+    let steps = journal.journal.steps().iter().skip(1);
+    steps.filter_map(|step| step.value["sent"]["user"][0].as_str()).collect()
+}
+
+#[tokio::test]
+async fn answer_of_a_small_model_is_cited_by_the_lines_that_it_read_after_any_takeover() {
+    let turns = [fetch(URL), plain_answer("The wheel number 1 turns.")];
+    let mut whole = StoringJournal::default();
+    let expected = run_reader_of("small", &turns, &Arc::<ChangingPage>::default(), &mut whole).await.unwrap();
+    assert_eq!(expected.output, "The wheel number 1 turns [S1].");
+    let (source, quotation) = (&expected.sources[0], &expected.quotations[0]);
+    assert_eq!((source.kind, source.location.as_str()), (SourceKind::Web, URL));
+    assert_eq!((quotation.text.as_str(), quotation.first_line), ("The wheel number 1 turns.", 3));
+    assert_eq!(corrections(&whole), Vec::<&str>::new());
+    let steps: Vec<JournalStep> = whole.journal.steps().to_vec();
+    for taken in 0..=steps.len() {
+        let mut journal = StoringJournal {
+            journal: MemoryJournal::with_steps(steps[..taken].to_vec()),
+            blobs: whole.blobs.clone(),
+        };
+        let page = Arc::<ChangingPage>::default();
+        let result = run_reader_of("small", &turns, &page, &mut journal).await.unwrap();
+        let result = TaskResult { models: expected.models.clone(), ..result };
+        assert_eq!(result, expected, "after {taken} steps");
+    }
+}
+
+#[tokio::test]
+async fn small_model_cites_only_numbered_lines_that_it_saw() {
+    let read = json!({"calls": [{"read_document": {"path": URL, "first_line": 3, "last_line": 3}}]});
+    let right = plain_answer("Grease the bearing monthly.");
+    let mut journal = StoringJournal::default();
+    let result =
+        run_reader_of("small", &[fetch(URL), read, right], &Arc::<Manual>::default(), &mut journal).await;
+    let quotation = &result.unwrap().quotations[0];
+    assert_eq!((quotation.text.as_str(), quotation.first_line), ("Grease the bearing monthly.", 3));
+    assert_eq!(quotation.place.as_deref(), Some("page 2"));
+}
+
+#[tokio::test]
+async fn corrections_of_a_small_model_name_only_fields_of_its_form() {
+    let invented = plain_answer("The wheel is 90 years old.");
+    let mut read = StoringJournal::default();
+    let page = Arc::<ChangingPage>::default();
+    let turns = [fetch(URL), invented.clone(), invented.clone()];
+    let result = run_reader_of("small", &turns, &page, &mut read).await.unwrap();
+    assert_eq!(result.answered, Some(false));
+    assert_eq!(result.output, "What was read does not answer this question.");
+    let mut nothing_read = StoringJournal::default();
+    let turns = [invented.clone(), invented];
+    let result = run_reader_of("small", &turns, &page, &mut nothing_read).await.unwrap();
+    assert_eq!((result.answered, result.quotations.len()), (Some(false), 0));
+    for (journal, words) in
+        [(&read, "No line that you have read says: “The wheel is 90 years old.”"), (&nothing_read, "'notes'")]
+    {
+        let sent = corrections(journal);
+        let [correction] = sent.as_slice() else { panic!("{sent:?}") };
+        assert!(correction.contains(words), "{correction}");
+        assert!(!correction.contains("quotations") && !correction.contains("first_line"), "{correction}");
+    }
 }

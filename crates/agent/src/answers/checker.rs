@@ -2,6 +2,7 @@
 //! answer is sent back once; after that, invalid marks and quotations are removed, and the notes name other mistakes.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use millrace_protocol::ids::TaskId;
@@ -11,13 +12,18 @@ use super::grounding::{self, GroundedFindings};
 use super::labels::PassageLabels;
 use super::{Findings, NumberedResults, Report, content, find_repeated_result, findings};
 use crate::citations;
-use crate::corpus::Corpus;
-use crate::turn::ConversationFormat;
+use crate::corpus::{Corpus, Document};
+use crate::turn::{ConversationFormat, ReadLines};
 
 /// The number of times that an answer is sent back.
 const MAX_CORRECTIONS: u32 = 1;
 /// The answer in place of statements that no passage supports.
 const NOT_ANSWERED: &str = "The documents do not answer this question.";
+/// The same for a prompt without passages.
+const NOT_ANSWERED_BY_READING: &str = "What was read does not answer this question.";
+/// The correction for a small model that has read nothing. It names only fields that its form has, and no tool: a correction has none.
+const NOTHING_READ: &str = "You have read no page and no document, so nothing supports the answer. Say in 'output' that you found \
+no answer, and in 'notes' what you searched for.";
 
 /// The corrections that an attempt was sent so far. A resumed attempt checks the same answers in the same order.
 #[derive(Debug, Default)]
@@ -34,6 +40,8 @@ impl CorrectionCount {
 pub(crate) struct FindingsChecker<'a> {
     pub objective: &'a str,
     pub labels: PassageLabels,
+    /// The lines that the attempt has read with its tools.
+    pub read_lines: Arc<ReadLines>,
     /// The results that the task used.
     pub inputs: Vec<(TaskId, TaskResult)>,
     pub format: ConversationFormat,
@@ -44,10 +52,11 @@ impl<'a> FindingsChecker<'a> {
     pub fn new(
         objective: &'a str,
         labels: PassageLabels,
+        read_lines: Arc<ReadLines>,
         inputs: Vec<(TaskId, TaskResult)>,
         format: ConversationFormat,
     ) -> Self {
-        Self { objective, labels, inputs, format, corrections: CorrectionCount::default() }
+        Self { objective, labels, read_lines, inputs, format, corrections: CorrectionCount::default() }
     }
 
     /// Returns the final form of the answer. `corpus` has the sources that it may cite.
@@ -70,12 +79,8 @@ impl<'a> FindingsChecker<'a> {
             }
         };
         let numbered = findings::relocate_quotations(numbered, corpus);
-        let grounded = match self.format.is_small() && numbered.answered.is_none() {
-            true => grounding::ground_findings(&numbered, self.objective, &self.labels, corpus),
-            false => None,
-        };
-        if let Some(grounded) = grounded {
-            return self.check_grounded(grounded);
+        if let Some(checked) = corpus.and_then(|corpus| self.check_by_grounding(&numbered, corpus)) {
+            return checked;
         }
         let unresolved = findings::resolve_findings(&numbered, corpus).err();
         let content = self.find_content_mistakes(&numbered);
@@ -101,18 +106,46 @@ impl<'a> FindingsChecker<'a> {
         Ok(Findings { notes: add_notes(mended.notes.clone(), &content), ..mended })
     }
 
-    /// Checks an answer of a small model whose statements were compared with the passages. A statement without support is
+    /// Checks an answer of a small model by the lines of its passages and those that it has read. `None` for other answers, and if
+    /// there are no such lines: then its quotations or its notes count.
+    fn check_by_grounding(&self, answer: &Findings, corpus: &Corpus) -> Option<Result<Findings, String>> {
+        if !self.format.is_small() || answer.answered.is_some() {
+            return None;
+        }
+        let ground = |lines| grounding::ground_findings(answer, self.objective, lines, corpus);
+        let lines = self.list_citable_lines(corpus);
+        if !lines.is_empty() || !self.labels.is_empty() {
+            return Some(self.check_grounded(ground(&lines)));
+        }
+        let is_uncited = self.format.cites_read_lines() && findings::lacks_quotations(answer, Some(corpus));
+        is_uncited.then(|| match self.corrections.take() {
+            true => Err(NOTHING_READ.to_owned()),
+            false => self.check_grounded(ground(&[])),
+        })
+    }
+
+    /// Returns the lines that code may cite for a statement: those of the passages first.
+    fn list_citable_lines<'c>(&self, corpus: &'c Corpus) -> Vec<(&'c Document, usize)> {
+        let shown = self.labels.shown_lines(corpus);
+        let read = self.format.cites_read_lines().then(|| self.read_lines.list_lines(corpus));
+        shown.into_iter().chain(read.into_iter().flatten()).collect()
+    }
+
+    /// Checks an answer of a small model whose statements were compared with lines. A statement without support is
     /// sent back once and then left out.
     fn check_grounded(&self, grounded: GroundedFindings) -> Result<Findings, String> {
         let GroundedFindings { findings, unsupported, foreign_words, is_answer } = grounded;
-        let correction = (!unsupported.is_empty()).then(|| correct_unsupported(&unsupported, &foreign_words));
+        let line = if self.labels.is_empty() { "line that you have read" } else { "passage" };
+        let correction =
+            (!unsupported.is_empty()).then(|| correct_unsupported(line, &unsupported, &foreign_words));
         let removed = (!unsupported.is_empty()).then(|| note_unsupported(&unsupported));
         if !is_answer {
             if let Some(correction) = correction.filter(|_| self.corrections.take()) {
                 return Err(correction);
             }
             let is_blank = content::is_blank(&findings.output);
-            let output = if is_blank { NOT_ANSWERED.to_owned() } else { findings.output };
+            let not_answered = if self.labels.is_empty() { NOT_ANSWERED_BY_READING } else { NOT_ANSWERED };
+            let output = if is_blank { not_answered.to_owned() } else { findings.output };
             let notes = findings.notes.or(removed).or_else(|| Some(output.clone()));
             return Ok(Findings { output, notes, answered: Some(false), ..findings });
         }
@@ -280,8 +313,8 @@ impl ContentMistake {
     }
 }
 
-/// The correction for statements that no passage supports.
-fn correct_unsupported(statements: &[String], foreign_words: &BTreeSet<String>) -> String {
+/// The correction for statements that no line supports. `line` names the lines: `passage`, or those that were read.
+fn correct_unsupported(line: &str, statements: &[String], foreign_words: &BTreeSet<String>) -> String {
     let foreign = match foreign_words.len() {
         0 => String::new(),
         _ => format!(
@@ -290,7 +323,7 @@ fn correct_unsupported(statements: &[String], foreign_words: &BTreeSet<String>) 
         ),
     };
     format!(
-        "No passage says: “{}”.{foreign} Answer with what a passage says, in its words. If no passage answers the question, \
+        "No {line} says: “{}”.{foreign} Answer with what a {line} says, in its words. If no {line} answers the question, \
          write that they do not answer it.",
         statements.join(" ")
     )

@@ -144,9 +144,7 @@ pub(crate) fn findings_schema(
 /// # Errors
 /// The mistakes in it, as the correction that the model gets.
 pub(crate) fn resolve_findings(findings: &Findings, corpus: Option<&Corpus>) -> Result<TaskResult, String> {
-    let has_sources = corpus.is_some_and(Corpus::has_sources);
-    let has_notes = findings.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
-    if findings.quotations.is_empty() && has_sources && !has_notes {
+    if lacks_quotations(findings, corpus) {
         let pages = corpus.is_some_and(Corpus::reads_web);
         let pages =
             if pages { " The document of a web page is its URL, as fetch_url returned it." } else { "" };
@@ -172,6 +170,12 @@ pub(crate) fn resolve_findings(findings: &Findings, corpus: Option<&Corpus>) -> 
         return Err(mistakes.join(" "));
     }
     Ok(build_result(findings, quoted))
+}
+
+/// `true` if an answer quotes nothing although there are sources, and does not say what is missing.
+pub(super) fn lacks_quotations(findings: &Findings, corpus: Option<&Corpus>) -> bool {
+    let has_notes = findings.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
+    findings.quotations.is_empty() && corpus.is_some_and(Corpus::has_sources) && !has_notes
 }
 
 /// Removes the quotations that are not in the documents, and their citations: the fallback after the last correction.

@@ -1,4 +1,4 @@
-//! Grounds an answer of a small model in the lines of its passages: code compares each statement with the lines that it
+//! Grounds an answer of a small model in the lines of its passages and those that it has read: code compares each statement with the lines that it
 //! cites, cites other lines where those say it, and takes out what no line says. It owns the comparison; the words of a
 //! statement stay as they are.
 //!
@@ -10,7 +10,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::labels::PassageLabels;
 use super::{Findings, Passage, content};
 use crate::citations;
 use crate::corpus::{Corpus, Document, split_into_terms};
@@ -84,18 +83,14 @@ struct Claim {
     is_echo: bool,
 }
 
-/// Compares an answer with the lines of its passages. `None` if the prompt showed none.
+/// Compares an answer with the lines that were shown to the model, and those that it quotes.
 pub(super) fn ground_findings(
     findings: &Findings,
     objective: &str,
-    labels: &PassageLabels,
-    corpus: Option<&Corpus>,
-) -> Option<GroundedFindings> {
-    let corpus = corpus?;
-    let lines = list_citable_lines(&labels.shown_lines(corpus), &findings.quotations, corpus);
-    if labels.is_empty() {
-        return None;
-    }
+    shown: &[(&Document, usize)],
+    corpus: &Corpus,
+) -> GroundedFindings {
+    let lines = list_citable_lines(shown, &findings.quotations, corpus);
     let mut grounded = Findings { output: String::new(), quotations: Vec::new(), ..findings.clone() };
     let foreign = find_foreign_words(objective, &lines, corpus);
     let (mut unsupported, mut is_answer, mut foreign_words) = (Vec::new(), false, BTreeSet::new());
@@ -152,7 +147,7 @@ pub(super) fn ground_findings(
     grounded.output = grounded.output.trim().to_owned();
     grounded.summary = String::new();
     grounded.notes = findings.notes.clone().filter(|notes| !repeats(notes, &findings.output));
-    Some(GroundedFindings { findings: grounded, unsupported, foreign_words, is_answer })
+    GroundedFindings { findings: grounded, unsupported, foreign_words, is_answer }
 }
 
 /// Returns the statements of a text with a number that no text of `material` has.
@@ -210,16 +205,38 @@ impl Claim {
     }
 }
 
+/// The lines from which another line takes words.
+#[derive(Debug, Clone, Copy, Default)]
+struct LineContext {
+    /// The heading above it.
+    heading: Option<usize>,
+    /// The first row of its table.
+    header: Option<usize>,
+}
+
+impl LineContext {
+    /// Returns the context of each line of a document.
+    fn of_lines(document: &Document) -> Vec<Self> {
+        let (mut heading, mut header) = (None, None);
+        let context = |number: usize| {
+            let line = document.nth_line(number).unwrap_or_default();
+            header = line.trim_start().starts_with('|').then(|| header.unwrap_or(number));
+            let context = Self { heading, header };
+            heading = if line.starts_with('#') { Some(number) } else { heading };
+            context
+        };
+        (1..=document.line_count()).map(context).collect()
+    }
+}
+
 impl<'c> CitableLine<'c> {
     /// A line stands for its own words and those of the title, the heading above it and the header of its table.
-    fn new(document: &'c Document, number: usize) -> Option<Self> {
+    fn new(document: &'c Document, number: usize, context: &[LineContext]) -> Option<Self> {
         let text = document.nth_line(number).filter(|text| is_citable(text))?;
-        let line = |number: usize| document.nth_line(number).unwrap_or_default();
-        let heading = (1..number).rev().find(|above| line(*above).starts_with('#')).map(line);
-        let is_row = |number: &usize| line(*number).trim_start().starts_with('|');
-        let header = (1..=number).rev().take_while(is_row).last().map(line);
+        let LineContext { heading, header } = context.get(number - 1).copied().unwrap_or_default();
         let mut words = words_of(text);
-        for more in [Some(document.title.as_str()), heading, header].into_iter().flatten() {
+        words.append(&mut words_of(&document.title));
+        for more in [heading, header].into_iter().flatten().filter_map(|number| document.nth_line(number)) {
             words.append(&mut words_of(more));
         }
         Some(Self { document, number, numbers: numbers_of(text, true), words })
@@ -266,15 +283,20 @@ fn find_documents_about_others<'c>(
 ) -> BTreeSet<&'c str> {
     let folder =
         |document: &Document| document.path.rsplit_once('/').map_or("", |(folder, _)| folder).to_owned();
+    let mut listed = BTreeSet::new();
+    let documents = lines.iter().map(|line| line.document);
+    let documents: Vec<&'c Document> =
+        documents.filter(|document| listed.insert(document.path.as_str())).collect();
     let mut others = BTreeSet::new();
     for name in content::list_names(objective).iter().flat_map(|name| words_of(name)) {
-        let has_title = |line: &&CitableLine<'_>| words_of(&line.document.title).contains(&name);
-        let Some(own) = lines.iter().find(has_title).filter(|_| claim.all_words.contains(&name)) else {
+        if !claim.all_words.contains(&name) {
             continue;
-        };
-        let siblings = lines.iter().filter(|line| folder(line.document) == folder(own.document));
-        let of_others = siblings.filter(|line| !words_of(line.document.text()).contains(&name));
-        others.extend(of_others.map(|line| line.document.path.as_str()));
+        }
+        let has_title = |document: &&&Document| words_of(&document.title).contains(&name);
+        let Some(own) = documents.iter().find(has_title) else { continue };
+        let siblings = documents.iter().filter(|document| folder(document) == folder(own));
+        let of_others = siblings.filter(|document| !words_of(document.text()).contains(&name));
+        others.extend(of_others.map(|document| document.path.as_str()));
     }
     others
 }
@@ -300,16 +322,21 @@ fn list_citable_lines<'c>(
     quoted: &[Passage],
     corpus: &'c Corpus,
 ) -> Vec<CitableLine<'c>> {
-    let mut places: Vec<(&Document, usize)> = shown.to_vec();
-    for passage in quoted {
-        let Some(document) = corpus.find_document(&passage.document) else { continue };
-        for number in passage.first_line as usize..=(passage.last_line as usize).min(document.line_count()) {
-            if !places.iter().any(|(other, line)| other.path == document.path && *line == number) {
-                places.push((document, number));
-            }
-        }
-    }
-    places.into_iter().filter_map(|(document, number)| CitableLine::new(document, number)).collect()
+    let quoted = quoted.iter().flat_map(|passage| {
+        let document = corpus.find_document(&passage.document);
+        document.into_iter().flat_map(|document| {
+            let last = (passage.last_line as usize).min(document.line_count());
+            (passage.first_line as usize..=last).map(move |number| (document, number))
+        })
+    });
+    let (mut listed, mut contexts) = (BTreeSet::new(), BTreeMap::new());
+    let new = |(document, number): &(&'c Document, usize)| listed.insert((document.path.as_str(), *number));
+    let lines = shown.iter().copied().chain(quoted).filter(new);
+    let citable = |(document, number): (&'c Document, usize)| {
+        let context = contexts.entry(&document.path).or_insert_with(|| LineContext::of_lines(document));
+        CitableLine::new(document, number, context)
+    };
+    lines.filter_map(citable).collect()
 }
 
 /// The number of a passage from 1; a new one is added.
@@ -393,10 +420,11 @@ fn remove_marks(statement: &str) -> String {
     }
 }
 
-/// `true` for `3`, for a source such as `S3`, and for a label of a line that does not exist, such as `P9:1`.
+/// `true` for `3`, for a source such as `S3`, for a label of a line that does not exist, such as `P9:1`, and for an address.
 fn is_mark(mark: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| b"0123456789:-".contains(&byte));
-    digits(mark) || mark.strip_prefix(['P', 'S']).is_some_and(digits)
+    let is_address = mark.starts_with("http") && mark.contains("://") && !mark.contains(char::is_whitespace);
+    is_address || digits(mark) || mark.strip_prefix(['P', 'S']).is_some_and(digits)
 }
 
 /// Adds marks before the final punctuation of a statement.
@@ -458,7 +486,7 @@ fn numbers_of(text: &str, in_words: bool) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answers::labels::{ShownPassage, format_labelled_passages};
+    use crate::answers::labels::{PassageLabels, ShownPassage, format_labelled_passages};
     use crate::corpus::InputFile;
 
     const ABOUT: &str = "# Larkfield Workshop\n\nIt was founded on 3 May 2011 by Ines Varga.\n\n## People\n\n\
@@ -480,7 +508,7 @@ mod tests {
         let labels = PassageLabels::read_from_prompt(&prompt);
         let findings = Findings { output: output.into(), ..Findings::default() };
         let read = labels.number_citations(findings.clone(), Some(&corpus)).unwrap_or(findings);
-        ground_findings(&read, objective, &labels, Some(&corpus)).unwrap()
+        ground_findings(&read, objective, &labels.shown_lines(&corpus), &corpus)
     }
 
     fn places(grounded: &GroundedFindings) -> Vec<(&str, u32)> {

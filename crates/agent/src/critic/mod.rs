@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::result::TaskResult;
+use serde_json::json;
 
 use crate::corpus::Corpus;
 use crate::files::Files;
@@ -26,6 +27,7 @@ use crate::files::permissions::{
 };
 use crate::model::ModelAbility;
 use crate::roles::{DocumentList, MAX_OUTPUT_TOKENS};
+use crate::spec::Template;
 use crate::tool::files::create_file_tools;
 use crate::tool::{
     ReadableDocuments, TaskResultSource, Tool, Toolbox, get_task_result_tool, list_completed_tasks_tool,
@@ -157,7 +159,7 @@ pub fn build_review_brief(task: &ReviewTask, toolbox: &Toolbox, format: Conversa
         false => Some(form::judgement_schema(VERDICT, task.criteria.len(), format)),
     };
     AgentBrief {
-        system: choose_instructions(format).to_owned(),
+        system: choose_instructions(format, toolbox),
         task: sheet::render_review_task(&ReviewTask { documents, ..task.clone() }),
         tools: toolbox.specs(),
         answer,
@@ -167,12 +169,20 @@ pub fn build_review_brief(task: &ReviewTask, toolbox: &Toolbox, format: Conversa
     }
 }
 
-fn choose_instructions(format: ConversationFormat) -> &'static str {
+fn choose_instructions(format: ConversationFormat, toolbox: &Toolbox) -> String {
     match (format.is_original(), format.ability) {
-        (true, _) => ORIGINAL_INSTRUCTIONS,
-        (false, ModelAbility::Small) => include_str!("../../prompts/critic.small.md"),
-        (false, ModelAbility::Strong) => include_str!("../../prompts/critic.strong.md"),
+        (true, _) => ORIGINAL_INSTRUCTIONS.to_owned(),
+        (false, ModelAbility::Small) => render_small_instructions(toolbox),
+        (false, ModelAbility::Strong) => include_str!("../../prompts/critic.strong.md").to_owned(),
     }
+}
+
+/// With tools, the form of a reply is that of calls and answers, which the request describes.
+fn render_small_instructions(toolbox: &Toolbox) -> String {
+    let tools: Vec<String> = toolbox.specs().iter().map(|tool| tool.name.clone()).collect();
+    let template = Template::new(include_str!("../../prompts/critic.small.md"));
+    let rendered = template.and_then(|template| template.render_value(&json!({ "tools": tools })));
+    rendered.expect("the built-in instructions have no mistakes and use only the tools")
 }
 
 fn is_output_cut(task: &ReviewTask) -> bool {
@@ -261,6 +271,22 @@ mod tests {
         let quoting = TaskResult { quotations: vec![quotation], ..review_task().result };
         let quoting = ReviewTask { result: quoting, ..review_task() };
         assert!(!tool_names(&full, &quoting, small).contains(&"read_document".to_owned()));
+    }
+
+    #[test]
+    fn small_critic_with_tools_gets_one_form_of_its_reply() {
+        let file = InputFile { path: "a.txt".into(), bytes: b"text".to_vec() };
+        let corpus = Some(Arc::new(Corpus::build_or_load(vec![file], None).unwrap()));
+        let small = ConversationFormat::current(ModelAbility::Small);
+        let system = |evidence: ReviewEvidence| {
+            let toolbox = evidence.open_tools(&review_task(), small);
+            (toolbox.specs().iter().count(), build_review_brief(&review_task(), &toolbox, small).system)
+        };
+        let (tools, with) = system(ReviewEvidence { corpus, ..ReviewEvidence::default() });
+        assert!(tools > 0 && !with.contains("Answer with JSON"), "{with}");
+        let (tools, without) = system(ReviewEvidence::default());
+        assert!(tools == 0 && without.starts_with(with.trim_end()), "{without}");
+        assert!(without.ends_with("\n\nAnswer with JSON: {\"C1\": {\"met\": true}, \"C2\": {\"gap\": \"…\", \"met\": false}, \"reasoning\": \"…\"}"));
     }
 
     #[test]

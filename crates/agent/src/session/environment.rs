@@ -19,8 +19,8 @@ use crate::state::StateRules;
 use crate::tool::{Tool, Toolbox};
 use crate::turn::{
     AgentBrief, Answer, AnswerCheck, AnsweredWork, AttemptName, ContextSettings, ConversationFormat, Driver,
-    ForkedConversation, InheritedState, Journal, JournalError, Machine, RecordedBeginning, WorkSummary,
-    read_recorded_beginning,
+    ForkedConversation, InheritedState, Journal, JournalError, Machine, ReadLines, RecordedBeginning,
+    WorkSummary, read_recorded_beginning,
 };
 
 /// The environment of a session.
@@ -115,6 +115,7 @@ impl<'a> SessionEnvironment<'a> {
             context,
             summarizer,
             pages,
+            read_lines,
             skills,
         } = conversation;
         let machine = match continued {
@@ -136,6 +137,7 @@ impl<'a> SessionEnvironment<'a> {
             .with_files(self.files)
             .with_agent_files(files)
             .with_pages(pages)
+            .noting_read_lines(read_lines)
             .provider_timeout(self.provider_timeout)
             .with_check(check);
         // Boxed: the future of a running conversation is large.
@@ -182,6 +184,8 @@ pub(super) struct PreparedConversation {
     pub summarizer: Option<Arc<dyn Model>>,
     /// The web pages that it reads, if it can.
     pub pages: Option<Arc<AttemptPages>>,
+    /// The lines that it reads with its tools.
+    pub read_lines: Arc<ReadLines>,
     /// The skills that it can read.
     pub skills: Vec<SkillEntry>,
 }

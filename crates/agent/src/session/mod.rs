@@ -55,7 +55,7 @@ use crate::state::{StatePrompt, StateRules, create_state_tools};
 use crate::tool::{ChildTasks, Toolbox, describe_wait_end};
 use crate::turn::{
     AgentBrief, Answer, AnsweredWork, AttemptName, ConversationFormat, DriveError, ForkedConversation,
-    JsonAnswer, PlainText, UsageTotals, WorkFailure, format_fork_task,
+    JsonAnswer, PlainText, ReadLines, UsageTotals, WorkFailure, format_fork_task,
 };
 
 use consultants::ModelConsultants;
@@ -260,7 +260,8 @@ impl<'a> AgentSession<'a> {
             AnswerForm::Findings => {
                 let labels = PassageLabels::read_from_prompt(conversation.newest_task());
                 let used = inputs.list_used_results();
-                let checker = FindingsChecker::new(&order.objective, labels, used, format);
+                let read_lines = conversation.read_lines.clone();
+                let checker = FindingsChecker::new(&order.objective, labels, read_lines, used, format);
                 let pages = conversation.pages.clone();
                 let list_sources =
                     || pages.as_ref().map(|pages| pages.list_sources()).or_else(|| corpus.cloned());
@@ -286,9 +287,8 @@ impl<'a> AgentSession<'a> {
             }
             AnswerForm::Data | AnswerForm::Plan => {
                 let work = env.run_conversation(attempt, conversation, &|data: JsonAnswer| Ok(data)).await?;
-                let data = work.answer.0.clone();
+                let (data, summary) = (work.answer.0.clone(), work.answer.summarize());
                 let output = format!("```json\n{data:#}\n```");
-                let summary = data["summary"].as_str().unwrap_or_default().to_owned();
                 let result = TaskResult { summary, output, data: Some(data), ..TaskResult::default() };
                 Ok(complete_result(result, work))
             }
@@ -409,10 +409,17 @@ impl<'a> AgentSession<'a> {
         let tools = context.open_tools(&references).into_iter().chain(own).chain(of_state);
         let tools = tools.map(|tool| hooks.wrap_tool(tool));
         let toolbox = Toolbox::new(tools).map_err(|duplicate| invalid_order_error(&duplicate.to_string()))?;
+        let tool_names: Vec<String> = toolbox.specs().iter().map(|tool| tool.name.clone()).collect();
         let built_in =
             turn_instructions.take().or_else(|| prompts::built_in_instructions(spec.answer, format.ability));
-        let instructions =
-            render_instructions(spec, order, &inputs.document_list(), built_in, state.as_mut(), &sections)?;
+        let instructions = render_instructions(
+            spec,
+            order,
+            (&inputs.document_list(), &tool_names),
+            built_in,
+            state.as_mut(),
+            &sections,
+        )?;
         let brief = AgentBrief {
             system: match sections.as_str() {
                 "" => instructions,
@@ -440,6 +447,7 @@ impl<'a> AgentSession<'a> {
             Some(continued) => continued.conversation.to_brief(brief),
             None => restore_prompt(brief, beginning),
         };
+        let read_lines = continued.as_ref().map(|it| ReadLines::of_conversation(&it.conversation));
         let records = order.shared.is_some() || (can_wait && spec.revise == RevisionMode::SameConversation);
         let files = agent_files;
         Ok(PreparedConversation {
@@ -456,6 +464,7 @@ impl<'a> AgentSession<'a> {
             context,
             summarizer,
             pages,
+            read_lines: Arc::new(read_lines.unwrap_or_default()),
             skills: skills.entries(),
         })
     }
@@ -526,7 +535,7 @@ fn choose_max_output_tokens(answer: AnswerForm, format: ConversationFormat) -> u
 fn render_instructions(
     spec: &AgentSpec,
     order: &Order,
-    documents: &DocumentList,
+    (documents, tools): (&DocumentList, &[String]),
     built_in: Option<Template>,
     state: Option<&mut StateRules>,
     sections: &str,
@@ -549,6 +558,7 @@ fn render_instructions(
         task,
         parameters: &order.parameters,
         documents,
+        tools,
         today: format_utc_date(Timestamp::now()),
         state: state.as_deref().map(StateRules::default_values).unwrap_or_default(),
         phase: state.as_deref().map_or("", StateRules::first_phase).to_owned(),

@@ -281,6 +281,7 @@ impl PanelReview<'_> {
             summarizer: None,
             records: false,
             pages: None,
+            read_lines: Arc::default(),
             skills: Vec::new(),
         };
         let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);

@@ -29,6 +29,8 @@ pub struct TemplateView<'a> {
     pub parameters: &'a TaskParameters,
     /// The documents of the run.
     pub documents: &'a DocumentList,
+    /// The names of the agent's tools.
+    pub tools: &'a [String],
     /// The day, as `2026-11-22`.
     pub today: String,
     /// The fields of the agent's state.
@@ -79,7 +81,7 @@ impl fmt::Display for TemplateError {
 }
 
 /// The names that a template may use: of those with a dot, the first part has no other fields.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "run.id",
     "run.objective",
     "task.id",
@@ -90,6 +92,7 @@ const NAMES: [&str; 13] = [
     "documents.paths",
     "documents.passed_over",
     "parameters",
+    "tools",
     "today",
     "state",
     "phase",
@@ -207,6 +210,7 @@ mod tests {
             task: TaskTemplateView { id: &task, objective: "a part", feedback: &feedback, is_final: true },
             parameters: &parameters,
             documents: &documents,
+            tools: &["look".to_owned()],
             today: format_utc_date("2026-11-22T10:00:00Z".parse().unwrap()),
             state: BTreeMap::from([("count".to_owned(), json!(0))]),
             phase: "draft".into(),
@@ -218,10 +222,10 @@ mod tests {
     fn a_template_shows_the_run_the_task_and_its_documents() {
         let text = "{{ run.id }} {{ run.objective }} {{ task.id }} {{ task.objective }} {{ parameters.client.name }} \
                     {{ today }}{% if task.final %} final{% endif %}{% for text in task.feedback %} {{ text }}{% endfor %} \
-                    {{ documents.paths | join(', ') }}";
+                    {{ documents.paths | join(', ') }}{% if tools %} {{ tools | join(', ') }}{% endif %}";
         assert_eq!(
             render_sample(text).unwrap(),
-            "r1 all of it t1 a part ACME 2026-11-22 final be brief a.txt"
+            "r1 all of it t1 a part ACME 2026-11-22 final be brief a.txt look"
         );
     }
 

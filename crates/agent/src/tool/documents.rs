@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{Output, Tool, ToolError, tool_from_function, tool_with_output};
 use crate::corpus::pages::AttemptPages;
@@ -18,6 +19,10 @@ pub const MAX_READ_LINES: usize = 400;
 /// The maximum number of characters of one read; whole lines are dropped from the end.
 pub const MAX_READ_CHARS: usize = 48_000;
 
+/// The name of the tool that searches.
+const SEARCH: &str = "search_documents";
+/// The name of the tool that reads.
+const READ: &str = "read_document";
 const DEFAULT_PASSAGES: u32 = 8;
 const DEFAULT_READ_LINES: usize = 200;
 /// The maximum number of documents listed when a search or a path finds nothing.
@@ -87,7 +92,7 @@ pub fn search_documents_tool(documents: ReadableDocuments) -> Arc<dyn Tool> {
          and its numbered lines. Also reports in how many documents each word occurs and which documents have none of \
          them. Try several wordings; read more around a passage with read_document."
     );
-    tool_from_function("search_documents", &description, move |arguments: SearchDocumentsArguments, _| {
+    tool_from_function(SEARCH, &description, move |arguments: SearchDocumentsArguments, _| {
         let documents = documents.clone();
         async move { search_corpus(&documents.current(), &arguments) }
     })
@@ -103,7 +108,7 @@ pub fn read_document_tool(documents: ReadableDocuments) -> Arc<dyn Tool> {
     let description = format!(
         "Reads lines of {read}. Each line is prefixed with its number and a tab, which are not part of the text."
     );
-    tool_with_output("read_document", &description, move |arguments: ReadDocumentArguments, _| {
+    tool_with_output(READ, &description, move |arguments: ReadDocumentArguments, _| {
         let documents = documents.clone();
         async move { read_requested_lines(&documents.current(), &arguments) }
     })
@@ -221,6 +226,31 @@ fn append_numbered_lines(
     last
 }
 
+/// Returns the lines that a result of `search_documents` or `read_document` shows, by their document; none for other tools.
+pub(crate) fn list_shown_lines(tool: &str, arguments: &Value, text: &str) -> Vec<(String, Vec<usize>)> {
+    match tool {
+        READ => {
+            let path = arguments.get("path").and_then(Value::as_str);
+            path.map(|path| (path.to_owned(), parse_numbered_lines(text))).into_iter().collect()
+        }
+        SEARCH => {
+            // Lines of documents begin with a number, so that none passes for the header of a passage.
+            let passage = |passage: &str| {
+                let (header, lines) = passage.split_once('\n')?;
+                let (path, _score) = header.split_once(" of ")?.1.rsplit_once(", score ")?;
+                Some((path.to_owned(), parse_numbered_lines(lines)))
+            };
+            text.split("\n== lines ").skip(1).filter_map(passage).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the numbers of the lines of a text that begin with a number and a tab.
+pub(crate) fn parse_numbered_lines(text: &str) -> Vec<usize> {
+    text.lines().filter_map(|line| line.split_once('\t')?.0.parse().ok()).collect()
+}
+
 const TO_STRING: &str = "writing to a String can't fail";
 
 /// The message for an unknown document, with the most similar paths.
@@ -300,6 +330,25 @@ mod tests {
         assert!(
             call_and_expect_refusal(&tool, json!({"query": "how the"})).await.contains("no searchable word")
         );
+    }
+
+    #[tokio::test]
+    async fn shown_lines_are_read_back_from_results() {
+        let documents = || ReadableDocuments::OfRun(build_corpus());
+        let read_back = async |tool: Arc<dyn Tool>, arguments: serde_json::Value| {
+            let text = tool.call(arguments.clone(), &Call::default()).await.unwrap().text;
+            list_shown_lines(&tool.spec().name, &arguments, &text)
+        };
+        let search = json!({"query": "patent nothing"});
+        let mut found = read_back(search_documents_tool(documents()), search).await;
+        found.sort_unstable();
+        let expected =
+            [("MIT.txt".to_owned(), vec![1, 2, 3]), ("law/Apache-2.0.txt".to_owned(), vec![1, 2, 3, 4])];
+        assert_eq!(found, expected);
+        let lines =
+            read_back(read_document_tool(documents()), json!({"path": "MIT.txt", "first_line": 2})).await;
+        assert_eq!(lines, [("MIT.txt".to_owned(), vec![2, 3])]);
+        assert_eq!(list_shown_lines("other", &json!({"path": "MIT.txt"}), "1\tx"), []);
     }
 
     #[tokio::test]

@@ -51,7 +51,7 @@ pub use documents::{
     MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, ReadableDocuments, read_document_tool,
     search_documents_tool,
 };
-pub(crate) use documents::{find_passages, unknown_document_error};
+pub(crate) use documents::{find_passages, list_shown_lines, parse_numbered_lines, unknown_document_error};
 pub(crate) use inner::APPEND_NOTE_NAME;
 pub(crate) use inner::{AppendNoteArguments, ReadNotesArguments, ThinkArguments, WriteTodosArguments};
 pub use inner::{

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use millrace_protocol::result::TaskResult;
+use millrace_protocol::result::{MAX_SUMMARY, TaskResult};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -65,6 +65,23 @@ impl Answer for JsonAnswer {
     }
 }
 
+impl JsonAnswer {
+    /// Returns a summary of the data: its own `summary`, or the first line of its only text that says something, or the data in
+    /// one line.
+    pub(crate) fn summarize(&self) -> String {
+        let own = self.0.get("summary").and_then(Value::as_str).filter(|summary| !summary.trim().is_empty());
+        let only_field =
+            self.0.as_object().filter(|fields| fields.len() == 1).and_then(|it| it.values().next());
+        let only_text = only_field.unwrap_or(&self.0).as_str();
+        let says_something = |line: &&str| line.contains(char::is_alphanumeric) && !line.starts_with("```");
+        let first_line = || only_text?.lines().map(str::trim).find(says_something);
+        match own.or_else(first_line) {
+            Some(summary) => summary.to_owned(),
+            None => self.0.to_string().chars().take(MAX_SUMMARY).collect(),
+        }
+    }
+}
+
 impl Answer for TaskResult {
     fn answer_schema(name: &str) -> Option<AnswerSchema> {
         Some(build_answer_schema::<Self>(name))
@@ -114,6 +131,8 @@ fn validate_citation_references(result: &TaskResult) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -123,6 +142,21 @@ mod tests {
         let unlisted =
             r#"{"output":"x","quotations":[{"source":"S1","text":"q","first_line":1,"last_line":1}]}"#;
         assert!(TaskResult::parse_answer(unlisted).unwrap_err().contains("'S1', which is not listed"));
+    }
+
+    #[test]
+    fn summary_of_data_says_something() {
+        for (data, summary) in [
+            (json!({"summary": "Two\nlines", "answer": "x"}), "Two\nlines"),
+            (json!({"answer": "Founded in 2011.\nBy Ines Varga."}), "Founded in 2011."),
+            (json!({"code": "```python\nprint(1)\n```"}), "print(1)"),
+            (json!({"summary": " ", "weight": 690}), r#"{"summary":" ","weight":690}"#),
+            (json!({"facts": ["a", "b"]}), r#"{"facts":["a","b"]}"#),
+        ] {
+            assert_eq!(JsonAnswer(data).summarize(), summary);
+        }
+        let long = JsonAnswer(json!({"a": 1, "b": "x".repeat(1_000)})).summarize();
+        assert_eq!(long.chars().count(), MAX_SUMMARY);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use super::outage::{Outage, OutageStep};
 use super::record::{InheritedState, ModelStep, ModelStepOutcome, SentMessages, SinceLastRequest, to_millis};
 use super::{
     Answer, AttemptName, ContextSettings, ConversationFormat, Journal, JournalError, Machine, MachineStep,
-    WorkFailure, WorkOutcome, WorkSummary,
+    ReadLines, WorkFailure, WorkOutcome, WorkSummary,
 };
 use crate::approval::ApprovalRules;
 use crate::corpus::pages::AttemptPages;
@@ -54,6 +54,7 @@ pub struct Driver<'a, A> {
     files: Option<Arc<dyn Files>>,
     agent_files: Option<AgentFiles>,
     pages: Option<Arc<AttemptPages>>,
+    read_lines: Option<Arc<ReadLines>>,
     check: Option<&'a AnswerCheck<'a, A>>,
     provider_timeout: Duration,
     approvals: ApprovalRules,
@@ -79,6 +80,7 @@ impl<'a, A: Answer> Driver<'a, A> {
             files: None,
             agent_files: None,
             pages: None,
+            read_lines: None,
             check: None,
             provider_timeout: DEFAULT_PROVIDER_TIMEOUT,
             approvals: ApprovalRules::default(),
@@ -150,6 +152,12 @@ impl<'a, A: Answer> Driver<'a, A> {
     #[must_use]
     pub fn with_pages(self, pages: Option<Arc<AttemptPages>>) -> Self {
         Self { pages, ..self }
+    }
+
+    /// Notes the lines that the calls show, so that they can be cited.
+    #[must_use]
+    pub(crate) fn noting_read_lines(self, read_lines: Arc<ReadLines>) -> Self {
+        Self { read_lines: Some(read_lines), ..self }
     }
 
     /// Sets the check that answers must pass.
@@ -224,6 +232,9 @@ impl<'a, A: Answer> Driver<'a, A> {
                     };
                     let mut results = turn.run_calls(calls, self.journal).await?;
                     results.iter_mut().for_each(|call| self.detach_images(&mut call.result));
+                    if let Some(read) = &self.read_lines {
+                        calls.iter().zip(&results).for_each(|(call, record)| read.note_result(call, record));
+                    }
                     since.recorded_calls = results.iter().map(|call| call.result.call_id.clone()).collect();
                     machine.feed_results(results)?;
                 }

@@ -7,13 +7,14 @@ use serde::{Deserialize, Serialize};
 use crate::model::ModelAbility;
 
 /// The version whose rules this program follows in new conversations.
-const CURRENT: u32 = 2;
+const CURRENT: u32 = 3;
 
 /// The format of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConversationFormat {
     /// 1: conversations of 0.4.0. 2: a correction is requested without tools, a reply that was cut off is not shown again,
-    /// a call that repeats another with the same result withdraws its tool, and the stricter checks of answers apply.
+    /// a call that repeats another with the same result withdraws its tool, and the stricter checks of answers apply. 3: lines
+    /// that a small model has read with its tools are cited by code, as those of its passages are.
     version: u32,
     /// The ability of the model that the prompts were written for.
     pub ability: ModelAbility,
@@ -35,10 +36,16 @@ impl ConversationFormat {
         self.version < 2
     }
 
+    /// `true` if code cites the lines that a small model has read with its tools.
+    #[must_use]
+    pub const fn cites_read_lines(self) -> bool {
+        self.version >= 3 && self.is_small()
+    }
+
     /// `true` if the prompts are those for small models.
     #[must_use]
-    pub fn is_small(self) -> bool {
-        self.ability == ModelAbility::Small
+    pub const fn is_small(self) -> bool {
+        matches!(self.ability, ModelAbility::Small)
     }
 }
 

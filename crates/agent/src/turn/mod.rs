@@ -20,6 +20,7 @@ mod machine;
 mod name;
 mod outage;
 mod outcome;
+mod read_lines;
 pub(crate) mod record;
 mod scratch;
 mod usage_totals;
@@ -42,6 +43,7 @@ pub use machine::{
 };
 pub use name::AttemptName;
 pub use outcome::{AnsweredWork, StopReason, WorkFailure, WorkOutcome, WorkSummary};
+pub(crate) use read_lines::ReadLines;
 pub(crate) use record::InheritedState;
 pub use record::ToolCallRecord;
 pub(crate) use scratch::{collect_recorded_notes, format_notes};

@@ -101,23 +101,28 @@ struct WindowedModel {
     /// Calls besides `look`, by the thing.
     extra: BTreeMap<usize, &'static str>,
     requests: Mutex<Vec<Request>>,
-    summaries: Mutex<usize>,
+    /// The requests for summaries that it answered.
+    summaries: Mutex<Vec<Request>>,
+    /// The most tokens of a request for a summary.
+    summary_window: u64,
 }
 
 impl WindowedModel {
     fn new(window: u64, things: usize) -> Self {
         let (extra, requests, summaries) = Default::default();
-        Self { window, things, extra, requests, summaries }
+        Self { window, things, extra, requests, summaries, summary_window: window }
     }
 
     fn reply_to(&self, request: &Request) -> Result<Reply, ModelError> {
         let tokens = tokens_of(request);
-        if tokens > self.window {
-            let message = format!("prompt is too long: {tokens} tokens > {} maximum", self.window);
+        let is_summary = request.system.starts_with(SUMMARISER);
+        let window = if is_summary { self.summary_window } else { self.window };
+        if tokens > window {
+            let message = format!("prompt is too long: {tokens} tokens > {window} maximum");
             return Err(ModelError::ContextOverflow { message });
         }
-        if request.system.starts_with(SUMMARISER) {
-            *self.summaries.lock().unwrap() += 1;
+        if is_summary {
+            self.summaries.lock().unwrap().push(request.clone());
             return Ok(says("The agent looked at things."));
         }
         let mut requests = self.requests.lock().unwrap();
@@ -236,7 +241,7 @@ async fn two_million_characters_go_through_a_small_window_and_nothing_is_lost() 
     }
 
     let cuts = cuts(&journal);
-    let summaries = *model.summaries.lock().unwrap();
+    let summaries = model.summaries.lock().unwrap().len();
     assert!(summaries > 0 && cuts.len() > 10, "{} cuts, {summaries} summaries", cuts.len());
     assert!(cuts.iter().all(|cut| cut.value["tokens_before"].as_u64().unwrap() > 25_000));
     // Between cuts each conversation begins with the one before, byte for byte.
@@ -341,15 +346,21 @@ async fn long_conversation_stays_in_the_window_of_a_real_model() {
 
 #[tokio::test]
 async fn resume_after_any_step_shortens_identically() {
-    // Results of this length are not cut, so that most shortenings need a summary.
-    let (window, things, length) = (4_096, 24, 1_500);
+    // Results of 1,500 characters are not cut, so that most shortenings need a summary. Longer ones are cut in the conversation.
+    for length in [1_500, 3_000] {
+        resume_after_any_step(length).await;
+    }
+}
+
+async fn resume_after_any_step(length: usize) {
+    let (window, things) = (4_096, 24);
     let settings = ContextSettings::for_window(Some(window));
     let (model, mut journal) = (WindowedModel::new(window, things), MemoryJournal::default());
     let files = Arc::new(VersionedFiles::default());
     let ended = drive(&model, settings, length, Some(files.clone()), &mut journal).await;
     assert_eq!(ended.outcome, answered());
     assert!(cuts(&journal).len() > 2, "{:?}", names(&journal));
-    assert!(*model.summaries.lock().unwrap() > 1);
+    assert!(model.summaries.lock().unwrap().len() > 1, "{:?}", names(&journal));
     let whole = model.requests.into_inner().unwrap();
     for kept in 0..=journal.steps().len() {
         let steps = journal.steps()[..kept].to_vec();
@@ -388,7 +399,48 @@ async fn nothing_is_dropped_while_the_history_can_not_be_saved() {
         assert!(pair[1].messages.starts_with(&pair[0].messages), "the conversation only grows");
     }
     assert_eq!(cuts(&journal)[0].value["history"]["failed"], "the store is full");
-    assert_eq!(*model.summaries.lock().unwrap(), 0);
+    assert_eq!(model.summaries.lock().unwrap().len(), 0);
+}
+
+/// The length of each result in a request for a summary, without the bars.
+fn results_of_summary(request: &Request) -> Vec<usize> {
+    let Message::User { text } = &request.messages[0] else { panic!("one message") };
+    let results = text.split("## Result of call ").skip(1);
+    results.map(|result| result.split("\n| ## ").next().unwrap().len()).collect()
+}
+
+#[tokio::test]
+async fn summary_is_written_from_whole_results_as_far_as_they_fit() {
+    let window = 8_192;
+    // Two older results of 6,000 characters fit into 70% of the window, three of 6,600 do not.
+    for (things, length, least) in [(3, 6_000, 5_990), (4, 6_600, 5_500)] {
+        let mut model = WindowedModel::new(window, things);
+        model.extra = [(things - 1, "compact_conversation")].into();
+        let mut journal = MemoryJournal::default();
+        let ended =
+            drive(&model, ContextSettings::for_window(Some(window)), length, None, &mut journal).await;
+        assert_eq!(ended.outcome, answered());
+        let summaries = model.summaries.into_inner().unwrap();
+        let request = summaries.first().expect("the agent asks for a summary");
+        let results = results_of_summary(request);
+        assert_eq!(results.len(), things - 1);
+        assert!(results.iter().all(|length| *length >= least), "{results:?}");
+        assert_eq!(results.iter().all(|shown| *shown >= length - 10), things == 3, "{results:?}");
+        let share = tokens_of(request) * 100 / window;
+        assert!(share <= 80, "{share} % of the window: {results:?}");
+    }
+}
+
+#[tokio::test]
+async fn summary_is_written_from_cut_results_if_the_model_refuses_more() {
+    let window = 8_192;
+    let mut model = WindowedModel::new(window, 24);
+    model.summary_window = window * 45 / 100;
+    let mut journal = MemoryJournal::default();
+    let ended = drive(&model, ContextSettings::for_window(Some(window)), 1_500, None, &mut journal).await;
+    assert_eq!(ended.outcome, answered());
+    let summarised = cuts(&journal).into_iter().filter(|cut| cut.value.get("summary").is_some()).count();
+    assert!(summarised > 0 && cuts(&journal).iter().all(|cut| cut.value.get("summary_error").is_none()));
 }
 
 #[tokio::test]

@@ -89,7 +89,7 @@ async fn the_first_request_records_the_format() {
     let format = ConversationFormat::current(ModelAbility::Small);
     let brief = AgentBrief { format, ..brief(&tools, None) };
     let (_, journal) = run::<PlainText>(brief, &tools, vec![says(" "), says("blue")]).await;
-    assert_eq!(journal.steps()[0].value["format"], json!({"version": 2, "ability": "small"}));
+    assert_eq!(journal.steps()[0].value["format"], json!({"version": 3, "ability": "small"}));
     assert_eq!(journal.steps()[1].value.get("format"), None);
 }
 

@@ -18,6 +18,8 @@ const KEPT_OF_ARGUMENT: usize = 20;
 const LONG_RESULT: usize = 2_000;
 /// The number of characters that are kept of a cut result, at both ends together.
 const KEPT_OF_RESULT: usize = 400;
+/// The length of the mark in a cut text, at most.
+const CUT_MARK: usize = 60;
 
 /// Returns the position of the first of the newest messages that have at most `size` bytes together; the last group is always
 /// among them. Messages before `from` are not.
@@ -83,6 +85,56 @@ pub(in crate::turn) fn shorten_recent_messages(
         Message::User { .. } | Message::Assistant { .. } => message.clone(),
     };
     messages.iter().enumerate().map(shorten).collect()
+}
+
+/// Cuts about `excess` bytes from messages, and no more if possible: first from the arguments that files have too, then from the
+/// longest results, so that these become equally long.
+pub(super) fn shorten_to_fit(messages: &[Message], excess: usize) -> Vec<Message> {
+    let total = |messages: &[Message]| messages.iter().map(approximate_size).sum::<usize>();
+    let whole = total(messages);
+    let cut_arguments = |message: &Message| match message {
+        Message::Assistant { text, calls, provider_state } => Message::Assistant {
+            text: text.clone(),
+            calls: calls.iter().map(|call| cut_call(call, None)).collect(),
+            provider_state: provider_state.clone(),
+        },
+        Message::User { .. } | Message::Tool(_) => message.clone(),
+    };
+    let shorter: Vec<Message> = messages.iter().map(cut_arguments).collect();
+    let Some(excess) = excess.checked_sub(whole - total(&shorter)).filter(|excess| *excess > 0) else {
+        return shorter;
+    };
+    let lengths = shorter.iter().filter_map(|message| match message {
+        Message::Tool(result) => Some(result.text.len()),
+        Message::User { .. } | Message::Assistant { .. } => None,
+    });
+    let limit = length_limit(lengths.collect(), excess).max(KEPT_OF_RESULT);
+    let cut_to_limit = |message: &Message| match message {
+        Message::Tool(result) if result.text.len() > limit => {
+            // The limit is in bytes, and results are cut by characters.
+            let kept = result.text.chars().count() * limit / result.text.len();
+            let text = keep_head_and_tail(&result.text, kept);
+            Message::Tool(ToolResult { text, ..result.clone() })
+        }
+        Message::User { .. } | Message::Assistant { .. } | Message::Tool(_) => message.clone(),
+    };
+    shorter.iter().map(cut_to_limit).collect()
+}
+
+/// Returns the largest length to which texts of these lengths must be cut, so that together they lose `excess`.
+fn length_limit(mut lengths: Vec<usize>, excess: usize) -> usize {
+    lengths.sort_unstable_by(|one, other| other.cmp(one));
+    let mut sum = 0;
+    for (at, length) in lengths.iter().enumerate() {
+        sum += length;
+        let next = lengths.get(at + 1).copied().unwrap_or(0);
+        // The first `at + 1` texts are cut to one length, which is at least that of the next text.
+        let lost = excess + (at + 1) * CUT_MARK;
+        if sum.saturating_sub((at + 1) * next) >= lost {
+            return (sum - lost) / (at + 1);
+        }
+    }
+    0
 }
 
 /// Replaces the images of a result by their descriptions.
@@ -174,6 +226,34 @@ mod tests {
         assert!(calls[1].arguments.len() > 2_000, "other tools' arguments are not in any file");
         let Message::Tool(result) = &cut[3] else { panic!() };
         assert!(result.text.len() < 600 && result.text.ends_with("t/1.md."), "{}", result.text);
+    }
+
+    #[test]
+    fn only_what_does_not_fit_is_cut() {
+        let content = |length: usize| json!({"file_path": "/a", "content": "c".repeat(length)});
+        let messages = [
+            reply(vec![call("1", "write_file", &content(3_000)), call("2", "look", &content(3_000))]),
+            result("1", 500),
+            result("2", 6_000),
+            result("3", 9_000),
+        ];
+        let lengths =
+            |messages: &[Message]| -> Vec<usize> { messages.iter().map(approximate_size).collect() };
+        let whole = lengths(&messages);
+        let total = |messages: &[Message]| lengths(messages).iter().sum::<usize>();
+        let arguments = shorten_to_fit(&messages, 2_500);
+        assert_eq!(lengths(&arguments)[1..], whole[1..], "the file has the arguments");
+        assert!(lengths(&arguments)[0] < whole[0] - 2_500);
+        for excess in [3_500, 5_000, 9_000, 12_000] {
+            let cut = shorten_to_fit(&messages, excess);
+            let lost = total(&messages) - total(&cut);
+            assert!((excess..excess + 200).contains(&lost), "{lost} of {excess}");
+            assert_eq!(lengths(&cut)[1], 500, "short results stay");
+        }
+        let cut = lengths(&shorten_to_fit(&messages, 3_500));
+        assert_eq!(cut[2], 6_000, "the longest result is cut first: {cut:?}");
+        let least = lengths(&shorten_to_fit(&messages, 100_000));
+        assert!(least[2] < 500 && least[3] < 500, "{least:?}");
     }
 
     #[test]

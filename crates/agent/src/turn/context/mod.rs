@@ -11,6 +11,7 @@ mod history;
 mod step;
 mod summary;
 
+use cut::shorten_to_fit;
 pub(super) use cut::{cut_older_messages, first_recent_message, leave_out_images, shorten_recent_messages};
 pub(super) use history::format_history;
 pub use step::ContextSettings;

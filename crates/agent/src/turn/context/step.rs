@@ -59,6 +59,9 @@ pub struct Shortening {
     pub history: String,
     /// The request for the summary; `None` if cutting arguments and results is enough.
     pub summary: Option<Box<Request>>,
+    /// A shorter request for the same, if the model refuses the first one as too long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shorter_summary: Option<Box<Request>>,
     /// The estimated tokens of the conversation.
     pub tokens: u64,
     pub(in crate::turn) cause: ShortenCause,

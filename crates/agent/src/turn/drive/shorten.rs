@@ -50,7 +50,8 @@ impl<A: Answer> Driver<'_, A> {
         let history = self.save_history(shortening).await?;
         let summary = match (&shortening.summary, &history) {
             (Some(request), HistoryState::Saved { .. } | HistoryState::NoWorkspace) => {
-                self.request_summary(request, left).await?
+                let shorter = shortening.shorter_summary.as_deref();
+                self.request_summary(request, shorter, left).await?
             }
             (Some(_), HistoryState::Failed(_)) | (None, _) => SummaryReply::default(),
         };
@@ -67,14 +68,20 @@ impl<A: Answer> Driver<'_, A> {
         Ok(step)
     }
 
-    /// Asks for a summary. Without one the conversation continues from the agent's notes.
+    /// Asks for a summary, with the `shorter` request if the model refuses the first one as too long. Without a summary the
+    /// conversation continues from the agent's notes.
     async fn request_summary(
         &mut self,
         request: &Request,
+        shorter: Option<&Request>,
         left: Option<Duration>,
     ) -> Result<SummaryReply, DriveError> {
         let model = self.summarizer.unwrap_or(self.model);
-        let (outcome, _) = self.reply_through_outages(model, request, left).await?;
+        let (mut outcome, took) = self.reply_through_outages(model, request, left).await?;
+        if let (Some(Err(ModelError::ContextOverflow { .. })), Some(shorter)) = (&outcome, shorter) {
+            let left = left.map(|left| left.saturating_sub(took));
+            (outcome, _) = self.reply_through_outages(model, shorter, left).await?;
+        }
         Ok(match outcome {
             None => SummaryReply::failed("the working time ran out"),
             Some(Err(error @ ModelError::Authentication { .. })) => return Err(error.into()),

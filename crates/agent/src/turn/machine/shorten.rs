@@ -152,13 +152,18 @@ impl<A: Answer> Machine<A> {
         };
         let has_older = recent > task.end;
         let summary = (has_older && self.tokens_with_messages(&cut) > enough).then(|| {
-            let window = self.window().saturating_mul(SUMMARISED_PERCENT) / 100;
-            let older = cut.get(..recent).unwrap_or_default();
-            Box::new(build_summary_request(older, self.bytes_of_tokens(window), Some(self.window())))
+            let size = self.bytes_of_tokens(self.window().saturating_mul(SUMMARISED_PERCENT) / 100);
+            let request = |messages: &[Message], size| {
+                let older = messages.get(..recent).unwrap_or_default();
+                Box::new(build_summary_request(older, size, Some(self.window())))
+            };
+            // The cut messages are for a model that counts more tokens, or has a smaller window.
+            (request(messages, size), request(&cut, size / 2))
         });
+        let (summary, shorter_summary) = summary.unzip();
         let history = format_history(messages.get(self.context.saved..).unwrap_or_default());
         let number = self.context.count;
-        let shortening = Shortening { number, history, summary, tokens: before, cause };
+        let shortening = Shortening { number, history, summary, shorter_summary, tokens: before, cause };
         self.state = MachineState::Shortening(Box::new(shortening));
     }
 
