@@ -12,6 +12,7 @@ use millrace_local_cluster::logs::AppendedLines;
 use millrace_local_cluster::users::ClusterUse;
 use millrace_local_cluster::{
     self as local, ClusterInfo, ClusterLifetime, DetachedCluster, DetachedClusterError, LocalOptions,
+    WebOffer,
 };
 use millrace_runtime::Bus;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +34,21 @@ pub struct ClusterSession {
     is_new: bool,
 }
 
+/// The start of a cluster, if none is running.
+#[derive(Clone, Copy)]
+pub struct ClusterStart<'a> {
+    /// Its options.
+    pub options: &'a LocalOptions,
+    /// The web.
+    pub web: WebOffer,
+}
+
+impl<'a> From<&'a LocalOptions> for ClusterStart<'a> {
+    fn from(options: &'a LocalOptions) -> Self {
+        Self { options, web: WebOffer::AsConfigured }
+    }
+}
+
 /// The log output of the cluster of a session.
 struct ClusterOutput {
     log: AppendedLines,
@@ -46,15 +62,15 @@ struct ClusterOutput {
 
 impl ClusterSession {
     /// Joins the cluster on the data folder, or starts one.
-    async fn open(options: &LocalOptions) -> Result<(Self, ClusterOutput), CommandError> {
-        let data = options.data.clone();
+    async fn open(start: ClusterStart<'_>) -> Result<(Self, ClusterOutput), CommandError> {
+        let data = start.options.data.clone();
         for _ in 0..START_TRIES {
             let (cluster_use, running) =
                 ClusterUse::register(&data, false).await.map_err(CommandError::unusable_environment)?;
             let mut log = local::cluster_log(&data).map_err(CommandError::unusable_environment)?;
             let (info, started) = match running {
                 Some(info) => (info, None),
-                None => match start_and_print(options, &mut log).await {
+                None => match start_and_print(start, &mut log).await {
                     Ok(started) => (started.info.clone(), Some(started)),
                     // Another command was faster, or a command reads from the folder for a moment.
                     Err(_) if local::is_data_folder_in_use(&data) => continue,
@@ -130,10 +146,10 @@ impl ClusterOutput {
 
 /// Starts a cluster and prints what it logs meanwhile, such as the progress of a download.
 async fn start_and_print(
-    options: &LocalOptions,
+    start: ClusterStart<'_>,
     log: &mut AppendedLines,
 ) -> Result<DetachedCluster, DetachedClusterError> {
-    let starting = local::start_while_used(options);
+    let starting = local::start_while_used(start.options, start.web);
     tokio::pin!(starting);
     loop {
         tokio::select! {
@@ -180,13 +196,13 @@ fn error_with_code(code: Option<i32>, text: String) -> CommandError {
 
 /// Calls `work` with a connection to the local cluster on the data folder: the one that is running, or one that is started
 /// for it and stops afterwards, unless others use it by then.
-pub async fn run_with_local_cluster(
-    options: &LocalOptions,
+pub async fn run_with_local_cluster<'a>(
+    start: impl Into<ClusterStart<'a>>,
     interrupt: &CancellationToken,
     work: impl AsyncFnOnce(&Bus, &ClusterSession) -> Result<CommandExit, CommandError>,
 ) -> Result<CommandExit, CommandError> {
     let (session, mut output) = tokio::select! {
-        opened = ClusterSession::open(options) => opened?,
+        opened = ClusterSession::open(start.into()) => opened?,
         () = interrupt.cancelled() => return Ok(CommandExit::Interrupted),
     };
     let work = async {

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Instant;
@@ -208,6 +210,117 @@ fn a_corrected_fact_is_scored_again_without_a_new_measurement() {
     user.write_file("evaluation.yaml", &EVALUATION.replace("When is pay day?", "On which date is pay day?"));
     let changed = user.run_command(&arguments);
     assert!(!changed.err.contains("already"), "another question is measured: {changed:#?}");
+}
+
+#[test]
+fn a_changed_program_is_measured_again() {
+    let user = user_with_evaluation();
+    let arguments = ["eval", "evaluation.yaml", "--configuration", "right", "--only", "pay"];
+    user.run_command(&arguments).assert_exit_code(0);
+    user.run_command(&arguments)
+        .assert_exit_code(0)
+        .assert_stderr_contains("1 of 1 samples (run) are in the results already");
+    user.write_file("oracle.sh", &ORACLE_PROGRAM.replace("the 25th", "the 26th"));
+    let changed = user.run_command(&arguments);
+    changed.assert_exit_code(0);
+    assert!(!changed.err.contains("already") && changed.out.contains("0 of 1 (0%)"), "{changed:#?}");
+}
+
+#[test]
+fn the_web_is_offered_only_if_the_evaluation_says_so() {
+    let user = user_with_evaluation();
+    // The planner gives a wrong answer if it sees the capability.
+    let misled = ["task", "system"].map(|place| {
+        format!(
+            "- when: {{answer: plan, {place}: web_research}}\n  reply: {{answer: {{reasoning: r, tasks: [{{id: a, objective: answer D, \
+             capability: oracle, final: true}}]}}}}\n"
+        )
+    });
+    let rules = script("answer A", "answer B", "answer C")
+        .replace("rules:\n", &format!("rules:\n{}", misled.concat()));
+    user.write_file("right.yaml", &rules);
+    let measure = |more: &[&str]| {
+        let arguments = ["eval", "evaluation.yaml", "--configuration", "right", "--only", "pay", "--json"];
+        let mut command = user.millrace_command(&[&arguments, more].concat());
+        command
+            .env("MILLRACE_WEB", "true")
+            .env("SEARXNG_URL", "http://127.0.0.1:9/")
+            .env_remove("TAVILY_API_KEY");
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let lines = read_lines(&String::from_utf8(output.stdout).unwrap());
+        let found = find_configuration(&lines, "right", "run")["facts_found"].clone();
+        (found, String::from_utf8(output.stderr).unwrap())
+    };
+    let (found, messages) = measure(&[]);
+    assert_eq!(found, 1, "{messages}");
+    assert!(
+        messages.contains("MILLRACE_WEB, SEARXNG_URL offers no web_research in an evaluation"),
+        "{messages}"
+    );
+    let (found, messages) = measure(&["--web"]);
+    assert_eq!(found, 0, "{messages}");
+    assert!(messages.contains("settings that change what agents do: SEARXNG_URL"), "{messages}");
+    assert!(!messages.contains("already"), "the web is a part of the setup: {messages}");
+}
+
+/// Serves the same page for each request, until the test ends, and returns its address.
+fn serve_page() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut head = [0; 4_096];
+            // A client may close its connection.
+            let _ = stream.read(&mut head);
+            let body = "<title>Pay</title><h1>Pay</h1><p>Pay day is the 25th.</p>";
+            let length = body.len();
+            let reply = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            );
+            let _ = stream.write_all(reply.as_bytes());
+        }
+    });
+    format!("http://127.0.0.1:{port}/pay")
+}
+
+#[test]
+fn citations_of_web_pages_resolve_without_documents() {
+    let user = CliUser::new();
+    let url = serve_page();
+    let port = url.trim_end_matches("/pay").rsplit(':').next().unwrap();
+    user.write_file(
+        "reader.yaml",
+        &format!(
+            "name: reader\ndescription: Reads pages.\nanswer: findings\ninstructions: Read the page.\ntools:\n\
+             - fetch_url: {{ports: [{port}], allow_private: [127.0.0.1/32]}}\n"
+        ),
+    );
+    let answer = serde_json::json!({
+        "quotations": [{"document": url, "first_line": 1, "last_line": 1}],
+        "output": "Pay day is the 25th [1].", "summary": "the 25th",
+    });
+    let task = serde_json::json!({"id": "a", "objective": "When is pay day?", "capability": "reader", "final": true});
+    let rules = serde_json::json!({"rules": [
+        {"when": {"answer": "plan"}, "reply": {"answer": {"reasoning": "r", "tasks": [task]}}},
+        {"when": {"answer": "findings"}, "turns": [{"calls": [{"fetch_url": {"url": url}}]}, {"answer": answer}]},
+    ]});
+    user.write_file("script.yaml", &rules.to_string());
+    let file = "configurations: [{name: web, models: ['critic=builtin:extractive', 'script:script.yaml'], capabilities: reader.yaml}]\n\
+                objectives: [{id: pay, objective: When is pay day?, facts: [the 25th]}]\n";
+    user.write_file("evaluation.yaml", file);
+    let output = user.run_command(&["eval", "evaluation.yaml", "--json"]);
+    output.assert_exit_code(0);
+    let lines = read_lines(&output.out);
+    let measured = find_configuration(&lines, "web", "run");
+    assert_eq!((&measured["facts_found"], &measured["accepted"]), (&1.into(), &1.into()), "{lines:#?}");
+    let citations = (&measured["citations"], &measured["citations_resolved"]);
+    assert_eq!(citations, (&1.into(), &1.into()), "{lines:#?}");
+    let refused = user.run_command(&["eval", "evaluation.yaml", "--model", "script:script.yaml"]);
+    refused
+        .assert_exit_code(2)
+        .assert_stderr_contains("configuration \"script-script.yaml\" has neither documents nor the web");
 }
 
 #[test]

@@ -11,9 +11,9 @@ use futures::StreamExt;
 use millrace_agent::corpus::{Corpus, InputFile, ListedFile, list_folder_files};
 use millrace_agent::model::Model;
 use millrace_local_cluster::users::ClusterUse;
-use millrace_local_cluster::{LocalOptions, folders};
+use millrace_local_cluster::{LocalOptions, WebOffer, folders};
 use millrace_runtime::{Bus, duration};
-use millrace_strict_yaml::did_you_mean_hint;
+use millrace_strict_yaml::{LoadError, did_you_mean_hint};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -21,18 +21,20 @@ use crate::budget::BudgetArguments;
 use crate::documents::upload_documents;
 use crate::evaluation::ceiling::{measure_ceiling, open_ceiling_model};
 use crate::evaluation::cluster::{ClusterSampler, SampleEnd};
+use crate::evaluation::environment::EvaluationEnvironment;
 use crate::evaluation::file::{
     Configuration, EntryName, EvaluationFile, MAX_SAMPLES, Objective, configurations_of_arguments,
     load_evaluation_file,
 };
 use crate::evaluation::score::{AnswerKind, ConfigurationScore, SampleScore, method_name, percent};
 use crate::evaluation::selection::{SampleConditions, SampleJob, list_samples, select_objectives};
+use crate::evaluation::setup::{ConfigurationSetup, has_web_tools};
 use crate::evaluation::store::{ResultsFolder, SampleKey, SampleMethod, SampleRecord};
 use crate::evaluation::table::{ConfigurationScores, share_text, table_lines};
 use crate::exit::{CommandError, CommandExit};
 use crate::invocation::this_command;
 use crate::json::{EvaluationConfigurationJson, EvaluationSampleJson, print_json};
-use crate::session::run_with_local_cluster;
+use crate::session::{ClusterStart, run_with_local_cluster};
 use crate::submission::open_models_to_check;
 use crate::target::ClusterTarget;
 use crate::view::{print_stderr_line, print_stdout_line, separate_thousands};
@@ -86,6 +88,10 @@ struct ConfigurationArguments {
     /// Measure only this configuration of the file; may be given several times
     #[arg(long, value_name = "NAME", conflicts_with_all = ["model", "capability"])]
     configuration: Vec<String>,
+    /// Let agents search and read the web, with the capability web_research [default: as in the file; or else not, whatever
+    /// the environment says]
+    #[arg(long)]
+    web: bool,
 }
 
 /// The arguments that choose samples and their conditions.
@@ -151,6 +157,7 @@ struct Evaluation<'a> {
     conditions: SampleConditions,
     files: Vec<ListedFile>,
     corpus: Corpus,
+    environment: EvaluationEnvironment,
     cluster: &'a EvaluationClusterArguments,
     call_timeout: Option<Duration>,
     progress: SampleProgress,
@@ -175,8 +182,14 @@ pub async fn run_command(
     arguments: EvalArguments,
     interrupt: CancellationToken,
 ) -> Result<CommandExit, CommandError> {
-    let file = load_evaluation_file(&arguments.file).map_err(CommandError::invalid_input)?;
-    let configurations = choose_configurations(&arguments.configurations, &file)?;
+    let has_web = arguments.configurations.reads_web().map_err(CommandError::invalid_input)?;
+    let file = load_evaluation_file(&arguments.file, has_web).map_err(CommandError::invalid_input)?;
+    let environment = EvaluationEnvironment::of_this_process();
+    let configurations = choose_configurations(&arguments.configurations, &file, &environment)?;
+    let reads_web = find_web_readers(&configurations).map_err(CommandError::invalid_input)?;
+    if file.documents.is_none() {
+        refuse_without_sources(&configurations, &reads_web)?;
+    }
     if arguments.cluster.nats.is_some() {
         refuse_capability_files(&configurations)?;
     }
@@ -194,6 +207,10 @@ pub async fn run_command(
         budget,
     };
     let (files, corpus) = read_corpus(&file)?;
+    if arguments.cluster.nats.is_none() {
+        let (reads_web, lacks_web) = (reads_web.contains(&true), configurations.iter().any(|one| !one.web));
+        environment.notes(reads_web, lacks_web).iter().for_each(|note| print_stderr_line(note));
+    }
     let default_results = || arguments.cluster.data.join("evaluations").join(file.name.as_str());
     let results = arguments.output.results.clone().unwrap_or_else(default_results);
     let results = Mutex::new(ResultsFolder::open(&results)?);
@@ -204,6 +221,7 @@ pub async fn run_command(
         conditions,
         files,
         corpus,
+        environment,
         cluster,
         call_timeout: samples.call_timeout,
         progress,
@@ -306,13 +324,26 @@ fn describe_sample(key: &SampleKey) -> String {
     format!("{configuration} {objective} {sample}{method}")
 }
 
+impl ConfigurationArguments {
+    /// `true` if the command line lets agents read the web.
+    fn reads_web(&self) -> Result<bool, LoadError> {
+        let mut reads_web = self.web;
+        for file in &self.capability {
+            reads_web |= has_web_tools(file)?;
+        }
+        Ok(reads_web)
+    }
+}
+
 /// Returns the configurations: those of the command line, or else those of the file, or else the default models.
 fn choose_configurations(
     arguments: &ConfigurationArguments,
     file: &EvaluationFile,
+    environment: &EvaluationEnvironment,
 ) -> Result<Vec<Configuration>, CommandError> {
+    let web = arguments.web || file.web;
     if !arguments.model.is_empty() || !arguments.capability.is_empty() {
-        return configurations_of_arguments(&arguments.model, &arguments.capability);
+        return configurations_of_arguments(&arguments.model, &arguments.capability, web);
     }
     let known = || file.configurations.iter().map(|one| one.name.as_str());
     if let Some(unknown) = arguments.configuration.iter().find(|name| known().all(|one| one != **name)) {
@@ -322,16 +353,31 @@ fn choose_configurations(
         )));
     }
     if file.configurations.is_empty() {
-        let models = std::env::var("MILLRACE_MODEL").unwrap_or_default();
-        let models = models.split(';').filter(|model| !model.trim().is_empty()).map(str::to_owned).collect();
+        let models = environment.default_models();
         let name = EntryName::from_any_text("default");
-        return Ok(vec![Configuration { name, models, capabilities: Vec::new() }]);
+        return Ok(vec![Configuration { name, models, capabilities: Vec::new(), web }]);
     }
     let is_chosen = |one: &&Configuration| {
         arguments.configuration.is_empty()
             || arguments.configuration.iter().any(|name| name == one.name.as_str())
     };
-    Ok(file.configurations.iter().filter(is_chosen).cloned().collect())
+    let chosen = file.configurations.iter().filter(is_chosen).cloned();
+    Ok(chosen.map(|one| Configuration { web: one.web || arguments.web, ..one }).collect())
+}
+
+/// Returns for each configuration whether its agents may read the web.
+fn find_web_readers(configurations: &[Configuration]) -> Result<Vec<bool>, LoadError> {
+    configurations.iter().map(Configuration::reads_web).collect()
+}
+
+fn refuse_without_sources(configurations: &[Configuration], reads_web: &[bool]) -> Result<(), CommandError> {
+    match configurations.iter().zip(reads_web).find(|(_, reads_web)| !**reads_web) {
+        None => Ok(()),
+        Some((one, _)) => Err(CommandError::invalid_input(anyhow!(
+            "configuration {:?} has neither documents nor the web: add \"documents\" or \"web: true\" to the file, or use --web",
+            one.name.as_str()
+        ))),
+    }
 }
 
 fn refuse_capability_files(configurations: &[Configuration]) -> Result<(), CommandError> {
@@ -356,7 +402,10 @@ fn refuse_without_documents(objectives: &[&Objective]) -> Result<(), CommandErro
 }
 
 fn read_corpus(file: &EvaluationFile) -> Result<(Vec<ListedFile>, Corpus), CommandError> {
-    let (files, mut skipped) = list_folder_files(&file.documents).map_err(CommandError::invalid_input)?;
+    let (files, mut skipped) = match &file.documents {
+        Some(folder) => list_folder_files(folder).map_err(CommandError::invalid_input)?,
+        None => (Vec::new(), Vec::new()),
+    };
     let mut inputs: Vec<InputFile> = Vec::new();
     for listed in &files {
         match listed.clone().read_file() {
@@ -399,7 +448,9 @@ impl<'a> Evaluation<'a> {
         method: SampleMethod,
         results: &Mutex<ResultsFolder>,
     ) -> Result<PendingSamples<'a>, CommandError> {
-        let all = list_samples(configuration, &self.objectives, method, &self.conditions, &self.corpus)?;
+        let setup = ConfigurationSetup::read(configuration, &self.environment).await?;
+        let all =
+            list_samples(configuration, &setup, &self.objectives, method, &self.conditions, &self.corpus);
         let mut pending =
             PendingSamples { configuration, jobs: Vec::new(), score: ConfigurationScore::default() };
         pending.score.selected = u32::try_from(all.len()).unwrap_or(u32::MAX);
@@ -442,7 +493,9 @@ impl<'a> Evaluation<'a> {
         }
         let options = self.local_options(pending.configuration, results.lock().await.path());
         open_models_to_check(&options)?;
-        let work = run_with_local_cluster(&options, &self.interrupt, async |bus, _| {
+        let web = if options.web { WebOffer::AsConfigured } else { WebOffer::Never };
+        let start = ClusterStart { options: &options, web };
+        let work = run_with_local_cluster(start, &self.interrupt, async |bus, _| {
             self.measure_on_cluster(bus, pending, results).await?;
             Ok(CommandExit::Completed)
         });
@@ -457,6 +510,7 @@ impl<'a> Evaluation<'a> {
             slots: parallel.max(4),
             critics: 1,
             capability: configuration.capabilities.clone(),
+            web: configuration.web,
             model: configuration.models.clone(),
             call_timeout: self.call_timeout,
             ..LocalOptions::for_one_command(&results.join("clusters").join(configuration.name.as_str()), true)
@@ -469,10 +523,14 @@ impl<'a> Evaluation<'a> {
         pending: &mut PendingSamples<'_>,
         results: &Mutex<ResultsFolder>,
     ) -> Result<(), CommandError> {
+        let documents = match self.files.is_empty() {
+            true => None,
+            false => Some(upload_documents(bus, self.files.clone()).await?),
+        };
         let sampler = ClusterSampler {
             bus,
             configuration: pending.configuration,
-            documents: upload_documents(bus, self.files.clone()).await?,
+            documents,
             corpus: &self.corpus,
             conditions: &self.conditions,
             interrupt: &self.interrupt,

@@ -26,7 +26,7 @@ use millrace_local_cluster::folders;
 use millrace_local_cluster::users::{NoUsers, wait_until_unused};
 use millrace_local_cluster::{
     self as local, ChildRole, ClusterInfo, ClusterLifetime, Launcher, LocalCluster, LocalOptions,
-    ProcessEvent,
+    ProcessEvent, WebOffer,
 };
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::subject::CRITIC;
@@ -64,6 +64,9 @@ pub struct UpArguments {
     /// Stop when no process uses the cluster any more; for `run` and `resume`
     #[arg(long, hide = true)]
     while_used: bool,
+    /// Offer no web_research, whatever the environment says; for `eval`
+    #[arg(long, hide = true, requires = "while_used")]
+    no_web: bool,
     /// Print a JSON object when the cluster is running, for each run that starts, is resumed or ends, and at the end
     #[arg(long)]
     json: bool,
@@ -89,7 +92,8 @@ pub async fn run_up_command(
     arguments: UpArguments,
     interrupt: CancellationToken,
 ) -> Result<CommandExit, CommandError> {
-    let UpArguments { options, detach, while_used, json } = arguments;
+    let UpArguments { options, detach, while_used, no_web, json } = arguments;
+    let web = if no_web { WebOffer::Never } else { WebOffer::AsConfigured };
     if !while_used {
         // Otherwise the command that started it has warned.
         warn_of_ignored_server("up");
@@ -101,15 +105,17 @@ pub async fn run_up_command(
     if while_used {
         // The command that started it has made the other checks.
         let unused = wait_until_unused(&data);
-        return run_cluster(options, ClusterLifetime::WhileUsed, false, interrupt, unused).await;
+        return run_cluster(options, web, ClusterLifetime::WhileUsed, false, interrupt, unused).await;
     }
     open_models_to_check(&options)?;
-    run_cluster(options, ClusterLifetime::UntilStopped, json, interrupt, std::future::pending()).await
+    let unused = std::future::pending();
+    run_cluster(options, web, ClusterLifetime::UntilStopped, json, interrupt, unused).await
 }
 
 /// Runs a cluster until it is interrupted, unused, or unable to work.
 async fn run_cluster(
     options: LocalOptions,
+    web: WebOffer,
     lifetime: ClusterLifetime,
     json: bool,
     interrupt: CancellationToken,
@@ -119,7 +125,7 @@ async fn run_cluster(
     let data = options.data.clone();
     let is_while_used = lifetime == ClusterLifetime::WhileUsed;
     let executable = Launcher::from_current_exe().map_err(CommandError::unusable_environment)?;
-    let children = options.child_specs(executable.executable());
+    let children = options.child_specs_with_web(executable.executable(), web);
     // Interrupted runs stay stopped: workers start when that is decided.
     let (first, workers) = if is_while_used && local::has_nats_store(&options.data) {
         children.into_iter().partition(|child| child.role == ChildRole::Supervisor)

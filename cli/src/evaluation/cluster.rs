@@ -4,18 +4,20 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use millrace_agent::citations::count_resolving_citations;
+use millrace_agent::citations::{CitationCount, count_resolving_citations};
 use millrace_agent::corpus::Corpus;
 use millrace_client::{FindError, find_run, follow_run, read_plan, read_task_result, submit_run};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{
     Budget, CommandAction, DocumentSet, Plan, PlanningMode, RunEnd, Submission, work_in_flight,
 };
+use millrace_protocol::result::{SourceKind, TaskResult};
 use millrace_runtime::Bus;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::file::{Configuration, Objective};
+use super::kept_pages::add_cited_pages;
 use super::selection::{SampleConditions, SampleJob};
 use super::store::{ResultsFolder, SampleRecord};
 use crate::exit::{CommandError, CommandExit};
@@ -45,8 +47,8 @@ pub struct ClusterSampler<'a> {
     pub bus: &'a Bus,
     /// The configuration.
     pub configuration: &'a Configuration,
-    /// The documents, uploaded.
-    pub documents: DocumentSet,
+    /// The documents, uploaded; `None` if there are none.
+    pub documents: Option<DocumentSet>,
     /// The documents, for checks of citations.
     pub corpus: &'a Corpus,
     /// The conditions.
@@ -128,7 +130,7 @@ impl ClusterSampler<'_> {
         let limit = self.conditions.timeout;
         let budget = &self.conditions.budget;
         Ok(Submission {
-            documents: Some(self.documents.clone()),
+            documents: self.documents.clone(),
             model: models.default.map(|choice| choice.to_string()),
             models: models
                 .by_capability
@@ -185,8 +187,10 @@ impl ClusterSampler<'_> {
             Some((task, _)) => read_task_result(self.bus, run, plan, task).await?,
             None => None,
         };
-        let citations = result.as_ref().map(|result| count_resolving_citations(result, self.corpus));
-        let citations = citations.unwrap_or_default();
+        let citations = match &result {
+            Some(result) => self.count_citations(result).await?,
+            None => CitationCount::default(),
+        };
         Ok(SampleEnd::Finished(SampleRecord {
             at: Timestamp::now(),
             run: Some(run.clone()),
@@ -199,6 +203,15 @@ impl ClusterSampler<'_> {
             usage: plan.budget.spend.total,
             elapsed_ms: crate::json::milliseconds(plan.worked_time(end.at)),
         }))
+    }
+
+    /// Counts the citations in a result. Web pages are those that the run has kept.
+    async fn count_citations(&self, result: &TaskResult) -> Result<CitationCount, CommandError> {
+        if result.sources.iter().all(|source| source.kind != SourceKind::Web) {
+            return Ok(count_resolving_citations(result, self.corpus));
+        }
+        let sources = add_cited_pages(self.bus, self.corpus, result).await?;
+        Ok(count_resolving_citations(result, &sources))
     }
 }
 

@@ -13,6 +13,7 @@ use millrace_strict_yaml::{
 };
 use regex::{Regex, RegexBuilder};
 
+use super::setup::has_web_tools;
 use super::wording::Wording;
 use crate::plan_file;
 use crate::submission::parse_model_preferences;
@@ -27,9 +28,9 @@ const MAX_NAME: usize = 64;
 const MAX_PATTERN: usize = 1 << 20;
 
 const KIND: FileDescription = FileDescription { name: "evaluation", holds: "documents and objectives" };
-const FIELDS: [&str; 7] =
-    ["name", "documents", "samples", "timeout", "budget", "configurations", "objectives"];
-const CONFIGURATION_FIELDS: [&str; 3] = ["name", "models", "capabilities"];
+const FIELDS: [&str; 8] =
+    ["name", "documents", "web", "samples", "timeout", "budget", "configurations", "objectives"];
+const CONFIGURATION_FIELDS: [&str; 4] = ["name", "models", "capabilities", "web"];
 const OBJECTIVE_FIELDS: [&str; 6] = ["id", "objective", "documents", "facts", "wrong", "answerable"];
 const STATEMENT_FIELDS: [&str; 3] = ["name", "any", "pattern"];
 
@@ -38,8 +39,10 @@ const STATEMENT_FIELDS: [&str; 3] = ["name", "any", "pattern"];
 pub struct EvaluationFile {
     /// Its name, for the results folder.
     pub name: EntryName,
-    /// The folder with the documents.
-    pub documents: PathBuf,
+    /// The folder with the documents; `None` if the web is the only source.
+    pub documents: Option<PathBuf>,
+    /// `true` if agents may search and read the web, unless a configuration sets it.
+    pub web: bool,
     /// The number of samples of each objective.
     pub samples: Option<u32>,
     /// The time limit of a sample.
@@ -103,6 +106,26 @@ pub struct Configuration {
     pub models: Vec<String>,
     /// Its capability files.
     pub capabilities: Vec<PathBuf>,
+    /// `true` if its cluster offers the capability `web_research`.
+    pub web: bool,
+}
+
+impl Configuration {
+    /// `true` if its agents may read the web: the cluster offers it, or a capability file has a tool for it.
+    ///
+    /// # Errors
+    /// A capability file can't be read.
+    pub fn reads_web(&self) -> Result<bool, LoadError> {
+        if self.web {
+            return Ok(true);
+        }
+        for file in &self.capabilities {
+            if has_web_tools(file)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
 /// An objective with the expected content of its answer.
@@ -158,19 +181,25 @@ impl Statement {
     }
 }
 
-/// Reads an evaluation file. Paths in it are relative to its folder.
+/// Reads an evaluation file. Paths in it are relative to its folder. `has_web` is `true` if the command line lets agents read
+/// the web.
 ///
 /// # Errors
 /// It can't be read, is larger than 8 MiB, or is not a valid evaluation.
-pub fn load_evaluation_file(path: &Path) -> Result<EvaluationFile, LoadError> {
+pub fn load_evaluation_file(path: &Path, has_web: bool) -> Result<EvaluationFile, LoadError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
-        parse_evaluation(bytes, folder, &stem)
+        parse_evaluation(bytes, folder, &stem, has_web)
     })
 }
 
-fn parse_evaluation(bytes: &[u8], folder: &Path, stem: &str) -> Result<EvaluationFile, YamlMistakes> {
+fn parse_evaluation(
+    bytes: &[u8],
+    folder: &Path,
+    stem: &str,
+    has_web: bool,
+) -> Result<EvaluationFile, YamlMistakes> {
     let root = millrace_strict_yaml::parse_yaml(bytes, KIND)?;
     let mut mistakes = MistakeCollector::default();
     let Some(file) = MappingFields::collect_from_node(&root, "evaluation", &FIELDS, &mut mistakes) else {
@@ -181,15 +210,23 @@ fn parse_evaluation(bytes: &[u8], folder: &Path, stem: &str) -> Result<Evaluatio
     let samples = mistakes.check_optional(file.find_field("samples").map(parse_samples));
     let timeout = mistakes.check_optional(file.find_field("timeout").map(parse_timeout));
     let budget = mistakes.check_optional(file.find_field("budget").map(plan_file::parse_run_budget));
+    let web = mistakes.check_optional(file.find_field("web").map(|node| node.parse_boolean("web")));
+    let web = web.unwrap_or_default();
     let configurations = match file.find_field("configurations") {
         None => Vec::new(),
-        Some(node) => parse_configurations(node, folder, &mut mistakes),
+        Some(node) => parse_configurations(node, folder, web, &mut mistakes),
     };
-    let documents = mistakes.check(file.require_field("documents").and_then(|node| {
-        let documents = folder.join(node.parse_text("documents")?);
-        let paths = list_document_paths(node, &documents)?;
-        Ok((documents, paths))
-    }));
+    // A capability file that can't be read is a mistake already.
+    let mut reading = configurations.iter().map(|one| one.reads_web().unwrap_or_default());
+    let may_lack_documents = has_web || web || reading.any(|reads_web| reads_web);
+    let documents = match file.find_field("documents") {
+        None if may_lack_documents => Some((None, BTreeSet::new())),
+        _ => mistakes.check(file.require_field("documents").and_then(|node| {
+            let documents = folder.join(node.parse_text("documents")?);
+            let paths = list_document_paths(node, &documents)?;
+            Ok((Some(documents), paths))
+        })),
+    };
     let known = documents.as_ref().map(|(_, paths)| paths);
     let objectives = match mistakes.check(file.require_field("objectives")) {
         Some(node) => parse_objectives(node, known, &mut mistakes),
@@ -198,7 +235,8 @@ fn parse_evaluation(bytes: &[u8], folder: &Path, stem: &str) -> Result<Evaluatio
     mistakes.finish()?;
     Ok(EvaluationFile {
         name: name.unwrap_or_else(|| EntryName::from_any_text(stem)),
-        documents: documents.map(|(folder, _)| folder).unwrap_or_default(),
+        documents: documents.and_then(|(folder, _)| folder),
+        web,
         samples,
         timeout,
         budget: budget.unwrap_or_default(),
@@ -242,6 +280,7 @@ fn parse_timeout(node: &YamlNode) -> Result<Duration, YamlMistake> {
 fn parse_configurations(
     node: &YamlNode,
     folder: &Path,
+    web_of_file: bool,
     mistakes: &mut MistakeCollector,
 ) -> Vec<Configuration> {
     let nodes = mistakes.check(node.parse_list("configurations", "configurations")).unwrap_or_default();
@@ -262,7 +301,9 @@ fn parse_configurations(
         let models = mistakes.check_optional(models).unwrap_or_default();
         let capabilities = fields.find_field("capabilities").map(|node| parse_capabilities(node, folder));
         let capabilities = mistakes.check_optional(capabilities).unwrap_or_default();
-        all.extend(name.map(|name| Configuration { name, models, capabilities }));
+        let web = mistakes.check_optional(fields.find_field("web").map(|node| node.parse_boolean("web")));
+        let web = web.unwrap_or(web_of_file);
+        all.extend(name.map(|name| Configuration { name, models, capabilities, web }));
     }
     all
 }
@@ -487,13 +528,14 @@ fn parse_pattern(node: &YamlNode) -> Result<Regex, YamlMistake> {
 }
 
 /// Returns the configurations that the command line names: each model without a capability is one, and the others apply to
-/// all of them.
+/// all of them. `web` is `true` if their clusters offer the web.
 ///
 /// # Errors
 /// A model name is invalid.
 pub fn configurations_of_arguments(
     models: &[String],
     capabilities: &[PathBuf],
+    web: bool,
 ) -> Result<Vec<Configuration>, crate::exit::CommandError> {
     let (own, shared): (Vec<&String>, Vec<&String>) = models.iter().partition(|model| {
         parse_model_preferences(&[(*model).clone()]).is_ok_and(|one| one.default.is_some())
@@ -503,7 +545,7 @@ pub fn configurations_of_arguments(
     if own.is_empty() {
         let name = if shared.is_empty() && capabilities.is_empty() { "default" } else { "command-line" };
         let name = EntryName::from_any_text(name);
-        return Ok(vec![Configuration { name, models: shared, capabilities: capabilities.to_vec() }]);
+        return Ok(vec![Configuration { name, models: shared, capabilities: capabilities.to_vec(), web }]);
     }
     let mut used: BTreeMap<EntryName, u32> = BTreeMap::new();
     let configurations = own.into_iter().map(|model| {
@@ -512,7 +554,7 @@ pub fn configurations_of_arguments(
         *count += 1;
         let name = if *count == 1 { base } else { EntryName::from_any_text(&format!("{base}-{count}")) };
         let models = shared.iter().chain([model]).cloned().collect();
-        Configuration { name, models, capabilities: capabilities.to_vec() }
+        Configuration { name, models, capabilities: capabilities.to_vec(), web }
     });
     Ok(configurations.collect())
 }

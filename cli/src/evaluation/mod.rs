@@ -5,20 +5,26 @@
 //! |---|---|
 //! | `file` | the evaluation file |
 //! | `schema` | its JSON Schema |
+//! | `setup` | what determines the samples of a configuration: models, capability files, settings |
+//! | `environment` | the variables among these settings |
 //! | `wording` | comparison of texts: numbers, units, dates |
 //! | `selection` | the selected samples, and their fingerprints |
 //! | `store` | the results folder |
 //! | `cluster` | samples as runs on a cluster |
+//! | `kept_pages` | the web pages that a result cites |
 //! | `ceiling` | samples of the model alone |
 //! | `score` | scores and sums |
 //! | `table` | the table for people |
 
 pub mod ceiling;
 pub mod cluster;
+pub mod environment;
 pub mod file;
+mod kept_pages;
 pub mod schema;
 pub mod score;
 pub mod selection;
+pub mod setup;
 pub mod store;
 pub mod table;
 mod wording;

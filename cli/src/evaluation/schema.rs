@@ -14,6 +14,7 @@ pub fn evaluation_file_schema() -> Value {
         schema
     };
     let name = json!({ "type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$" });
+    let web = json!({ "type": "boolean" });
     let plan = plan_file_schema();
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -21,13 +22,14 @@ pub fn evaluation_file_schema() -> Value {
         "description": "Objectives over a folder of documents, with the facts that their answers should state.",
         "type": "object",
         "additionalProperties": false,
-        "required": ["documents", "objectives"],
+        "required": ["objectives"],
         "properties": {
             "name": with_description(name.clone(), "The name of the results folder; by default that of the file."),
             "documents": {
-                "description": "The folder with the documents, relative to this file.",
+                "description": "The folder with the documents, relative to this file; may be left out if agents read the web.",
                 "type": "string",
             },
+            "web": with_description(web.clone(), "true lets agents search and read the web, with the capability web_research."),
             "samples": {
                 "description": "The number of samples of each objective.",
                 "type": "integer", "minimum": 1, "maximum": MAX_SAMPLES, "default": 1,
@@ -48,6 +50,7 @@ pub fn evaluation_file_schema() -> Value {
                         "name": with_description(name.clone(), "Its name, unique in the file."),
                         "models": with_description(texts.clone(), "Models, as [CAPABILITY=]provider:model."),
                         "capabilities": with_description(texts.clone(), "Capability files, relative to this file."),
+                        "web": with_description(web, "As for the whole file, for this configuration only."),
                     },
                 },
             },

@@ -1,16 +1,16 @@
 //! The samples of an evaluation: the selected objectives, by configuration, number and method, each with the fingerprint of
-//! everything that determines its outcome. Pure, except that capability files are read.
+//! everything that determines its outcome. Pure.
 
-use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use millrace_agent::corpus::Corpus;
 use millrace_protocol::plan::Budget;
 use millrace_strict_yaml::did_you_mean_hint;
 use sha2::{Digest, Sha256};
 
 use super::file::{Configuration, Objective};
+use super::setup::ConfigurationSetup;
 use super::store::{SampleKey, SampleMethod};
 use crate::exit::CommandError;
 
@@ -67,24 +67,22 @@ pub fn select_objectives<'a>(
 
 /// Returns the samples of a configuration that are measured in one way. The ceiling is measured for objectives that have
 /// facts.
-///
-/// # Errors
-/// A capability file can't be read.
 pub fn list_samples<'a>(
     configuration: &Configuration,
+    setup: &ConfigurationSetup,
     objectives: &[&'a Objective],
     method: SampleMethod,
     conditions: &SampleConditions,
     corpus: &Corpus,
-) -> Result<Vec<SampleJob<'a>>, CommandError> {
-    let setup = configuration_fingerprint(configuration)?;
+) -> Vec<SampleJob<'a>> {
+    let setup = setup.fingerprint(method);
     let mut jobs = Vec::new();
     for sample in 1..=conditions.samples {
         for objective in objectives {
             if method == SampleMethod::Ceiling && !objective.is_answerable() {
                 continue;
             }
-            let fingerprint = sample_fingerprint(&setup, objective, method, conditions, corpus);
+            let fingerprint = sample_fingerprint(setup, objective, method, conditions, corpus);
             let key = SampleKey {
                 configuration: configuration.name.to_string(),
                 objective: objective.id.to_string(),
@@ -95,27 +93,7 @@ pub fn list_samples<'a>(
             jobs.push(SampleJob { key, objective });
         }
     }
-    Ok(jobs)
-}
-
-fn configuration_fingerprint(configuration: &Configuration) -> Result<String, CommandError> {
-    let mut parts = configuration.models.clone();
-    for file in &configuration.capabilities {
-        parts.push(read_capability_file(file)?);
-    }
-    if configuration.models.is_empty() {
-        parts.extend(
-            ["MILLRACE_MODEL", "DEEPAGENTS_MODEL_PROVIDER"]
-                .map(|name| std::env::var(name).unwrap_or_default()),
-        );
-    }
-    Ok(hash_hex(&parts.iter().map(String::as_str).collect::<Vec<_>>()))
-}
-
-fn read_capability_file(file: &Path) -> Result<String, CommandError> {
-    std::fs::read_to_string(file)
-        .with_context(|| format!("can't read the capability file {}", file.display()))
-        .map_err(CommandError::invalid_input)
+    jobs
 }
 
 fn sample_fingerprint(
@@ -144,7 +122,7 @@ fn sample_fingerprint(
 }
 
 /// Returns the SHA-256 of parts, in hexadecimal.
-fn hash_hex(parts: &[&str]) -> String {
+pub(super) fn hash_hex(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update(part.len().to_le_bytes());

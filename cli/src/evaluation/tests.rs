@@ -12,15 +12,24 @@ use super::table::{ConfigurationScores, table_lines};
 
 /// Writes an evaluation file beside a folder with two documents, and loads it.
 fn load(text: &str) -> Result<EvaluationFile, String> {
+    load_with_web(text, false)
+}
+
+fn load_with_web(text: &str, has_web: bool) -> Result<EvaluationFile, String> {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     std::fs::create_dir(folder.path().join("docs")).unwrap();
     write("docs/leave.md", "Staff have 28 days of leave.\n");
     write("docs/prices.txt", "A ticket costs 12 euros.\n");
+    write(
+        "reader.yaml",
+        "{name: r, description: d, instructions: i, tools: [think, fetch_url: {ports: [81]}]}",
+    );
+    write("thinker.yaml", "{name: t, description: d, instructions: i, tools: [think]}");
     let file = folder.path().join("evaluation.yaml");
     std::fs::write(&file, text).unwrap();
     let prefix = format!("{}:", file.display());
-    load_evaluation_file(&file).map_err(|error| error.to_string().replace(&prefix, ""))
+    load_evaluation_file(&file, has_web).map_err(|error| error.to_string().replace(&prefix, ""))
 }
 
 const VALID: &str = r#"
@@ -112,13 +121,36 @@ fn mistakes_are_reported_with_line_column_and_the_most_similar_name() {
 }
 
 #[test]
+fn documents_may_be_left_out_if_agents_read_the_web() {
+    let bare = VALID.replace("documents: docs\n", "").replace("    documents: leave.md\n", "");
+    let bare = bare.replace("    documents: [prices.txt]\n", "");
+    let error = load(&bare).map(drop).unwrap_err();
+    assert_eq!(error, "2:1: this evaluation lacks the field \"documents\"");
+    assert_eq!(load_with_web(&bare, true).unwrap().documents, None);
+    let of_file = load(&format!("web: true\n{bare}")).unwrap();
+    assert!(of_file.web && of_file.configurations.iter().all(|one| one.web));
+    let of_one = load(&bare.replace("models: \"builtin:extractive\"", "web: true")).unwrap();
+    assert_eq!(of_one.configurations.iter().map(|one| one.web).collect::<Vec<_>>(), [true, false]);
+    let with = |file: &str| bare.replace("models: \"builtin:extractive\"", &format!("capabilities: {file}"));
+    let reading = load(&with("reader.yaml")).unwrap();
+    assert!(!reading.configurations[0].web && reading.documents.is_none());
+    assert!(load(&with("thinker.yaml")).is_err());
+    let exception = VALID.replace("models: \"builtin:extractive\"", "web: false");
+    let exception = load(&format!("web: true\n{exception}")).unwrap();
+    assert_eq!(exception.configurations.iter().map(|one| one.web).collect::<Vec<_>>(), [false, true]);
+    let named =
+        load(&format!("web: true\n{}", VALID.replace("documents: docs\n", ""))).map(drop).unwrap_err();
+    assert!(named.starts_with("12:16: there is no document \"leave.md\""), "{named}");
+}
+
+#[test]
 fn each_model_of_the_command_line_is_a_configuration() {
     let models = ["builtin:extractive", "critic=openai:gpt-5.2", "ollama:qwen3:4b"].map(str::to_owned);
-    let all = configurations_of_arguments(&models, &[]).unwrap();
+    let all = configurations_of_arguments(&models, &[], false).unwrap();
     let names: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
     assert_eq!(names, ["builtin-extractive", "ollama-qwen3-4b"]);
     assert_eq!(all[1].models, ["critic=openai:gpt-5.2", "ollama:qwen3:4b"]);
-    assert_eq!(configurations_of_arguments(&[], &[]).unwrap()[0].name.as_str(), "default");
+    assert_eq!(configurations_of_arguments(&[], &[], false).unwrap()[0].name.as_str(), "default");
 }
 
 #[test]
@@ -225,7 +257,7 @@ fn sums_and_the_share_of_the_ceiling_are_computed_by_fact() {
 
 fn load_shipped_evaluation() -> EvaluationFile {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/evaluation/evaluation.yaml");
-    load_evaluation_file(&file).unwrap_or_else(|error| panic!("{error}"))
+    load_evaluation_file(&file, false).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
@@ -235,7 +267,7 @@ fn the_shipped_evaluation_agrees_with_its_documents() {
     use super::wording::Wording;
 
     let file = load_shipped_evaluation();
-    let (files, skipped) = list_folder_files(&file.documents).unwrap();
+    let (files, skipped) = list_folder_files(file.documents.as_ref().unwrap()).unwrap();
     assert!(skipped.is_empty() && files.len() >= 40, "{} documents, {skipped:?}", files.len());
     let files = files.into_iter().map(|file| file.read_file().unwrap()).collect();
     let corpus = Corpus::build_or_load(files, None).unwrap();

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::data::{self, ClusterInfo, DataLayout, LockHolder};
 use crate::launcher::Launcher;
 use crate::logs::AppendedLines;
-use crate::options::LocalOptions;
+use crate::options::{LocalOptions, WebOffer};
 
 /// A start may include fetching a nats-server over a slow network.
 const START_LIMIT: Duration = Duration::from_secs(420);
@@ -91,8 +91,15 @@ pub async fn start_detached(options: &LocalOptions) -> Result<ClusterInfo, Detac
 
 /// Starts a cluster in the background that stops when nobody uses it ([`crate::users`]), and returns when it is ready. The
 /// caller must be a user of it.
-pub async fn start_while_used(options: &LocalOptions) -> Result<DetachedCluster, DetachedClusterError> {
-    let arguments = [vec!["up".into(), "--while-used".into()], options.to_arguments()].concat();
+pub async fn start_while_used(
+    options: &LocalOptions,
+    web: WebOffer,
+) -> Result<DetachedCluster, DetachedClusterError> {
+    let no_web = match web {
+        WebOffer::AsConfigured => Vec::new(),
+        WebOffer::Never => vec!["--no-web".into()],
+    };
+    let arguments = [vec!["up".into(), "--while-used".into()], no_web, options.to_arguments()].concat();
     start_detached_as(&options.data, &arguments).await
 }
 

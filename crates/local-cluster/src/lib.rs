@@ -36,7 +36,7 @@ pub use detached::{
     is_data_folder_in_use, is_running_as, start_detached, start_while_used, stop_cluster,
 };
 pub use launcher::Launcher;
-pub use options::{ApiAddress, ChildRole, ChildSpec, LocalOptions};
+pub use options::{ApiAddress, ChildRole, ChildSpec, LocalOptions, WebOffer};
 pub use processes::{ProcessEvent, StartProcessError};
 
 /// Runs an internal command of this crate, if `arguments` (of the process, program name first) name one. Must be called

@@ -73,6 +73,15 @@ fn parse_log_filter(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// The web in a local cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WebOffer {
+    /// Workers offer `web_research` if the options or the environment allow it.
+    AsConfigured,
+    /// Workers do not offer it, whatever the environment says.
+    Never,
+}
+
 /// The options, which are also command-line arguments.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct LocalOptions {
@@ -225,7 +234,7 @@ impl LocalOptions {
             number,
             program: executable.to_owned(),
             arguments: self.role_arguments(role),
-            environment: environment.clone(),
+            environment: environment.clone().into_iter().chain(allocator_variable(role)).collect(),
         };
         let all = |role, count: u32| (1..=count).map(move |number| (role, number));
         all(ChildRole::Supervisor, self.supervisors)
@@ -234,6 +243,16 @@ impl LocalOptions {
             .chain(all(ChildRole::Gateway, u32::from(self.api.is_some())))
             .map(|(role, number)| child(role, number))
             .collect()
+    }
+
+    /// Like [`Self::child_specs`], with the given web.
+    pub fn child_specs_with_web(&self, executable: &Path, web: WebOffer) -> Vec<ChildSpec> {
+        let mut children = self.child_specs(executable);
+        match web {
+            WebOffer::AsConfigured => {}
+            WebOffer::Never => children.iter_mut().for_each(ChildSpec::withhold_web),
+        }
+        children
     }
 
     fn role_arguments(&self, role: ChildRole) -> Vec<String> {
@@ -245,7 +264,7 @@ impl LocalOptions {
         }
         std::iter::once(role.to_string())
             .chain(lanes)
-            .chain(offered.map(|one| format!("--capability={one}")))
+            .chain(offered.map(|one| capability_argument(&one)))
             .collect()
     }
 
@@ -304,10 +323,22 @@ impl LocalOptions {
             ("MILLRACE_LANE_LEASE_IF_NEW", Some(duration::format_duration(LANE_LEASE))),
             ("MILLRACE_WORK_LEASE_IF_NEW", Some(duration::format_duration(WORK_LEASE))),
             ("MILLRACE_LINGER", Some(duration::format_duration(LINGER))),
-            (PURGE_DELAY, std::env::var_os(PURGE_DELAY).is_none().then(|| PURGE_DELAY_MS.to_owned())),
         ];
         variables.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
+}
+
+/// Returns the argument of a worker that names a capability.
+fn capability_argument(name: &str) -> String {
+    format!("--capability={name}")
+}
+
+/// Returns the variable for the allocator of a process: workers and critics allocate the same again and again. A supervisor returns
+/// early what it needed for a large run, and other processes as well.
+fn allocator_variable(role: ChildRole) -> Option<(String, String)> {
+    let is_host = matches!(role, ChildRole::Worker | ChildRole::Critic);
+    let is_set = std::env::var_os(PURGE_DELAY).is_some();
+    (is_host && !is_set).then(|| (PURGE_DELAY.to_owned(), PURGE_DELAY_MS.to_owned()))
 }
 
 /// Returns an absolute path.
@@ -362,6 +393,20 @@ pub struct ChildSpec {
 }
 
 impl ChildSpec {
+    /// Removes `web_research` from the capabilities of a worker, also if its environment has a search engine. Agents of capability
+    /// files keep their tools.
+    fn withhold_web(&mut self) {
+        if self.role != ChildRole::Worker {
+            return;
+        }
+        let web = capability_argument(builtin::WEB_RESEARCH);
+        self.arguments.retain(|argument| *argument != web);
+        if self.arguments.iter().all(|argument| !argument.starts_with(&capability_argument(""))) {
+            self.arguments.extend(builtin::NAMES.map(capability_argument));
+        }
+        self.environment.insert("MILLRACE_WEB".into(), "false".into());
+    }
+
     /// Returns the name in events and of the log: `worker-1`. The server has no number.
     pub fn process_name(&self) -> String {
         match self.role {
@@ -497,5 +542,29 @@ mod tests {
         assert_eq!(environment["MILLRACE_MODEL"], "m;critic=n");
         assert_eq!(environment["MILLRACE_LANE_LEASE"], "10s");
         assert!(!environment.contains_key("MILLRACE_WORK_LEASE"), "unset options are left to the process");
+    }
+
+    #[test]
+    fn workers_without_the_web_offer_no_web_research() {
+        for arguments in [
+            &["--data=/d", "--critics=0"][..],
+            &["--data=/d", "--critics=0", "--web", "--capability=/a/b.yaml"],
+        ] {
+            let options = parse_options(arguments);
+            let worker =
+                options.child_specs_with_web(Path::new("/bin/millrace"), WebOffer::Never).pop().unwrap();
+            assert_eq!(worker.role, ChildRole::Worker);
+            let built_in: Vec<String> = builtin::NAMES.map(capability_argument).into();
+            assert_eq!(worker.arguments[1..=built_in.len()], built_in);
+            assert!(!worker.arguments.iter().any(|one| one.contains("web")), "{:?}", worker.arguments);
+            // The worker adds it if this variable of its environment says so.
+            assert_eq!(worker.environment["MILLRACE_WEB"], "false");
+            let as_configured =
+                options.child_specs_with_web(Path::new("/bin/millrace"), WebOffer::AsConfigured);
+            assert_eq!(
+                as_configured.last().unwrap().arguments,
+                options.child_specs(Path::new("/bin/millrace")).pop().unwrap().arguments
+            );
+        }
     }
 }
