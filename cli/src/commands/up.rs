@@ -64,7 +64,7 @@ pub struct UpArguments {
     /// Stop when no process uses the cluster any more; for `run` and `resume`
     #[arg(long, hide = true)]
     while_used: bool,
-    /// Offer no web_research, whatever the environment says; for `eval`
+    /// Offer no web_research, even if the environment configures it; for `eval`
     #[arg(long, hide = true, requires = "while_used")]
     no_web: bool,
     /// Print a JSON object when the cluster is running, for each run that starts, is resumed or ends, and at the end

@@ -8,7 +8,7 @@ use millrace_runtime::store::blobs::sha256_hex;
 
 /// The settings that change prompts or costs, other than models.
 const SETTINGS: [&str; 2] = ["MILLRACE_CONTEXT_WINDOW", PRICES];
-/// The setting with a file, whose content counts.
+/// The setting that names a file. The content of the file determines samples.
 const PRICES: &str = "MILLRACE_PRICES";
 /// The variables that choose the search engine.
 const SEARCH_ENGINES: [&str; 2] = [TAVILY_KEY, "SEARXNG_URL"];

@@ -369,7 +369,7 @@ async fn corrections_of_a_small_model_name_only_fields_of_its_form() {
     let turns = [fetch(URL), invented.clone(), invented.clone()];
     let result = run_reader_of("small", &turns, &page, &mut read).await.unwrap();
     assert_eq!(result.answered, Some(false));
-    assert_eq!(result.output, "What was read does not answer this question.");
+    assert_eq!(result.output, "The pages and documents that were read do not answer this question.");
     let mut nothing_read = StoringJournal::default();
     let turns = [invented.clone(), invented];
     let result = run_reader_of("small", &turns, &page, &mut nothing_read).await.unwrap();

@@ -18,7 +18,7 @@ use millrace_client::submit_run;
 
 /// The maximum for a task in any state: 220 MB for 100,000 tasks.
 const MAX_BYTES: f64 = 2_200.0;
-/// The events of the plans; a run with an event that nobody signals stays as it is.
+/// The events of the plans. A run that waits for an event stays in its state until the event is signalled.
 const EVENTS: [&str; 2] = ["open", "go"];
 /// The time in which a process returns memory that it needed only for the change to the measured state.
 const SETTLING: Duration = Duration::from_secs(3);

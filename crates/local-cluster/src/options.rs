@@ -78,7 +78,7 @@ fn parse_log_filter(text: &str) -> Result<String, String> {
 pub enum WebOffer {
     /// Workers offer `web_research` if the options or the environment allow it.
     AsConfigured,
-    /// Workers do not offer it, whatever the environment says.
+    /// Workers do not offer it, even if the environment configures it.
     Never,
 }
 
@@ -557,7 +557,7 @@ mod tests {
             let built_in: Vec<String> = builtin::NAMES.map(capability_argument).into();
             assert_eq!(worker.arguments[1..=built_in.len()], built_in);
             assert!(!worker.arguments.iter().any(|one| one.contains("web")), "{:?}", worker.arguments);
-            // The worker adds it if this variable of its environment says so.
+            // A worker adds the capability if this variable is true.
             assert_eq!(worker.environment["MILLRACE_WEB"], "false");
             let as_configured =
                 options.child_specs_with_web(Path::new("/bin/millrace"), WebOffer::AsConfigured);

@@ -20,7 +20,7 @@ const MAX_CORRECTIONS: u32 = 1;
 /// The answer in place of statements that no passage supports.
 const NOT_ANSWERED: &str = "The documents do not answer this question.";
 /// The same for a prompt without passages.
-const NOT_ANSWERED_BY_READING: &str = "What was read does not answer this question.";
+const NOT_ANSWERED_BY_READING: &str = "The pages and documents that were read do not answer this question.";
 /// The correction for a small model that has read nothing. It names only fields that its form has, and no tool: a correction has none.
 const NOTHING_READ: &str = "You have read no page and no document, so nothing supports the answer. Say in 'output' that you found \
 no answer, and in 'notes' what you searched for.";

@@ -30,7 +30,7 @@ pub(super) struct OrderLease {
     delivery: Option<OrderDelivery>,
 }
 
-/// What the server says about the delivery of an order.
+/// The delivery of an order, as the server reports it.
 #[derive(Clone, Copy)]
 struct OrderDelivery {
     /// The sequence of the order in its stream.
