@@ -542,10 +542,11 @@ impl LiveRun {
                 apply_events(&mut self.plan, &events, at);
                 let count = u32::try_from(events.len()).unwrap_or(u32::MAX);
                 decision.answers.push(InputAnswer { cause, events: count, refusal: None });
-                match decision.events.is_empty() {
+                if decision.events.is_empty() && events.len() > decision.events.capacity() {
                     // The start of a large run adds all of its tasks.
-                    true if events.len() > decision.events.capacity() => decision.events = events,
-                    true | false => decision.events.extend(events),
+                    decision.events = events;
+                } else {
+                    decision.events.extend(events);
                 }
             }
             // A fact of the same decision may have overtaken the clock; no caller waits for an answer to a clock.

@@ -116,14 +116,17 @@ async fn append_with_retries(
     last: u64,
     id: &str,
 ) -> Result<u64, AppendError> {
-    let mut headers = HeaderMap::new();
-    headers.insert(ID_HEADER, id);
-    headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, HeaderValue::from(last));
+    let headers = || {
+        let mut headers = HeaderMap::new();
+        headers.insert(ID_HEADER, id);
+        headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, HeaderValue::from(last));
+        headers
+    };
     let started = tokio::time::Instant::now();
     let mut warning = RetryWarning::new(started);
     let mut tries = 0;
     loop {
-        let published = publish_to_stream(bus, subject.to_owned(), headers.clone(), payload.clone());
+        let published = publish_to_stream(bus, subject.to_owned(), headers(), payload.clone());
         let error = match published.await {
             Ok(sequence) => return Ok(sequence),
             Err(error) => error,

@@ -26,7 +26,7 @@ const LOG_AFTER: Duration = Duration::from_secs(1);
 /// The interval of pings. Two may be unanswered, so that a connection to an unreachable machine counts as lost after 6
 /// to 8 s, about when the other servers have elected new leaders.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
-/// The maximum number of appends that wait for their acknowledgements.
+/// The maximum number of messages that the client library publishes and that wait for their acknowledgements.
 const MAX_IN_FLIGHT: usize = 20_000;
 
 /// The period in which an operation is retried.

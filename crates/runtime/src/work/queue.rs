@@ -34,7 +34,7 @@ const MAX_QUEUES: usize = 256;
 /// The metrics label of all other capabilities; no capability can have this name.
 const OTHER: &str = "(other)";
 
-/// The maximum number of orders that wait for acknowledgements, well below the limit of the connection.
+/// The maximum number of orders that wait for acknowledgements.
 const MAX_IN_FLIGHT: usize = 1_000;
 
 /// Creates the queues of these capabilities where they do not exist. Called by supervisors.
