@@ -60,20 +60,14 @@ pub fn layered_submission(tasks: u32) -> Submission {
 
 /// Tasks that wait for the second of two events, behind a first task that waits for the first one.
 pub fn gated_submission(tasks: u32, [open, go]: [&str; 2]) -> Submission {
-    let waiting = |at: u32, event: &str, behind: Vec<TaskId>| {
-        let mut task = echo_task(at, behind);
-        task.parameters.insert("await_event".into(), event.into());
-        task
-    };
-    let gate = waiting(0, open, Vec::new());
-    let behind = (1..=tasks).map(|at| waiting(at, go, vec![task_id(0)]));
+    let gate = waiting_task(0, open, Vec::new());
+    let behind = (1..=tasks).map(|at| waiting_task(at, go, vec![task_id(0)]));
     fixed_submission([gate].into_iter().chain(behind).collect())
 }
 
 /// Independent tasks that finish at once, and a first task that waits for an event.
 pub fn fan_out_submission_with_event(tasks: u32, event: &str) -> Submission {
-    let mut first = echo_task(0, Vec::new());
-    first.parameters.insert("await_event".into(), event.into());
+    let first = waiting_task(0, event, Vec::new());
     let others = (1..=tasks).map(|at| echo_task(at, Vec::new()));
     fixed_submission([first].into_iter().chain(others).collect())
 }
@@ -92,9 +86,8 @@ pub fn long_submission(tasks: u32) -> Submission {
 
 /// A task that journals this number of bytes and then waits for an event.
 pub fn waiting_submission(journal_bytes: u32, event: &str) -> Submission {
-    let mut task = echo_task(0, Vec::new());
+    let mut task = waiting_task(0, event, Vec::new());
     task.parameters.insert("journal_bytes".into(), journal_bytes.into());
-    task.parameters.insert("await_event".into(), event.into());
     fixed_submission(vec![task])
 }
 
@@ -122,6 +115,13 @@ fn echo_task(at: u32, depends_on: Vec<TaskId>) -> TaskSpec {
         depends_on,
         ..TaskSpec::new(task_id(at), format!("Finish at once, as number {at}."), capability)
     }
+}
+
+/// A task that waits for an event.
+fn waiting_task(at: u32, event: &str, depends_on: Vec<TaskId>) -> TaskSpec {
+    let mut task = echo_task(at, depends_on);
+    task.parameters.insert("await_event".into(), event.into());
+    task
 }
 
 fn task_id(at: u32) -> TaskId {

@@ -13,8 +13,8 @@ use tracing::{Level, debug, enabled, info, warn};
 
 /// The maximum number of characters of an error in a line.
 const MAX_ERROR: usize = 300;
-/// The number of pieces of work of a process that are logged one by one, of those that begin within the same second. Nobody reads
-/// thousands of lines per second, and to write them takes longer than short work itself.
+/// The number of pieces of work of a process that are logged one by one, of those that begin within the same second. A log
+/// with thousands of lines per second is of no use, and writing it takes longer than short work itself.
 const MAX_PER_SECOND: u32 = 50;
 /// Work that takes longer gets the line about its end in any case.
 const ALWAYS_LOGGED_AFTER: Duration = Duration::from_secs(1);
