@@ -8,6 +8,7 @@ pub mod file;
 pub mod ids;
 pub mod labels;
 pub mod overrides;
+pub mod parameters;
 pub mod plan;
 pub mod provider;
 pub mod question;

@@ -475,6 +475,3 @@ pub struct ConsultSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
 }
-
-/// A task's parameters: named JSON values.
-pub type TaskParameters = BTreeMap<String, Value>;

@@ -11,14 +11,13 @@ use serde::{Deserialize, Serialize};
 use crate::child::Delegation;
 use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use crate::overrides::AgentOverrides;
+use crate::parameters::TaskParameters;
 use crate::plan::{
     Attempt, DEFAULT_PROVIDER_TIMEOUT, DocumentSet, Edit, ResourceAmounts, ReviewCheck, ReviewPolicy, Task,
     TaskLimits, TaskSpec, WAIT_FOR_EVENT_KEY, Work,
 };
 use crate::provider::ProviderStatus;
-use crate::result::{
-    Build, CriterionOutcome, ModelUsage, PlanProposal, TaskError, TaskParameters, Usage, Verdict,
-};
+use crate::result::{Build, CriterionOutcome, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
 use crate::wait::{EndedWait, Wait, WaitEnd};
 use crate::wire::InlineOrStoredBytes;
 

@@ -12,10 +12,11 @@ use millrace_agent::tool::Tool;
 use millrace_agent_nats::{NatsFiles, NatsJournal, NatsOrderInputs};
 use millrace_protocol::child::{TaskEnd, child_id};
 use millrace_protocol::ids::{self, TaskId, WorkerId};
+use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskLimits, TaskSpec};
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::question::{Answer, Question};
-use millrace_protocol::result::{ErrorKind, TaskError, TaskParameters, TaskResult};
+use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
 use millrace_protocol::work::{Assignment, InputResult, Order};
 use millrace_runtime::work::host;
@@ -112,7 +113,7 @@ impl<'h> Attempt<'h> {
     /// # Errors
     /// They do not fit the type (kind `InvalidTask`).
     pub fn parse_parameters<T: DeserializeOwned>(&self) -> Result<T, TaskError> {
-        let object = self.order().parameters.clone().into_iter().collect();
+        let object = self.order().parameters.clone().into();
         serde_json::from_value(Value::Object(object))
             .map_err(|mistake| invalid_parameters_error(format!("the parameters: {mistake}")))
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::{Capability, TaskId};
+use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{
     CommandAction, Edit, OnFailedDependency, Plan, PlanTime, ReviewPolicy, StartEvent, TaskLimits, TaskPatch,
 };
-use millrace_protocol::result::TaskParameters;
 use millrace_runtime::{Bus, duration};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;

@@ -2,7 +2,7 @@
 //! message, and the names of the capabilities that every cluster has. It runs nothing and depends on no particular model.
 
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::result::TaskParameters;
+use millrace_protocol::parameters::TaskParameters;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

@@ -24,6 +24,7 @@ use millrace_agent::turn::{
     AgentBrief, Answer, ConversationFormat, Driver, Limits, Machine, MemoryJournal, WorkOutcome,
 };
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
+use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{
     Document, DocumentSet, Edit, Event, GraphEvent, Plan, ReviewPolicy, TaskEvent, TaskSpec, Work, apply,
 };
@@ -515,7 +516,7 @@ async fn report_names_tasks_without_results_and_keeps_the_others() {
         task_id: TaskId::new("report").unwrap(),
         objective: task.objective,
         run_objective: "x".into(),
-        parameters: BTreeMap::new(),
+        parameters: TaskParameters::new(),
         event: None,
         feedback: Vec::new(),
         criteria: Vec::new(),

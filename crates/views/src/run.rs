@@ -9,12 +9,13 @@ use millrace_protocol::child::ParentTask;
 use millrace_protocol::ids::{Capability, Lane, RunId, SessionId, TaskId, WorkerId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::overrides::AgentOverrides;
+use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{
     Attempt, AttemptEnd, Budget, DeliverableRule, EarlierRun, EndReason, ErroredTaskWait, PauseReason, Plan,
     PlanningMode, ResourceAmounts, RunHold, Task, TaskState, UsageBreakdown,
 };
 use millrace_protocol::registry::{QueuePlace, RunSummary};
-use millrace_protocol::result::{Build, TaskParameters, TaskResult, Usage, Verdict};
+use millrace_protocol::result::{Build, TaskResult, Usage, Verdict};
 use schemars::JsonSchema;
 use serde::Serialize;
 

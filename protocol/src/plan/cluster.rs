@@ -82,8 +82,7 @@ impl CapabilityRegistry {
     pub fn find_parameter_problem(&self, task: &TaskSpec) -> Option<String> {
         let offered = self.offered.get(&task.capability)?;
         let schema = offered.parameters.as_ref()?;
-        let parameters = task.parameters.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-        offered.compiled.check_value(schema, &Value::Object(parameters)).err()
+        offered.compiled.check_value(schema, &Value::Object(task.parameters.clone().into())).err()
     }
 
     /// Validates the capability and the parameters of a task.

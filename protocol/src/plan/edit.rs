@@ -8,7 +8,7 @@ use super::budget::Budget;
 use super::spec::{OnFailedDependency, ReviewPolicy, TaskLimits, TaskSpec};
 use super::start::{PlanTime, StartEvent};
 use crate::ids::{Capability, TaskId};
-use crate::result::TaskParameters;
+use crate::parameters::TaskParameters;
 
 /// A change of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -12,6 +12,7 @@ use millrace_protocol::labels::Labels;
 use millrace_protocol::overrides::{
     AgentOverrides, FileOperation, PermissionMode, PermissionRule, PermissionRules,
 };
+use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{
     AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, BudgetExhaustionPolicy, CommandAction,
     Decision, DeliverableRule, Document, Edit, EndReason, Event, Fact, GraphError, GraphEvent, InputAnswer,
@@ -1282,7 +1283,7 @@ fn sample_orders() -> Vec<(String, Order)> {
         decided: None,
     };
     let planning = |plan_at| Order {
-        parameters: BTreeMap::new(),
+        parameters: TaskParameters::new(),
         inputs: Vec::new(),
         is_final: false,
         feedback: Vec::new(),

@@ -1,8 +1,8 @@
 //! The changes that a planner can request through its tools and its answer. Plain data; `normalize` and `apply` give it
 //! meaning.
 
+use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::OnFailedDependency;
-use millrace_protocol::result::TaskParameters;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -6,7 +6,7 @@ use std::fmt;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::result::TaskParameters;
+use millrace_protocol::parameters::TaskParameters;
 use minijinja::{Environment, UndefinedBehavior};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
