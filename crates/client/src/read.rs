@@ -19,7 +19,7 @@ use crate::retry_transient;
 /// # Errors
 /// The server does not answer, or a record can't be decoded.
 pub async fn read_decisions(bus: &Bus, run: &RunId, mut visit: impl FnMut(&Decision)) -> Result<(), Fault> {
-    for record in archive::read_run_from_log_or_archive(bus, bus.lane_of_run(run), run).await? {
+    for record in archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await? {
         if record.is_decision() {
             visit(&bus.decode_record(&record).await?);
         }

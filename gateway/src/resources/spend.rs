@@ -87,7 +87,7 @@ async fn read_run_spend(gateway: Access, PathParts(run): PathParts<String>) -> R
     let (run, _) = gateway.find_run(&run).await?;
     let (mut history, mut series) = (RunHistory::default(), SpendSeries::default());
     let lane = gateway.bus.lane_of_run(&run);
-    for record in archive::read_run_from_log_or_archive(&gateway.bus, lane, &run).await? {
+    for record in archive::read_decisions_from_log_or_archive(&gateway.bus, lane, &run).await? {
         if record.is_decision() {
             let decision: Decision = gateway.bus.decode_record(&record).await?;
             history.add_decision(&decision);
