@@ -13,8 +13,11 @@ use millrace_protocol::registry::ProcessRole;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, duration};
 
+use crate::peers::PeerServers;
 use crate::process::{self, CpuSeconds};
-use millrace_local_cluster::{ApiAddress, ClusterInfo, Launcher, LocalCluster, LocalOptions, ProcessEvent};
+use millrace_local_cluster::{
+    ApiAddress, ChildRole, ClusterInfo, Launcher, LocalCluster, LocalOptions, ProcessEvent,
+};
 
 /// Timeout for the registration of all processes.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -32,6 +35,8 @@ pub struct BenchOptions {
     pub slots: u32,
     /// `true` to sync each write to disk before it is acknowledged.
     pub sync_always: bool,
+    /// `true` for three servers and three copies of each stream.
+    pub is_replicated: bool,
     /// Time that a run stays in its lane after its end.
     pub linger: Duration,
     /// Lease of a supervisor on its lane; `None` for the default.
@@ -47,6 +52,7 @@ pub struct BenchCluster {
     pids: BTreeMap<String, u32>,
     /// The file with the URL of the HTTP API, if it is served.
     api_url_file: Option<PathBuf>,
+    _peers: Option<PeerServers>,
     // Dropped last, when the processes that write into it have ended.
     _folder: TempFolder,
 }
@@ -54,15 +60,23 @@ pub struct BenchCluster {
 impl BenchCluster {
     /// Starts a cluster and waits until all of its processes have registered.
     pub async fn start(options: &BenchOptions) -> anyhow::Result<Self> {
-        let (local, folder) = local_options(options)?;
+        let (mut local, folder) = local_options(options)?;
         let mut children = local.child_specs(Launcher::from_current_exe()?.executable());
         for child in &mut children {
             child.environment.insert("MILLRACE_LINGER".into(), duration::format_duration(options.linger));
         }
+        let mut peers = None;
+        if options.is_replicated {
+            let (others, first) = PeerServers::start(&folder.0, options.sync_always)?;
+            (peers, local.routes) = (Some(others), Some(first));
+            let supervisors = children.iter_mut().filter(|child| child.role == ChildRole::Supervisor);
+            supervisors.for_each(|supervisor| supervisor.arguments.push("--replicas=3".into()));
+        }
+        let pids = peers.iter().flat_map(PeerServers::pids).collect();
         let api_url_file = options.serves_api.then(|| local.api_url_path());
         let cluster = LocalCluster::start_with_children(local, children).await?;
         let bus = cluster.info().connect().await?;
-        let mut this = Self { cluster, bus, pids: BTreeMap::new(), api_url_file, _folder: folder };
+        let mut this = Self { cluster, bus, pids, api_url_file, _peers: peers, _folder: folder };
         this.await_processes(options).await?;
         Ok(this)
     }
@@ -224,6 +238,7 @@ fn local_options(options: &BenchOptions) -> anyhow::Result<(LocalOptions, TempFo
         work_lease: None,
         api: options.serves_api.then(|| ApiAddress::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))),
         sync_always: options.sync_always,
+        routes: None,
         log: "info".into(),
     };
     Ok((local, folder))

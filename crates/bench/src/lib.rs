@@ -29,6 +29,7 @@ mod growth;
 mod http;
 mod memory;
 mod parked;
+mod peers;
 mod plans;
 mod process;
 mod replay;
@@ -78,6 +79,10 @@ pub struct BenchArguments {
     /// Sync every write to disk before it is acknowledged, in the clusters and in the baseline
     #[arg(long)]
     sync_always: bool,
+    /// Three servers and three copies of each stream, in the clusters and in the baseline; a single machine then does the work of
+    /// three
+    #[arg(long)]
+    replicated: bool,
     /// Folder for the clusters, each in a subfolder that is removed afterwards; results depend on its disk [default: the
     /// system's folder for temporary files]
     #[arg(long, value_name = "DIR")]
@@ -250,15 +255,17 @@ pub async fn run_benchmarks(
     report.machine.extend([
         ("processors", processors.into()),
         ("sync_always", arguments.sync_always.into()),
+        ("replicated", arguments.replicated.into()),
         ("workers", arguments.workers.into()),
         ("slots", arguments.slots.into()),
         ("is_optimized", IS_OPTIMIZED.into()),
     ]);
     notify(&format!(
-        "millrace: measuring on {processors} processors, with {} worker(s) of {} slots{}",
+        "millrace: measuring on {processors} processors, with {} worker(s) of {} slots{}{}",
         arguments.workers,
         arguments.slots,
-        if arguments.sync_always { ", syncing every write" } else { "" }
+        if arguments.sync_always { ", syncing every write" } else { "" },
+        if arguments.replicated { ", with three copies" } else { "" }
     ));
     if !IS_OPTIMIZED {
         notify(UNOPTIMIZED_WARNING);
@@ -378,6 +385,7 @@ impl BenchArguments {
             workers: self.workers,
             slots: self.slots,
             sync_always: self.sync_always,
+            is_replicated: self.replicated,
             // Long enough to observe the end in the lane, short enough not to delay the next round.
             linger: Duration::from_millis(500),
             lane_lease: None,

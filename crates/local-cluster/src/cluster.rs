@@ -281,6 +281,7 @@ fn start_nats_server(
         password,
         max_file_store,
         sync_always: options.sync_always,
+        routes: options.routes.clone(),
     };
     layout.write_private_file(&layout.nats_conf_path(), &configuration.to_nats_conf())?;
     let arguments = vec!["-c".to_owned(), server::CONFIGURATION.to_owned()];

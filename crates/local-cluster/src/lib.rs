@@ -38,6 +38,7 @@ pub use detached::{
 pub use launcher::Launcher;
 pub use options::{ApiAddress, ChildRole, ChildSpec, LocalOptions, WebOffer};
 pub use processes::{ProcessEvent, StartProcessError};
+pub use server::{ServerConfig, ServerRoutes};
 
 /// Runs an internal command of this crate, if `arguments` (of the process, program name first) name one. Must be called
 /// first in `main`, before there are threads.

@@ -14,6 +14,7 @@ use millrace_worker::{builtin, file};
 use serde::{Deserialize, Serialize};
 
 use crate::folders;
+use crate::server::ServerRoutes;
 
 /// The leases of a new local cluster: a single server needs no elections, so short leases suffice and an interrupted run
 /// is resumed soon.
@@ -141,6 +142,10 @@ pub struct LocalOptions {
     /// Sync every write to disk before it is acknowledged: survives power loss, but is slower
     #[arg(long, help_heading = "Cluster settings that few need")]
     pub sync_always: bool,
+    /// Servers, started by the caller, with which the server forms a cluster. Copies on one machine protect from nothing, so only
+    /// benchmarks have any.
+    #[arg(skip)]
+    pub routes: Option<ServerRoutes>,
     /// Log level of the processes, or a filter such as info,millrace_worker=debug
     #[arg(long, help_heading = "Cluster settings that few need", env = "MILLRACE_LOG", value_name = "LEVEL", default_value = "info", value_parser = parse_log_filter)]
     pub log: String,
@@ -165,6 +170,7 @@ impl LocalOptions {
             work_lease: None,
             api: None,
             sync_always: false,
+            routes: None,
             log: "info".into(),
         }
     }

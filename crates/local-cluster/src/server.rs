@@ -22,6 +22,17 @@ const GREETING_LIMIT: Duration = Duration::from_secs(2);
 /// The server's greeting is one line of under 1 KiB.
 const GREETING_BYTES: u64 = 64 << 10;
 
+/// A server's place among several that form one cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerRoutes {
+    /// Its name.
+    pub name: String,
+    /// Its port for the other servers.
+    pub port: u16,
+    /// Their ports.
+    pub peers: Vec<u16>,
+}
+
 /// The configuration of the server.
 #[derive(Clone)]
 pub struct ServerConfig {
@@ -35,23 +46,36 @@ pub struct ServerConfig {
     pub max_file_store: u64,
     /// `true` to sync each write to disk before it is acknowledged.
     pub sync_always: bool,
+    /// The servers with which it forms a cluster; `None` if it is alone.
+    pub routes: Option<ServerRoutes>,
 }
 
 impl ServerConfig {
     /// Returns the text of the configuration file.
     pub fn to_nats_conf(&self) -> String {
-        let Self { port, user, password, max_file_store, sync_always } = self;
+        let Self { port, user, password, max_file_store, sync_always, routes } = self;
+        let name = routes.as_ref().map_or("millrace-local", |routes| routes.name.as_str());
+        let cluster = routes.as_ref().map(ServerRoutes::to_nats_conf).unwrap_or_default();
         let port = port.map_or_else(|| "-1".to_owned(), |port| port.to_string());
         let sync = if *sync_always { "  sync_interval: always\n" } else { "" };
         format!(
             "# Written by millrace at each start; changes here are lost.\n\
-             server_name: millrace-local\n\
+             server_name: {name}\n\
              host: 127.0.0.1\n\
              port: {port}\n\
              ports_file_dir: run\n\
              authorization {{ user: {user}, password: \"{password}\" }}\n\
-             jetstream {{\n  store_dir: nats\n  {STORE_LIMIT} {max_file_store}\n{sync}}}\n"
+             jetstream {{\n  store_dir: nats\n  {STORE_LIMIT} {max_file_store}\n{sync}}}\n{cluster}"
         )
+    }
+}
+
+impl ServerRoutes {
+    fn to_nats_conf(&self) -> String {
+        let Self { port, peers, .. } = self;
+        let routes: Vec<String> = peers.iter().map(|peer| format!("nats://127.0.0.1:{peer}")).collect();
+        let routes = routes.join(", ");
+        format!("cluster {{ name: millrace-local, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}\n")
     }
 }
 
@@ -140,6 +164,7 @@ mod tests {
             password: "pff".into(),
             max_file_store: 1024,
             sync_always: false,
+            routes: None,
         }
     }
 
