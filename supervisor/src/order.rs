@@ -91,7 +91,7 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
 
 /// The rejection of an attempt's result.
 fn rejection_of_attempt(attempt: &Attempt) -> Option<Rejection> {
-    let (_, verdict) = attempt.verdict.as_ref()?;
+    let (_, verdict) = attempt.verdict()?;
     Some(Rejection { attempt: attempt.number, criteria: verdict.criteria.clone() })
 }
 

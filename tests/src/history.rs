@@ -358,7 +358,7 @@ impl History {
                 Event::Attempt(AttemptEvent::Finished {
                     task, attempt, worker, at_sequence, review, ..
                 }) => {
-                    let declared = review.as_ref().or_else(|| Some(&self.plan.task(task)?.spec.review));
+                    let declared = review.as_deref().or_else(|| Some(&self.plan.task(task)?.spec.review));
                     reviews.extend(declared.map(|declared| (task, declared)));
                     if !finished.insert((task, attempt)) {
                         violations.add_violation(format!("two outcomes of {task} #{attempt} were accepted"));
@@ -583,7 +583,7 @@ fn attempt_outcome(attempt: &Attempt) -> (u32, String, Option<bool>) {
         Some(AttemptEnd::Errored(error)) => format!("errored: {error}"),
         Some(AttemptEnd::TimedOut(clock)) => format!("timed out: {clock}"),
     };
-    (attempt.number, end, attempt.verdict.as_ref().map(|(_, verdict)| verdict.passed))
+    (attempt.number, end, attempt.verdict().map(|(_, verdict)| verdict.passed))
 }
 
 /// Violations, one text each.

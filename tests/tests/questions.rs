@@ -360,7 +360,8 @@ async fn person_approves_the_plan_and_judges_results() {
     history.assert_consistent();
     let report = history.folded_plan().task(&task_id("report")).unwrap();
     assert_eq!((report.state(), report.attempts.len()), (TaskState::Completed, 2));
-    let feedback: Vec<_> = report.attempts[0].verdict.iter().filter_map(|it| it.1.feedback.clone()).collect();
+    let feedback: Vec<_> =
+        report.attempts[0].verdict().iter().filter_map(|it| it.1.feedback.clone()).collect();
     assert_eq!(feedback, ["ann rejected it: name the number"]);
     cluster.stop_all();
 }

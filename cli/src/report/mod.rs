@@ -136,7 +136,7 @@ impl RunReport {
 pub fn describe_missing_review(plan: &Plan, end: &RunEnd) -> Option<String> {
     let (task, _) = end.deliverable.as_ref()?;
     let task = plan.task(task)?;
-    let is_judged = task.attempts.last().is_some_and(|attempt| attempt.verdict.is_some());
+    let is_judged = task.attempts.last().is_some_and(|attempt| attempt.verdict().is_some());
     (!is_judged)
         .then(|| format!("not reviewed: no critic and no check judged the result of {}", task.spec.id))
 }

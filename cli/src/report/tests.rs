@@ -93,7 +93,7 @@ fn verdict_given_event(attempt: u32, passed: bool) -> Event {
         task: task_id("gather"),
         attempt,
         critic: worker_id("critic-1"),
-        verdict: sample_verdict(passed),
+        verdict: sample_verdict(passed).into(),
     })
 }
 
@@ -223,7 +223,12 @@ fn sample_steps() -> Vec<Vec<Event>> {
     vec![
         std::iter::once(run_started_event()).chain(tasks_added_events()).collect(),
         vec![attempt_claimed_event("gather", 1)],
-        vec![Event::Attempt(AttemptEvent::Errored { task: task_id("gather"), attempt: 1, error, retry_at })],
+        vec![Event::Attempt(AttemptEvent::Errored {
+            task: task_id("gather"),
+            attempt: 1,
+            error: error.into(),
+            retry_at,
+        })],
         vec![
             Event::Task(TaskEvent::Ready { task: task_id("gather"), attempt: 2 }),
             attempt_claimed_event("gather", 2),
@@ -416,7 +421,12 @@ fn attempts_whose_parameters_were_refused_are_not_counted() {
     let error = TaskError::new(ErrorKind::WrongParameters, "'depth' must be an integer");
     let refused = [
         attempt_claimed_event("gather", 1),
-        Event::Attempt(AttemptEvent::Errored { task: task(), attempt: 1, error, retry_at: None }),
+        Event::Attempt(AttemptEvent::Errored {
+            task: task(),
+            attempt: 1,
+            error: error.into(),
+            retry_at: None,
+        }),
         Event::Task(TaskEvent::Reopened { task: task(), attempt: 2, ready: true, feedback: None }),
         Event::Task(TaskEvent::ParametersRejected { task: task(), problem: "'depth' is wrong".into() }),
     ];

@@ -363,7 +363,7 @@ fn describe_task_remark(task: &Task, hold: Option<&str>) -> Option<String> {
         TaskState::Running | TaskState::NeedsReview => Some(single_line(&task.spec.objective)),
         TaskState::Completed => {
             let (attempt, _, summary) = task.accepted_result()?;
-            let verdict = attempt.verdict.as_ref().map_or("", |_| "passed: ");
+            let verdict = attempt.verdict().map_or("", |_| "passed: ");
             Some(format!("{verdict}{}", single_line(summary)))
         }
         TaskState::Errored => match task.errored_wait()? {

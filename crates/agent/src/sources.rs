@@ -129,7 +129,7 @@ pub fn plan_without_log(order: &Order) -> Plan {
     let started = Event::Run(RunEvent::Started {
         objective: order.mission.clone(),
         mode: PlanningMode::Llm,
-        documents: order.documents.clone(),
+        documents: order.documents.clone().map(Box::new),
         model: order.model.clone(),
         models: Default::default(),
         fail_fast: false,

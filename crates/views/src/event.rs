@@ -799,7 +799,7 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
         } => EventJson::RunStarted {
             objective,
             mode: *mode,
-            documents: documents.as_ref(),
+            documents: documents.as_deref(),
             model: model.as_deref(),
             models,
             fail_fast: *fail_fast,
@@ -813,7 +813,7 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
         },
         RunEvent::Held { hold, submitted: _ } => EventJson::RunHeld { hold: *hold },
         RunEvent::SessionTurnCame { position, earlier, documents } => {
-            EventJson::SessionTurnCame { position: *position, earlier, documents: documents.as_ref() }
+            EventJson::SessionTurnCame { position: *position, earlier, documents: documents.as_deref() }
         }
         RunEvent::PlaceGranted => EventJson::PlaceGranted {},
         RunEvent::PlaceRefused { waiting } => EventJson::PlaceRefused { waiting: *waiting },
@@ -972,14 +972,14 @@ fn attempt_event(event: &AttemptEvent) -> EventJson<'_> {
             summary,
             detailed: *is_detailed,
             answered: *is_answered,
-            review: review.as_ref(),
+            review: review.as_deref(),
             usage: *usage,
             models,
         },
         AttemptEvent::Errored { task, attempt, error, retry_at } => EventJson::AttemptFailed {
             task,
             attempt: *attempt,
-            error: error.into(),
+            error: error.as_ref().into(),
             retry_at: retry_at.map(Time::from),
         },
         AttemptEvent::TimedOut { task, attempt, clock, retry_at, usage } => EventJson::AttemptTimedOut {

@@ -509,7 +509,7 @@ impl AttemptState {
     /// Returns the state of an attempt of a task.
     pub fn of_attempt(task: &Task, attempt: &Attempt) -> Self {
         let is_current = task.attempt == attempt.number;
-        match (attempt.end.as_ref(), attempt.verdict.as_ref()) {
+        match (attempt.end.as_ref(), attempt.verdict()) {
             (None, _) if is_current && task.state() == TaskState::Running => Self::Running,
             // One that continues, or starts, when a worker takes it.
             (None, _) if is_current && task.live_attempt().is_some() => Self::Waiting,
@@ -754,7 +754,7 @@ impl<'a> AttemptJson<'a> {
             Some(AttemptEnd::Errored(error)) => (None, Some((&**error).into())),
             Some(AttemptEnd::TimedOut(clock)) => (None, Some((*clock).into())),
         };
-        let verdict = attempt.verdict.as_ref();
+        let verdict = attempt.verdict();
         Self {
             number: attempt.number,
             worker: attempt.worker.as_ref(),
@@ -764,10 +764,10 @@ impl<'a> AttemptJson<'a> {
             state: AttemptState::of_attempt(task, attempt),
             summary,
             error,
-            verdict: verdict.map(|(_, verdict)| verdict.as_ref()),
+            verdict: verdict.map(|(_, verdict)| verdict),
             critic: verdict.map(|(critic, _)| critic),
             usage: attempt.usage,
-            review_usage: attempt.review_usage,
+            review_usage: attempt.review_usage(),
             feedback: feedback_before_attempt(task, attempt.number),
             questions: attempt.questions(task).map(QuestionDetails::from).collect(),
             waits: attempt.waits.iter().filter_map(WaitDetails::of_wait).collect(),

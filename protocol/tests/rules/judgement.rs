@@ -96,7 +96,7 @@ fn rejection_by_a_person_is_feedback_for_the_next_attempt() {
         task.collect_feedback(),
         ["Attempt 1 was rejected: ann rejected it: it has no units; bob rejected it: the source is old"]
     );
-    let (critic, verdict) = task.attempts[0].verdict.as_ref().unwrap();
+    let (critic, verdict) = task.attempts[0].verdict().unwrap();
     let voters: Vec<_> = verdict.opinions.iter().map(|it| (it.model.as_str(), it.passed)).collect();
     assert_eq!(voters, [("the critic", true), ("ann", false), ("bob", false)]);
     assert_eq!((critic.as_str(), verdict.find_inconsistency()), ("persons", None));

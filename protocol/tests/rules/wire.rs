@@ -90,7 +90,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
             Event::Run(RunEvent::Started {
                 objective: "find out".into(),
                 mode: PlanningMode::Llm,
-                documents: Some(cast::documents()),
+                documents: Some(cast::documents().into()),
                 model: Some("builtin:extractive".into()),
                 models: BTreeMap::new(),
                 fail_fast: true,
@@ -189,7 +189,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
             Event::Attempt(AttemptEvent::Errored {
                 task: task.clone(),
                 attempt: 1,
-                error: cast::task_error(ErrorKind::Abandoned, "claimed too often"),
+                error: cast::task_error(ErrorKind::Abandoned, "claimed too often").into(),
                 retry_at: None,
             }),
         ),
@@ -222,7 +222,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
                 task: task.clone(),
                 attempt: 1,
                 critic: cast::worker_id("c1"),
-                verdict: cast::review_verdict(false, Some("more")),
+                verdict: cast::review_verdict(false, Some("more")).into(),
             }),
         ),
         ("task accepted", Event::Task(TaskEvent::Accepted { task: task.clone(), attempt: 1 })),
@@ -352,7 +352,7 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
             Event::Run(RunEvent::SessionTurnCame {
                 position: 2,
                 earlier: vec![cast::earlier_run()],
-                documents: Some(cast::documents()),
+                documents: Some(cast::documents().into()),
             }),
         ),
         ("place granted", Event::Run(RunEvent::PlaceGranted)),
@@ -496,7 +496,7 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 summary: "found".into(),
                 is_detailed: false,
                 is_answered: true,
-                review: Some(ReviewPolicy::None),
+                review: Some(ReviewPolicy::None.into()),
                 usage: full_usage(),
                 models: sample_model_usage(),
             }),
@@ -516,12 +516,12 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
             Event::Attempt(AttemptEvent::Errored {
                 task: task.clone(),
                 attempt: 1,
-                error: TaskError {
+                error: Box::new(TaskError {
                     limit: Some(ExceededLimit::Allowance),
                     usage: full_usage(),
                     models: sample_model_usage(),
                     ..cast::task_error(ErrorKind::Limit, "what was reserved is used")
-                },
+                }),
                 retry_at: Some(at),
             }),
         ),
@@ -544,7 +544,7 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 task: task.clone(),
                 attempt: 1,
                 critic: cast::worker_id("c1"),
-                verdict: full_verdict(),
+                verdict: full_verdict().into(),
             }),
         ),
         (

@@ -75,7 +75,7 @@ pub async fn planner_turns_an_objective_into_a_plan_that_runs(testbed: &TestBed)
     );
     assert_eq!(run.read_task_result(&history, "omega").await.output, "the report of what was gathered");
     assert!(
-        plan.task(&task_id("alpha")).unwrap().attempts[0].verdict.is_some(),
+        plan.task(&task_id("alpha")).unwrap().attempts[0].verdict().is_some(),
         "the criteria of the planner were reviewed"
     );
     let shown = run.run_show_json();

@@ -45,7 +45,7 @@ pub async fn verdict_that_contradicts_itself_counts_by_its_criteria(testbed: &Te
     let history = run.wait_for_end().await;
     assert_eq!(task_state(history.folded_plan(), "essay"), TaskState::Failed);
     assert_eq!(testbed.count_model_requests("contradicts", "verdict"), 1);
-    let verdict = only_task(history.folded_plan()).attempts[0].verdict.as_ref().map(|(_, verdict)| verdict);
+    let verdict = only_task(history.folded_plan()).attempts[0].verdict().map(|(_, verdict)| verdict);
     assert!(verdict.is_some_and(|verdict| !verdict.passed));
 }
 
@@ -73,12 +73,16 @@ pub async fn rejected_result_is_redone_with_feedback(testbed: &TestBed) {
     let history = run.wait_for_end().await;
     let task = only_task(history.folded_plan());
     assert_eq!((end_reason(history.folded_plan()), task.attempts.len()), (EndReason::Completed, 2));
-    let passed = |attempt: usize| task.attempts[attempt].verdict.as_ref().map(|(_, verdict)| verdict.passed);
+    let passed = |attempt: usize| task.attempts[attempt].verdict().map(|(_, verdict)| verdict.passed);
     assert_eq!((passed(0), passed(1)), (Some(false), Some(true)));
     assert_eq!(task.spec.objective, "write it", "feedback is never added to the objective");
     assert_eq!(run.read_task_result(&history, "essay").await.output, "a draft of the year 1998");
     assert!(task.attempts.iter().all(|attempt| attempt.usage.model_calls == 1), "{:?}", task.attempts);
-    assert!(task.attempts.iter().all(|attempt| attempt.review_usage.model_calls == 1), "{:?}", task.attempts);
+    assert!(
+        task.attempts.iter().all(|attempt| attempt.review_usage().model_calls == 1),
+        "{:?}",
+        task.attempts
+    );
 }
 
 pub async fn result_rejected_three_times_fails_the_task(testbed: &TestBed) {

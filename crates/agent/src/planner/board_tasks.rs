@@ -196,7 +196,7 @@ fn describe_waiting_reason(task: &Task) -> Option<String> {
 /// The failure of an attempt, if it failed.
 fn describe_failure(attempt: &Attempt) -> Option<String> {
     let number = attempt.number;
-    if let Some((_, verdict)) = attempt.verdict.as_ref().filter(|(_, verdict)| !verdict.passed) {
+    if let Some((_, verdict)) = attempt.verdict().filter(|(_, verdict)| !verdict.passed) {
         let unmet = verdict.criteria.iter().filter(|criterion| !criterion.met).map(|criterion| {
             let gap = criterion.gap.as_ref().map(|gap| format!(" ({gap})")).unwrap_or_default();
             format!("{}{gap}", criterion.criterion)

@@ -148,7 +148,7 @@ fn attempt_to_json(attempt: &Attempt) -> Value {
         Some(AttemptEnd::Errored(error)) => ("error", Some(shorten_text(&error.message))),
         Some(AttemptEnd::TimedOut(clock)) => ("timeout", Some(clock.to_string())),
     };
-    let verdict = attempt.verdict.as_ref().map(|(_, verdict)| {
+    let verdict = attempt.verdict().map(|(_, verdict)| {
         let criteria: Vec<Value> = verdict
             .criteria
             .iter()

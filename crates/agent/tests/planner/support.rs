@@ -159,7 +159,7 @@ impl PlanBuilder {
             task: id(name),
             attempt,
             critic: worker(),
-            verdict,
+            verdict: verdict.into(),
         }));
     }
 
@@ -167,7 +167,12 @@ impl PlanBuilder {
     pub fn failed(&mut self, name: &str) -> &mut Self {
         let attempt = self.claimed(name).attempt(name);
         let error = TaskError::new(ErrorKind::Tool, "the search is down");
-        self.event(Event::Attempt(AttemptEvent::Errored { task: id(name), attempt, error, retry_at: None }));
+        self.event(Event::Attempt(AttemptEvent::Errored {
+            task: id(name),
+            attempt,
+            error: error.into(),
+            retry_at: None,
+        }));
         self.event(Event::Task(TaskEvent::Failed { task: id(name), reason: "the search is down".into() }))
     }
 }

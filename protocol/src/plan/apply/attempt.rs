@@ -36,8 +36,7 @@ impl Plan {
             } => {
                 self.spend_on_task(task, *usage, models);
                 self.move_task_to_phase(task, TaskPhase::NeedsReview { retry_at: None }, at, |task| {
-                    let policy = review.as_ref().unwrap_or(&task.spec.review);
-                    let policy = (!policy.is_none()).then(|| Box::new(policy.clone()));
+                    let review = AttemptReview::begin(review.as_deref().unwrap_or(&task.spec.review));
                     let end = AttemptEnd::Finished {
                         at_sequence: *at_sequence,
                         summary: summary.clone(),
@@ -47,12 +46,12 @@ impl Plan {
                     let record = task.end_attempt(*attempt, end, at);
                     record.worker = Some(worker.clone());
                     record.usage = *usage;
-                    record.review = Some(AttemptReview { number: 1, policy });
+                    record.review = Some(review);
                 });
             }
             AttemptEvent::Errored { task, attempt, error, retry_at } => {
                 self.spend_on_task(task, error.usage, &error.models);
-                let end = AttemptEnd::Errored(Box::new(error.clone()));
+                let end = AttemptEnd::Errored(error.clone());
                 self.record_failed_attempt(task, *attempt, end, error.usage, *retry_at, at);
             }
             AttemptEvent::TimedOut { task, attempt, clock, retry_at, usage } => {
@@ -212,7 +211,7 @@ impl Plan {
     fn record_verdict(&mut self, id: &TaskId, critic: &WorkerId, verdict: &Verdict) {
         self.spend_on_review(id, verdict.usage, &verdict.models);
         if let Some(record) = self.task_mut(id).and_then(|task| task.attempts.last_mut()) {
-            record.verdict = Some((critic.clone(), Box::new(verdict.clone())));
+            record.set_verdict(critic.clone(), verdict.clone());
         }
     }
 }
@@ -231,8 +230,6 @@ impl Task {
                 ended_at: None,
                 end: None,
                 usage: Usage::default(),
-                verdict: None,
-                review_usage: Usage::default(),
                 review: None,
                 waits: Vec::new(),
                 refused_children: Vec::new(),

@@ -70,7 +70,7 @@ impl Plan {
         self.draw_on_parents(id, usage);
         self.spend_on(CRITIC, usage, models);
         if let Some(record) = self.task_mut(id).and_then(|task| task.attempts.last_mut()) {
-            record.review_usage.add(usage);
+            record.add_review_usage(usage);
         }
     }
 

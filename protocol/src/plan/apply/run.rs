@@ -30,7 +30,7 @@ impl Plan {
                 self.run.start = Some(RunParameters {
                     objective: objective.clone(),
                     mode: *mode,
-                    documents: documents.clone(),
+                    documents: documents.as_deref().cloned(),
                     model: model.clone(),
                     models: models.clone(),
                     fail_fast: *fail_fast,
@@ -52,7 +52,7 @@ impl Plan {
                 self.run.holds.position = Some(*position);
                 if let Some(start) = &mut self.run.start {
                     start.after.extend_from_slice(earlier);
-                    start.documents.clone_from(documents);
+                    start.documents = documents.as_deref().cloned();
                 }
                 self.end_hold(RunHold::Session, at);
             }

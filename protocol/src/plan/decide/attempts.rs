@@ -109,7 +109,7 @@ pub(super) fn handle_attempt_end(
         summary: finished.summary.chars().take(MAX_SUMMARY).collect(),
         is_detailed: finished.is_detailed,
         is_answered: finished.is_answered,
-        review: (review != task.spec.review).then(|| review.clone()),
+        review: (review != task.spec.review).then(|| Box::new(review.clone())),
         usage: finished.usage,
         models: finished.models.clone(),
     });
@@ -148,7 +148,7 @@ fn wait_for_other_parameters(plan: &Plan, task: &Task, error: &TaskError) -> Vec
         Event::Attempt(AttemptEvent::Errored {
             task: id.clone(),
             attempt,
-            error: strip_error_for_plan(error),
+            error: Box::new(strip_error_for_plan(error)),
             retry_at: None,
         }),
         Event::Task(TaskEvent::Reopened {
@@ -228,7 +228,7 @@ fn fail_attempt(plan: &Plan, task: &Task, error: &TaskError, now: Timestamp) -> 
     let retry_at = next_attempt_time(plan, task, error.kind.is_retryable(), now);
     let error = TaskError { produced: keep_output_for_parent(task, error), ..strip_error_for_plan(error) };
     let why = error.message.clone();
-    let event = Event::Attempt(AttemptEvent::Errored { task: id, attempt, error, retry_at });
+    let event = Event::Attempt(AttemptEvent::Errored { task: id, attempt, error: Box::new(error), retry_at });
     fail_task_without_retry(plan, task, event, retry_at, &why)
 }
 
@@ -237,7 +237,8 @@ pub(super) fn fail_parked_attempt(plan: &Plan, task: &Task, why: &str) -> Vec<Ev
     let usage = usage_of_work_in_flight(plan, task);
     let error = strip_error_for_plan(&TaskError { usage, ..TaskError::new(ErrorKind::Other, why) });
     let (id, attempt) = (task.spec.id.clone(), task.attempt);
-    let event = Event::Attempt(AttemptEvent::Errored { task: id, attempt, error, retry_at: None });
+    let event =
+        Event::Attempt(AttemptEvent::Errored { task: id, attempt, error: Box::new(error), retry_at: None });
     fail_task_without_retry(plan, task, event, None, why)
 }
 

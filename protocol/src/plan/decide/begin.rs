@@ -34,7 +34,7 @@ pub(super) fn start_run(plan: &Plan, submission: &Submission) -> Result<Vec<Even
             None => submission.objective.clone(),
         },
         mode: submission.mode,
-        documents: submission.documents.clone(),
+        documents: submission.documents.clone().map(Box::new),
         model: submission.model.clone(),
         models: submission.models.clone(),
         fail_fast: submission.fail_fast,

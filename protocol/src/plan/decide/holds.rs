@@ -21,6 +21,7 @@ pub(super) fn change_hold(plan: &Plan, change: &HoldChange) -> Result<Vec<Event>
         }
         HoldChange::SessionTurn(turn) => {
             let SessionTurn { position, earlier, documents } = turn.as_ref().clone();
+            let documents = documents.map(Box::new);
             Ok(vec![Event::Run(RunEvent::SessionTurnCame { position, earlier, documents })])
         }
         HoldChange::PlaceGranted | HoldChange::PlaceRefused { .. } if !plan.run.holds.has(RunHold::Place) => {

@@ -80,7 +80,7 @@ pub(super) fn handle_review_end(
         task: id.clone(),
         attempt,
         critic: critic.clone(),
-        verdict: verdict.clone(),
+        verdict: Box::new(verdict.clone()),
     });
     if let ReviewPolicy::Persons(review) = task.review_policy()
         && needs_persons(review, verdict)

@@ -138,13 +138,13 @@ pub(super) fn count_votes(
 
 fn verdict_given(task: TaskId, attempt: u32, verdict: Verdict) -> Event {
     let critic = WorkerId::new(PERSONS).expect("it is letters");
-    Event::Review(ReviewEvent::VerdictGiven { task, attempt, critic, verdict })
+    Event::Review(ReviewEvent::VerdictGiven { task, attempt, critic, verdict: Box::new(verdict) })
 }
 
 /// The verdict of the critic, if its vote counts.
 fn critic_verdict<'a>(attempt: &'a Attempt, review: &PersonReview) -> Option<&'a Verdict> {
     let is_critic = matches!(review.first, ReviewPolicy::Critic { .. });
-    attempt.verdict.as_ref().filter(|_| is_critic).map(|(_, verdict)| verdict.as_ref())
+    attempt.verdict().filter(|_| is_critic).map(|(_, verdict)| verdict)
 }
 
 /// The opinions of persons about the result of an attempt, those of these ends included.

@@ -51,7 +51,7 @@ pub enum AttemptEvent {
         is_answered: bool,
         /// The review of the result, if it is not the one in the task's specification.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        review: Option<ReviewPolicy>,
+        review: Option<Box<ReviewPolicy>>,
         /// The usage.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
@@ -67,7 +67,7 @@ pub enum AttemptEvent {
         /// The attempt.
         attempt: u32,
         /// The error.
-        error: TaskError,
+        error: Box<TaskError>,
         /// The time of the next attempt; `None` if there is none.
         #[serde(with = "optional_micros")]
         retry_at: Option<Timestamp>,
@@ -177,7 +177,9 @@ impl AttemptEvent {
             | Self::QuestionRenewed { .. }
             | Self::ChildRefused { .. }
             | Self::Woken { .. } => true,
-            Self::Finished { review, .. } => review.as_ref().is_some_and(ReviewPolicy::needs_newer_reader),
+            Self::Finished { review, .. } => {
+                review.as_ref().is_some_and(|review| review.needs_newer_reader())
+            }
             Self::Claimed { .. } | Self::Errored { .. } | Self::TimedOut { .. } => false,
         }
     }

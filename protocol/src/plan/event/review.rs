@@ -50,7 +50,7 @@ pub enum ReviewEvent {
         /// The critic.
         critic: WorkerId,
         /// The verdict.
-        verdict: Verdict,
+        verdict: Box<Verdict>,
     },
 }
 

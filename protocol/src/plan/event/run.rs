@@ -24,7 +24,7 @@ pub enum RunEvent {
         /// The mode, which decides who makes the plan.
         mode: PlanningMode,
         /// The documents of the run.
-        documents: Option<DocumentSet>,
+        documents: Option<Box<DocumentSet>>,
         /// The default model of agents.
         model: Option<String>,
         /// The models of single capabilities.
@@ -71,7 +71,7 @@ pub enum RunEvent {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         earlier: Vec<EarlierRun>,
         /// All of its documents, the results of these runs included.
-        documents: Option<DocumentSet>,
+        documents: Option<Box<DocumentSet>>,
     },
     /// The run has a place among the running ones.
     PlaceGranted,

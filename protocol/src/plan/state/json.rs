@@ -6,14 +6,15 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Serialize, Serializer};
 
 use super::{
-    Attempt, AttemptWait, EndReason, ErroredTaskWait, Plan, PlannerTrigger, PlanningTurn, RunEnd,
+    Attempt, AttemptEnd, AttemptWait, EndReason, ErroredTaskWait, Plan, PlannerTrigger, PlanningTurn, RunEnd,
     RunParameters, Task, TaskState, UsageBreakdown,
 };
-use crate::ids::{Capability, TaskId};
+use crate::ids::{Capability, TaskId, WorkerId};
 use crate::plan::reserved::Reservations;
 use crate::plan::spec::{ReviewPolicy, TaskSpec};
 use crate::plan::{RunHold, Work};
 use crate::provider::ProviderWait;
+use crate::result::{Build, Usage, Verdict};
 
 #[derive(Serialize)]
 struct FlatPlan<'a> {
@@ -150,6 +151,43 @@ impl Serialize for Task {
             reason: self.end_reason(),
             waiting_for_provider: self.waits.current(),
             attempts: &self.attempts,
+        }
+        .serialize(serializer)
+    }
+}
+
+#[derive(Serialize)]
+struct FlatAttempt<'a> {
+    number: u32,
+    worker: &'a Option<WorkerId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    build: Option<&'a Build>,
+    claimed_at: Option<Timestamp>,
+    ended_at: Option<Timestamp>,
+    end: &'a Option<AttemptEnd>,
+    usage: Usage,
+    verdict: Option<(&'a WorkerId, &'a Verdict)>,
+    review_usage: Usage,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    waits: &'a [AttemptWait],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    refused_children: &'a [(TaskId, String)],
+}
+
+impl Serialize for Attempt {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        FlatAttempt {
+            number: self.number,
+            worker: &self.worker,
+            build: self.build.as_deref(),
+            claimed_at: self.claimed_at,
+            ended_at: self.ended_at,
+            end: &self.end,
+            usage: self.usage,
+            verdict: self.verdict(),
+            review_usage: self.review_usage(),
+            waits: &self.waits,
+            refused_children: &self.refused_children,
         }
         .serialize(serializer)
     }

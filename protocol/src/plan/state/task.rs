@@ -159,14 +159,13 @@ fn is_true(value: &bool) -> bool {
 }
 
 /// An attempt at a task, from its claim on; or one that no worker claimed in time.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
     /// Its number, from 1.
     pub number: u32,
     /// The last claimant.
     pub worker: Option<WorkerId>,
     /// The software of the last claimant, if the claimant named it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub build: Option<Arc<Build>>,
     /// When it was claimed.
     pub claimed_at: Option<Timestamp>,
@@ -176,18 +175,11 @@ pub struct Attempt {
     pub end: Option<AttemptEnd>,
     /// The usage.
     pub usage: Usage,
-    /// The critic and its verdict on the result.
-    pub verdict: Option<(WorkerId, Box<Verdict>)>,
-    /// The usage of its reviews, failed ones included.
-    pub review_usage: Usage,
     /// The review of its result, if it has one.
-    #[serde(skip)]
     pub review: Option<AttemptReview>,
     /// The waits with which it was parked, oldest first, those that have ended included.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<AttemptWait>,
     /// The tasks that it delegated and that were refused, each with the reason.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused_children: Vec<(TaskId, String)>,
 }
 
@@ -236,11 +228,67 @@ impl AttemptWait {
 pub struct AttemptReview {
     /// The number of the current or last try, from 1.
     pub number: u32,
-    /// The review policy for the result; `None` is [`ReviewPolicy::None`]. Boxed: most results have none.
-    pub policy: Option<Box<ReviewPolicy>>,
+    /// The rest; `None` if the result is not reviewed, as most are: a plan has up to a million attempts.
+    details: Option<Box<ReviewDetails>>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct ReviewDetails {
+    policy: ReviewPolicy,
+    verdict: Option<(WorkerId, Verdict)>,
+    usage: Usage,
+}
+
+impl AttemptReview {
+    /// The first try at a review under a policy.
+    #[must_use]
+    pub fn begin(policy: &ReviewPolicy) -> Self {
+        let details = |policy| Box::new(ReviewDetails { policy, verdict: None, usage: Usage::default() });
+        Self { number: 1, details: (!policy.is_none()).then(|| details(policy.clone())) }
+    }
+
+    /// The review policy for the result.
+    #[must_use]
+    pub fn policy(&self) -> &ReviewPolicy {
+        self.details.as_ref().map_or(&ReviewPolicy::None, |details| &details.policy)
+    }
+
+    fn details_mut(&mut self) -> &mut ReviewDetails {
+        self.details.get_or_insert_with(|| {
+            Box::new(ReviewDetails { policy: ReviewPolicy::None, verdict: None, usage: Usage::default() })
+        })
+    }
 }
 
 impl Attempt {
+    /// The critic and its verdict on the result.
+    #[must_use]
+    pub fn verdict(&self) -> Option<(&WorkerId, &Verdict)> {
+        let (critic, verdict) = self.review.as_ref()?.details.as_ref()?.verdict.as_ref()?;
+        Some((critic, verdict))
+    }
+
+    /// The usage of its reviews, failed ones included.
+    #[must_use]
+    pub fn review_usage(&self) -> Usage {
+        let details = self.review.as_ref().and_then(|review| review.details.as_ref());
+        details.map(|details| details.usage).unwrap_or_default()
+    }
+
+    pub(in crate::plan) fn set_verdict(&mut self, critic: WorkerId, verdict: Verdict) {
+        self.review_details_mut().verdict = Some((critic, verdict));
+    }
+
+    pub(in crate::plan) fn add_review_usage(&mut self, usage: Usage) {
+        if !usage.is_zero() {
+            self.review_details_mut().usage.add(usage);
+        }
+    }
+
+    fn review_details_mut(&mut self) -> &mut ReviewDetails {
+        self.review.get_or_insert_with(|| AttemptReview::begin(&ReviewPolicy::None)).details_mut()
+    }
+
     /// The waits that have not ended.
     pub fn open_waits(&self) -> impl Iterator<Item = &Wait> {
         self.waits.iter().filter(|wait| wait.end.is_none()).map(|wait| &wait.wait)
@@ -280,7 +328,7 @@ impl Attempt {
     /// The feedback for the next attempt; `None` if this one succeeded or has not ended.
     fn failure_feedback(&self) -> Option<String> {
         let number = self.number;
-        if let Some((_, verdict)) = &self.verdict
+        if let Some((_, verdict)) = self.verdict()
             && !verdict.passed
         {
             let text = verdict.feedback.as_ref().unwrap_or(&verdict.reasoning);
@@ -544,7 +592,7 @@ impl Task {
     /// The policy of the current or last review.
     #[must_use]
     pub fn review_policy(&self) -> &ReviewPolicy {
-        self.last_review().and_then(|review| review.policy.as_deref()).unwrap_or(&ReviewPolicy::None)
+        self.last_review().map_or(&ReviewPolicy::None, AttemptReview::policy)
     }
 
     fn last_review(&self) -> Option<&AttemptReview> {
@@ -608,7 +656,7 @@ impl Task {
             Some(AttemptEnd::TimedOut(_)) => Some(self.attempt_work()),
             Some(AttemptEnd::Errored(_)) => None,
             Some(AttemptEnd::Finished { .. }) => {
-                current.is_some_and(|current| current.verdict.is_none()).then(|| self.review_work())
+                current.is_some_and(|current| current.verdict().is_none()).then(|| self.review_work())
             }
         }
     }
@@ -670,14 +718,14 @@ impl Task {
     #[must_use]
     pub fn last_rejected_result(&self) -> Option<(&Attempt, u64, &str)> {
         let earlier = self.attempts.iter().rev().filter(|attempt| attempt.number < self.attempt);
-        earlier
-            .filter(|attempt| attempt.verdict.as_ref().is_some_and(|(_, verdict)| !verdict.passed))
-            .find_map(|attempt| match attempt.end.as_ref()? {
+        earlier.filter(|attempt| attempt.verdict().is_some_and(|(_, verdict)| !verdict.passed)).find_map(
+            |attempt| match attempt.end.as_ref()? {
                 AttemptEnd::Finished { at_sequence, summary, .. } => {
                     Some((attempt, *at_sequence, summary.as_str()))
                 }
                 AttemptEnd::Errored(_) | AttemptEnd::TimedOut(_) => None,
-            })
+            },
+        )
     }
 
     /// The attempt whose children may run: the current one, from its dispatch to its end.
@@ -713,7 +761,7 @@ impl Task {
         let mut all = Usage::default();
         for attempt in &self.attempts {
             all.add(attempt.usage);
-            all.add(attempt.review_usage);
+            all.add(attempt.review_usage());
         }
         all
     }
