@@ -26,6 +26,8 @@ const LINGER: Duration = Duration::from_millis(200);
 /// second costs a busy worker a tenth of its processor time: what returns is soon requested again, and filled with zeros.
 const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
 const PURGE_DELAY_MS: &str = "10000";
+/// The option of the allocator that asks for huge pages.
+const ALLOW_HUGE_PAGES: &str = "MIMALLOC_ALLOW_THP";
 
 /// Defaults: number of workers, and number of concurrent tasks of each.
 const WORKERS: u32 = 2;
@@ -339,12 +341,16 @@ fn capability_argument(name: &str) -> String {
     format!("--capability={name}")
 }
 
-/// Returns the variable for the allocator of a process: workers and critics allocate the same again and again. A supervisor returns
-/// early what it needed for a large run, and other processes as well.
+/// Returns the variable for the allocator of a process, unless the user has set it. Workers and critics allocate the same again and
+/// again, so they keep what they free for a while. A supervisor holds the plans of large runs: with huge pages they would take a
+/// quarter more memory.
 fn allocator_variable(role: ChildRole) -> Option<(String, String)> {
-    let is_host = matches!(role, ChildRole::Worker | ChildRole::Critic);
-    let is_set = std::env::var_os(PURGE_DELAY).is_some();
-    (is_host && !is_set).then(|| (PURGE_DELAY.to_owned(), PURGE_DELAY_MS.to_owned()))
+    let (name, value) = match role {
+        ChildRole::Worker | ChildRole::Critic => (PURGE_DELAY, PURGE_DELAY_MS),
+        ChildRole::Supervisor => (ALLOW_HUGE_PAGES, "0"),
+        ChildRole::NatsServer | ChildRole::Gateway => return None,
+    };
+    std::env::var_os(name).is_none().then(|| (name.to_owned(), value.to_owned()))
 }
 
 /// Returns an absolute path.
