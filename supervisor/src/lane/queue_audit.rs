@@ -67,11 +67,18 @@ enum Difference {
 pub(super) struct QueueAudit {
     work_lease: Duration,
     open: HashMap<String, (Difference, Instant)>,
+    /// When the last comparison was made.
+    compared_at: Option<Instant>,
 }
 
 impl QueueAudit {
     pub(super) fn new(work_lease: Duration) -> Self {
-        Self { work_lease, open: HashMap::new() }
+        Self { work_lease, open: HashMap::new(), compared_at: None }
+    }
+
+    /// `false` for queues that were read before the last comparison, while the owner was busy: they confirm no difference.
+    pub(super) fn is_read_since_last_comparison(&self, queues: &QueueSnapshot) -> bool {
+        self.compared_at.is_none_or(|compared| queues.read_from.is_some_and(|read| read >= compared))
     }
 
     /// Compares the queues with the orders that they should and may hold, by subject. Orders of runs for which `is_judged` is
@@ -84,6 +91,7 @@ impl QueueAudit {
         now: Instant,
     ) -> QueueRepairs {
         let (before, mut repairs) = (std::mem::take(&mut self.open), QueueRepairs::default());
+        self.compared_at = Some(now);
         for (subject, order) in expected {
             let Some(difference) = difference_of_expected(queues, subject, order) else { continue };
             let Some(since) = self.keep_open(&before, subject, difference, now) else { continue };
@@ -192,6 +200,7 @@ mod tests {
         QueueSnapshot {
             orders: [(run(), tasks.iter().map(|task| subject_of(task)).collect())].into(),
             consumers: [(echo(), Some(position))].into(),
+            read_from: None,
         }
     }
 
@@ -233,6 +242,20 @@ mod tests {
         assert_eq!(case.compare(&queue(&["a"], 1), &expected(&["a", "b"], false)), QueueRepairs::default());
         let repairs = case.compare(&queue(&["a"], 1), &expected(&["a", "b"], false));
         assert_eq!(repairs, QueueRepairs { missing: vec![(run(), work("b"))], ..QueueRepairs::default() });
+    }
+
+    #[test]
+    fn queues_that_were_read_before_the_last_comparison_confirm_nothing() {
+        let mut case = Case::new();
+        let read = |seconds| QueueSnapshot {
+            read_from: Some(case.now + Duration::from_secs(seconds)),
+            ..QueueSnapshot::default()
+        };
+        let (at_once, meanwhile, later) = (read(0), read(1), read(3));
+        assert!(case.audit.is_read_since_last_comparison(&at_once));
+        case.compare(&queue(&["a"], 1), &expected(&["a", "b"], false));
+        assert!(!case.audit.is_read_since_last_comparison(&meanwhile));
+        assert!(case.audit.is_read_since_last_comparison(&later));
     }
 
     #[test]
@@ -329,6 +352,7 @@ mod tests {
         let queues = QueueSnapshot {
             orders: [(run(), [subject.clone()].into())].into(),
             consumers: [(critic, Some(position))].into(),
+            read_from: None,
         };
         let expected = HashMap::from([(subject, order)]);
         let mut case = Case::new();

@@ -3,7 +3,7 @@
 //! server loses its newest writes, or a consumer counts orders as handled that nobody has acknowledged.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer;
 use async_nats::jetstream::response::Response;
@@ -33,6 +33,8 @@ pub struct QueueSnapshot {
     pub orders: HashMap<RunId, HashSet<String>>,
     /// The consumer of each capability that has orders; `None` if it does not exist.
     pub consumers: BTreeMap<Capability, Option<ConsumerPosition>>,
+    /// When the read began; `None` before the first one.
+    pub read_from: Option<Instant>,
 }
 
 /// How far the consumer of a queue is.
@@ -65,6 +67,7 @@ impl QueueSnapshot {
     /// # Errors
     /// The server does not respond, or the stream of all queues does not exist ([`Fault::Unavailable`]).
     pub async fn read(bus: &Bus) -> Result<Self, Fault> {
+        let read_from = Some(Instant::now());
         let mut orders: HashMap<RunId, HashSet<String>> = HashMap::new();
         let mut counts: BTreeMap<Capability, u64> = BTreeMap::new();
         for subject in read_subjects(bus).await? {
@@ -78,7 +81,7 @@ impl QueueSnapshot {
             let position = read_consumer(bus, &capability, count).await?;
             consumers.insert(capability, position);
         }
-        Ok(Self { orders, consumers })
+        Ok(Self { orders, consumers, read_from })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The effects of decisions: orders are offered in their queues and withdrawn, and differences between the queues and the plans
 //! are repaired.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Instant;
 
 use millrace_protocol::ids::{Capability, RunId};
@@ -70,7 +70,7 @@ impl LaneOwnerState {
 
     /// Compares the queues with the plans and repairs the differences.
     pub(in crate::lane) fn repair_queues(&mut self, queues: &QueueSnapshot) {
-        if !self.is_log_confirmed() {
+        if !self.is_log_confirmed() || !self.audit.is_read_since_last_comparison(queues) {
             return;
         }
         let expected = self.expected_orders(queues);
@@ -112,12 +112,17 @@ impl LaneOwnerState {
 
     /// Publishes the orders for work that is still dispatched.
     pub(in crate::lane) fn publish_dispatched_orders(&mut self, works: &[(RunId, Work)]) {
-        let mut orders = Vec::with_capacity(works.len());
+        let mut by_run: BTreeMap<&RunId, HashSet<&Work>> = BTreeMap::new();
         for (run, work) in works {
+            by_run.entry(run).or_default().insert(work);
+        }
+        let mut orders = Vec::with_capacity(works.len());
+        for (run, works) in by_run {
             let Some(live) = self.runs.get(run) else { continue };
-            if live.dispatched_orders().iter().any(|order| order.is_required && order.work == *work) {
-                orders.extend(self.offers.build_orders(run, live, std::slice::from_ref(work)));
-            }
+            let dispatched = live.dispatched_orders().into_iter();
+            let wanted = dispatched.filter(|order| order.is_required && works.contains(&order.work));
+            let wanted: Vec<Work> = wanted.map(|order| order.work).collect();
+            orders.extend(self.offers.build_orders(run, live, &wanted));
         }
         self.publish_orders(orders);
     }
