@@ -12,7 +12,7 @@ use millrace_tests::program::millrace_program;
 use millrace_tests::python::create_python_environment;
 
 /// The packages without which the client can't be built, run or tested. If they can't be installed, there is no package index.
-const PACKAGES: [&str; 3] = ["hatchling==1.33.0", "httpx==0.28.1", "pytest==9.2.0"];
+const PACKAGES: [&str; 4] = ["hatchling==1.33.0", "wheel==0.45.1", "httpx==0.28.1", "pytest==9.2.0"];
 
 fn run_python(python: &Path, arguments: &[&str]) -> Output {
     let mut command = remove_millrace_variables(Command::new(python));
