@@ -14,6 +14,8 @@ use millrace_runtime::work::queue_state::{ConsumerPosition, QueueSnapshot};
 
 /// The maximum number of suspected orders that one comparison returns: each costs requests to the server.
 const MAX_SUSPECTS: usize = 200;
+/// The least time between two comparisons, in multiples of what one takes: the owner of a run of a million tasks has other work, too.
+const REST: u32 = 9;
 /// The time beyond the work lease after which an order that was delivered must have been claimed or delivered again.
 const MARGIN: Duration = Duration::from_secs(5);
 
@@ -69,11 +71,23 @@ pub(super) struct QueueAudit {
     open: HashMap<String, (Difference, Instant)>,
     /// When the last comparison was made.
     compared_at: Option<Instant>,
+    /// The time before which there is no other comparison.
+    rests_until: Option<Instant>,
 }
 
 impl QueueAudit {
     pub(super) fn new(work_lease: Duration) -> Self {
-        Self { work_lease, open: HashMap::new(), compared_at: None }
+        Self { work_lease, open: HashMap::new(), compared_at: None, rests_until: None }
+    }
+
+    /// `true` if the last comparison took so long that the next one has to wait.
+    pub(super) fn is_resting(&self, now: Instant) -> bool {
+        self.rests_until.is_some_and(|until| now < until)
+    }
+
+    /// Notes how long a comparison took, with its repairs.
+    pub(super) fn rest_after(&mut self, took: Duration, now: Instant) {
+        self.rests_until = Some(now + REST * took);
     }
 
     /// `false` for queues that were read before the last comparison, while the owner was busy: they confirm no difference.
@@ -256,6 +270,15 @@ mod tests {
         case.compare(&queue(&["a"], 1), &expected(&["a", "b"], false));
         assert!(!case.audit.is_read_since_last_comparison(&meanwhile));
         assert!(case.audit.is_read_since_last_comparison(&later));
+    }
+
+    #[test]
+    fn comparisons_take_a_tenth_of_the_time_at_most() {
+        let mut case = Case::new();
+        assert!(!case.audit.is_resting(case.now));
+        case.audit.rest_after(Duration::from_secs(2), case.now);
+        assert!(case.audit.is_resting(case.now + Duration::from_secs(17)));
+        assert!(!case.audit.is_resting(case.now + Duration::from_secs(18)));
     }
 
     #[test]

@@ -70,7 +70,11 @@ impl LaneOwnerState {
 
     /// Compares the queues with the plans and repairs the differences.
     pub(in crate::lane) fn repair_queues(&mut self, queues: &QueueSnapshot) {
-        if !self.is_log_confirmed() || !self.audit.is_read_since_last_comparison(queues) {
+        let began = Instant::now();
+        if !self.is_log_confirmed()
+            || self.audit.is_resting(began)
+            || !self.audit.is_read_since_last_comparison(queues)
+        {
             return;
         }
         let expected = self.expected_orders(queues);
@@ -86,6 +90,8 @@ impl LaneOwnerState {
         }
         self.io.remove_orders(repairs.unwanted);
         self.io.remove_stranded_orders(repairs.suspected);
+        let ended = Instant::now();
+        self.audit.rest_after(ended - began, ended);
     }
 
     /// Returns the orders that the queues should hold, and those that they may hold, by subject. Of those that wait for a place in
