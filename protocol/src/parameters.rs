@@ -80,7 +80,7 @@ impl TaskParameters {
 impl FromIterator<(String, Value)> for TaskParameters {
     fn from_iter<I: IntoIterator<Item = (String, Value)>>(entries: I) -> Self {
         let mut entries: Vec<_> = entries.into_iter().collect();
-        // Stable, so that the last value of a name stays behind the others.
+        // A stable sort: the last value of a name stays last.
         entries.sort_by(|(a, _), (b, _)| a.cmp(b));
         entries.dedup_by(|later, earlier| {
             let is_same = later.0 == earlier.0;

@@ -1,4 +1,4 @@
-//! Requests to a cluster with many archived runs: lists, filters, pages, reads and deletions.
+//! Requests to a cluster with many archived runs: lists, filters, pages, reads and deletions, and small runs beside them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use millrace_runtime::work::registry;
 
 use crate::cluster::{BenchCluster, BenchOptions, POLL_INTERVAL};
 use crate::http::HttpConnection;
-use crate::report::{BoundedFigure, quantile};
+use crate::report::{BoundedFigure, median, quantile};
 use crate::runs::run_one;
 
-/// The maximum number of real runs: they are read and deleted.
+/// The maximum number of real runs before the archived ones, and beside them: they are timed, read and deleted.
 const REAL: u32 = 200;
 /// The number of requests of each kind.
 const REQUESTS: usize = 300;
@@ -26,6 +26,8 @@ const WRITES: usize = 256;
 const ARCHIVING: Duration = Duration::from_secs(60);
 /// The aim for each kind of request, in milliseconds.
 const AIM_MS: f64 = 50.0;
+/// The most that a small run may take, in multiples of its time without archived runs.
+const MAX_SLOWDOWN: f64 = 1.25;
 
 /// Measures requests to a cluster with `runs` archived runs.
 pub async fn measure_archived_runs(
@@ -35,10 +37,7 @@ pub async fn measure_archived_runs(
     let options = BenchOptions { serves_api: true, ..options.clone() };
     let cluster = BenchCluster::start(&options).await?;
     let mut connection = HttpConnection::open(cluster.api_address()?).await?;
-    let mut real = Vec::new();
-    for _ in 0..runs.min(REAL) {
-        real.push(run_one(&mut connection).await?);
-    }
+    let (mut real, alone) = time_runs(&mut connection, runs.min(REAL)).await?;
     let archived = await_archived(cluster.bus(), &real).await?;
     write_summaries(cluster.bus(), &archived, runs).await?;
     // The gateway reads the summaries that have changed.
@@ -51,6 +50,10 @@ pub async fn measure_archived_runs(
         (0..REQUESTS).map(|number| ("GET", format!("/api/v1/runs?{}", filters[number % filters.len()])));
     let filtered = time_requests(&mut connection, filtered).await?;
     let paged = time_pages(&mut connection).await?;
+    let (more, beside) = time_runs(&mut connection, runs.min(REAL)).await?;
+    await_archived(cluster.bus(), &more).await?;
+    real.extend(more);
+    let slowdown = median(beside) / median(alone);
     let read = real.iter().map(|run| ("GET", format!("/api/v1/runs/{run}")));
     let read = time_requests(&mut connection, read).await?;
     let deleted = real.iter().map(|run| ("DELETE", format!("/api/v1/runs/{run}?wait=0")));
@@ -63,7 +66,27 @@ pub async fn measure_archived_runs(
         ("archived_page", p99("page of 1,000 runs, of the whole list (p99)", paged)),
         ("archived_read", p99("read of an archived run (p99)", read)),
         ("archived_delete", p99("request to delete an archived run (p99)", deleted)),
+        (
+            "archived_submit",
+            BoundedFigure::with_maximum(
+                "a small run from submission to end, in multiples of its time without archived runs (p50)",
+                "times",
+                slowdown,
+                MAX_SLOWDOWN,
+            ),
+        ),
     ]))
+}
+
+/// Carries out this number of small runs, one after the other. Returns them, and their times in seconds.
+async fn time_runs(connection: &mut HttpConnection, count: u32) -> anyhow::Result<(Vec<RunId>, Vec<f64>)> {
+    let (mut runs, mut times) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let began = Instant::now();
+        runs.push(run_one(connection).await?);
+        times.push(began.elapsed().as_secs_f64());
+    }
+    Ok((runs, times))
 }
 
 /// Waits until these runs are archived and returns the summary of one.

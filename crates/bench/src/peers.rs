@@ -15,7 +15,7 @@ const SERVERS: usize = 3;
 /// Maximum size of a peer's store in bytes; a benchmark needs less.
 const MAX_STORE: u64 = 64 << 30;
 
-/// Servers beside the first one. Dropping them kills them.
+/// The other servers. Dropping this kills them.
 pub struct PeerServers(Vec<Child>);
 
 impl PeerServers {
