@@ -52,6 +52,7 @@ fn every_benchmark_reports_figure_and_baseline() {
         "delegate_start",
         "delegate_end",
         "delegate_hop",
+        "archived_submit",
         "archived_list",
         "archived_delete",
     ] {

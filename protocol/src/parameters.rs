@@ -57,7 +57,7 @@ impl TaskParameters {
 
     /// The names and values, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&String, &Value)> {
-        self.0.iter().map(|(name, value)| (name, value))
+        self.into_iter()
     }
 
     /// The values, by name.

@@ -1,4 +1,4 @@
-//! Requests to a cluster with many archived runs: lists, filters, pages, reads and deletions, and small runs beside them.
+//! Requests to a cluster with many archived runs: lists, filters, pages, reads and deletions; and new small runs in it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ use crate::http::HttpConnection;
 use crate::report::{BoundedFigure, median, quantile};
 use crate::runs::run_one;
 
-/// The maximum number of real runs before the archived ones, and beside them: they are timed, read and deleted.
+/// The maximum number of real runs, before the summaries of archived runs are written and again afterwards. They are timed, read and
+/// deleted.
 const REAL: u32 = 200;
 /// The number of requests of each kind.
 const REQUESTS: usize = 300;

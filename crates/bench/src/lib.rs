@@ -108,7 +108,8 @@ before. The ratio is the fraction of the baseline's speed: 1 is as fast.
   fan_out_reviewed  the same, with a critic reviewing each result
   chain             tasks that each depend on the one before: latency (p50)
   layered           layers of 1,000 tasks, each depending on two tasks above
-  replay            reading and folding a run, compared with only reading it
+  replay            reading and folding the decisions of a run, compared with
+                    reading all of its messages
   growth            ten times the tasks; folding speed; supervisor memory; time
                     from the takeover of a full lane to the first decision
   agents            concurrent attempts of 12 turns with an instant model: CPU
@@ -153,7 +154,7 @@ enum Benchmark {
     Chain,
     /// Layers of tasks that depend on the layer before
     Layered,
-    /// Reading and folding a run
+    /// Reading and folding the decisions of a run
     Replay,
     /// Scaling with the number of tasks
     Growth,

@@ -1,4 +1,5 @@
-//! Speed of reading and folding a run, compared with only reading it, and of folding decisions that are in memory.
+//! Speed of reading and folding the decisions of a run, compared with reading all of its messages, and of folding decisions that are
+//! in memory. Both speeds count all messages of the run.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -44,7 +45,9 @@ pub async fn compare_folding_with_reading(
     let baseline = median(figures.iter().map(|(_, baseline)| *baseline));
     let memory = InMemoryFolding::measure_folding_speed(&decisions, records.len());
     Ok(BaselineComparison {
-        what: format!("read a run of {tasks} tasks from its lane and fold it; baseline: only read"),
+        what: format!(
+            "read the decisions of a run of {tasks} tasks and fold them; baseline: read all messages"
+        ),
         unit: "messages/s",
         figure,
         bare: baseline,

@@ -14,7 +14,8 @@ use millrace_runtime::work::queue_state::{ConsumerPosition, QueueSnapshot};
 
 /// The maximum number of suspected orders that one comparison returns: each costs requests to the server.
 const MAX_SUSPECTS: usize = 200;
-/// The least time between two comparisons, in multiples of what one takes: the owner of a run of a million tasks has other work, too.
+/// The minimum pause after a comparison, in multiples of its duration. With a million tasks a comparison takes seconds, in which the
+/// owner decides nothing.
 const REST: u32 = 9;
 /// The time beyond the work lease after which an order that was delivered must have been claimed or delivered again.
 const MARGIN: Duration = Duration::from_secs(5);
