@@ -66,6 +66,22 @@ fn every_benchmark_reports_figure_and_baseline() {
 }
 
 #[test]
+fn a_replicated_benchmark_has_three_servers_that_store_the_messages() {
+    needs_nats_server!();
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["chain", "--tasks=200", "--replicated", "--json"];
+    let output = run_bench_command(folder.path(), &arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["machine"]["replicated"], true);
+    for server in ["nats-server", "nats-server-2", "nats-server-3"] {
+        let seconds = report["chain"]["processor_seconds"][server].as_f64();
+        assert!(seconds.is_some_and(|seconds| seconds > 0.0), "{server} used {seconds:?} s");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the clusters' folders are removed");
+}
+
+#[test]
 fn a_folder_that_cannot_be_created_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
