@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use millrace_client::submit_run;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{CommandAction, RunCommand};
 use millrace_protocol::registry::{ProcessRole, RunSummary};
@@ -14,11 +15,9 @@ use millrace_runtime::work::registry;
 use crate::cluster::{BenchCluster, BenchOptions, POLL_INTERVAL};
 use crate::report::BoundedFigure;
 use crate::run::{LONG, run_timeout, wait_for_summary};
+use crate::takeover::SUPERVISOR;
 use crate::{plans, process};
-use millrace_client::submit_run;
 
-/// Name of the supervisor process.
-const SUPERVISOR: &str = "supervisor-1";
 /// The event that ends the gate, and the one for which the attempts are parked.
 const EVENTS: [&str; 2] = ["open", "go"];
 
