@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use clap::builder::{BoolishValueParser, TypedValueParser};
 use millrace_runtime::store::blobs::sha256_hex;
 
 /// The settings that change prompts or costs, other than models.
@@ -92,9 +93,11 @@ impl EvaluationEnvironment {
         notes
     }
 
+    /// `true` if the variable says so, in the words that clusters accept.
     fn has_web_setting(&self) -> bool {
-        let off = ["n", "no", "f", "false", "off", "0"];
-        self.0.get(WEB).is_some_and(|value| !off.contains(&value.trim().to_lowercase().as_str()))
+        let (parser, command) = (BoolishValueParser::new(), clap::Command::default());
+        let is_on = |value: &String| parser.parse_ref(&command, None, value.as_ref()).unwrap_or_default();
+        self.0.get(WEB).is_some_and(is_on)
     }
 }
 
