@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::registry::RunSummary;
-use millrace_runtime::log::list_submitted_runs;
+use millrace_runtime::log::{has_submission, list_submitted_runs};
 use millrace_runtime::store::archive;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
@@ -91,7 +91,8 @@ pub async fn find_run(bus: &Bus, text: &str) -> Result<RunId, FindError> {
     }
     if let Ok(run) = RunId::new(text)
         && (runs.iter().any(|summary| summary.run == run)
-            || !archive::read_run_from_log_or_archive(bus, bus.lane_of_run(&run), &run).await?.is_empty())
+            || has_submission(bus, bus.lane_of_run(&run), &run).await?
+            || archive::is_archived(bus, &run).await?)
     {
         return Ok(run);
     }
