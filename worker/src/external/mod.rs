@@ -14,7 +14,7 @@ use millrace_agent::spec::{COMMON, common_properties_schema, merge_json};
 use millrace_agent::tool::{self, Effect};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::parameters::TaskParameters;
-use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
+use millrace_protocol::result::{ErrorKind, MAX_SUMMARY, TaskError, TaskResult};
 use millrace_protocol::work::{Assignment, Order};
 use millrace_strict_yaml::{MappingFields, YamlMistake};
 use serde::Serialize;
@@ -349,6 +349,8 @@ fn result_from_json(value: Value) -> TaskResult {
         Ok(result) if !result.is_empty() => result,
         Ok(_) | Err(_) => TaskResult {
             output: format!("```json\n{value:#}\n```"),
+            // The first line of the output says nothing.
+            summary: value.to_string().chars().take(MAX_SUMMARY).collect(),
             data: Some(value),
             ..TaskResult::default()
         },
@@ -365,7 +367,8 @@ mod tests {
     fn output_is_a_result_data_or_text() {
         let read = |text: &str| parse_result(text.as_bytes(), None);
         assert_eq!(read(r#"{"output": "x", "summary": "s"}"#).unwrap().summary, "s");
-        assert_eq!(read(r#"{"words": 3}"#).unwrap().data, Some(json!({"words": 3})));
+        let data = read(r#"{"words": 3}"#).unwrap();
+        assert_eq!((data.data, data.summary.as_str()), (Some(json!({"words": 3})), r#"{"words":3}"#));
         assert_eq!(read("[1]").unwrap().data, Some(json!([1])));
         assert_eq!(read(" plain\ntext\n").unwrap().output, "plain\ntext");
         assert_eq!(read("3").unwrap().output, "3");
