@@ -22,6 +22,9 @@ use serde_json::{Value, json};
 use crate::budgets::{budget_of_ten_replies, many_writers_submission, writer_model_rules};
 use crate::{cluster_setup, end_reason};
 
+/// The event for which the run waits before its last task, so that it cannot end before the user's commands.
+const STEERED: &str = "steered";
+
 /// The rules of a planner that adds six tasks, replaces a failed one, and handles a user's message.
 fn planner_rules() -> String {
     let passes = verdict_json("");
@@ -39,7 +42,8 @@ fn planner_rules() -> String {
     delay: 0.2
   - calls:
     - add_task: {{id: road, objective: go straight, capability: writer, depends_on: [t0]}}
-    - add_task: {{id: omega, objective: put it together, capability: writer, depends_on: [t1, t2, t3, t4, t5, road], final: true}}
+    - add_task: {{id: pause, objective: wait for the user, capability: echo, parameters: {{await_event: {STEERED}}}}}
+    - add_task: {{id: omega, objective: put it together, capability: writer, depends_on: [t1, t2, t3, t4, t5, road, pause], final: true}}
     delay: 0.2
   - answer: {{reasoning: parts and a whole}}
 - when: {{answer: plan, task: road is lost}}
@@ -47,7 +51,7 @@ fn planner_rules() -> String {
     answer:
       reasoning: around it
       tasks: [{{id: detour, objective: go around, capability: writer, depends_on: [t0]}}]
-      patch: [{{task: omega, depends_on: [t1, t2, t3, t4, t5, detour]}}]
+      patch: [{{task: omega, depends_on: [t1, t2, t3, t4, t5, detour, pause]}}]
     delay: 0.3
 - when: {{answer: plan}}
   reply: {{answer: {{reasoning: as it is}}, delay: 0.1}}
@@ -91,19 +95,21 @@ async fn is_run_over(bus: &Bus, name: &str) -> bool {
         .is_some_and(|summary| summary.end.is_some())
 }
 
-/// Publishes two commands of a user as soon as there is a plan, despite crashes.
+/// Publishes two commands of a user as soon as there is a plan, despite crashes, and then the event for which the run waits.
 async fn publish_user_commands(bus: &Bus, name: &str) {
     let run = run_id(name);
     let started = Instant::now();
     while !History::read_from_log(bus, &run)
         .await
-        .is_ok_and(|history| history.folded_plan().tasks().len() >= 8)
+        .is_ok_and(|history| history.folded_plan().tasks().len() >= 9)
     {
         assert!(started.elapsed() < TIMEOUT, "timed out waiting for a plan");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let add = CommandAction::Edit(Edit::Add(vec![echo_task("extra", &json!({ "delay_ms": 300 }))]));
-    for (name, control) in [("add", add), ("say", CommandAction::Message { text: "well done".into() })] {
+    let say = CommandAction::Message { text: "well done".into() };
+    let steered = CommandAction::Signal { name: STEERED.into(), data: String::new() };
+    for (name, control) in [("add", add), ("say", say), ("go", steered)] {
         let command = RunCommand { id: name.into(), by: "ann".into(), control };
         publish_message(bus, bus.lane_of_run(&run), &run, &Topic::Control, &command, name)
             .await
