@@ -24,6 +24,7 @@ use millrace_runtime::log::lane_outline;
 use millrace_runtime::log::lane_tail::LaneTail;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::strays::StrayMessages;
+use millrace_runtime::ops::long_work::{LONG_PLAN, run_possibly_long};
 use millrace_runtime::store::archive;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault, clock, log};
@@ -349,7 +350,8 @@ impl RunFoldState {
         self.last_plan_message = record.sequence;
         match bus.decode_record::<Decision>(&record).await {
             Ok(decision) => {
-                self.live.fold_decision(record.sequence, &decision);
+                let is_long = decision.events.len() >= LONG_PLAN;
+                run_possibly_long(is_long, || self.live.fold_decision(record.sequence, &decision));
                 self.record_refused_outcomes(bus, &decision).await?;
             }
             Err(fault) if fault.is_transient() => return Err(fault),

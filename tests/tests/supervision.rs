@@ -461,6 +461,29 @@ async fn suspended_owner_leaves_no_lane_reader_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn owner_keeps_its_lease_while_it_decides_on_a_very_large_plan() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("large"));
+    assert_eq!(cluster.wait_for_stable_owner(&bus).await, "supervisor-1");
+    submit_run(&bus, &run, &fan_out_submission(100_000, &json!({"delay_ms": 600_000}))).await;
+    let is_started = async || {
+        let summary = registry::read_summary(&bus, &run).await.ok()??;
+        (summary.counts[TaskState::Running as usize] == 1).then_some(())
+    };
+    wait_for_value(TIMEOUT, "a running task", is_started).await;
+    // The next owner folds the plan.
+    cluster.kill_process("supervisor-1");
+    cluster.restart_process("supervisor-1");
+    cluster.wait_for_log("supervisor-1", "lane taken over lane=0 runs=1", TIMEOUT).await;
+    assert_eq!(cluster.wait_for_stable_owner(&bus).await, "supervisor-1");
+    let log = cluster.read_log("supervisor-1");
+    assert!(!log.contains("lease not renewed") && !log.contains("lease lost"), "{log}");
+    cluster.stop_all();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn worker_drops_a_cancelled_run_within_a_second() {
     let _alone = lock_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 1);

@@ -6,7 +6,7 @@
 //! decision has answered. A restart and a takeover are the same code path.
 //!
 //! `handle` never waits for NATS: appends, offers, reads and archiving run as tasks that send their results back as
-//! messages. Each run has at most one decision in flight; facts that arrive meanwhile go into the next one. Effects are
+//! messages. What it does on very large plans takes seconds, in which the other tasks of the process go on. Each run has at most one decision in flight; facts that arrive meanwhile go into the next one. Effects are
 //! carried out only when their decision is in the log.
 //!
 //! | file | content |
@@ -53,6 +53,7 @@ use millrace_protocol::plan::{SessionTurn, Work};
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::log::AppendError;
 use millrace_runtime::nats::strays::SequenceRange;
+use millrace_runtime::ops::long_work::{LONG_PLAN, run_possibly_long};
 use millrace_runtime::work::lane_lease::LaneLease;
 use millrace_runtime::work::queue_state::QueueSnapshot;
 use millrace_runtime::{Bus, Fault};
@@ -167,29 +168,7 @@ impl Actor for LaneOwner {
         state: &mut LaneOwnerState,
     ) -> Result<(), ActorProcessingErr> {
         state.check_lease()?;
-        match message {
-            LaneMessage::CaughtUp(folded, server) => state.take_over_runs(folded, server),
-            LaneMessage::Broken(fault) => return Err(fault.into()),
-            LaneMessage::Items(messages, through, _permit) => state.handle_lane_messages(messages, through),
-            LaneMessage::LogChecked(server, is_complete) => state.on_log_checked(server, is_complete)?,
-            LaneMessage::SummariesRead(runs, summaries) => state.on_summaries_read(&runs, &summaries),
-            LaneMessage::ArchiveChecked(run, archived) => state.on_archive_checked(&run, archived),
-            LaneMessage::Appended(run, result) => state.on_decision_appended(&run, result)?,
-            LaneMessage::Refolded(run, live) => state.on_run_refolded(run, *live),
-            LaneMessage::NotOffered(works) => state.on_offer_failed(works),
-            LaneMessage::QueuesRead(queues) => state.repair_queues(&queues),
-            LaneMessage::StrandedOrdersRemoved(works) => state.publish_dispatched_orders(&works),
-            LaneMessage::SessionTurnPrepared(run, turn) => state.on_session_turn_prepared(&run, turn),
-            LaneMessage::ClaimedOnBoard(owner) => state.on_lane_claimed(owner),
-            LaneMessage::PlacesAssigned(outcome) => state.on_places_assigned(outcome),
-            LaneMessage::SummariesWritten(failed) => state.on_summaries_written(&failed),
-            LaneMessage::StraysDeleted(rest) => state.on_strays_deleted(rest),
-            LaneMessage::Closed(run, closed) => state.on_run_closed(&run, closed),
-            LaneMessage::ClusterChanged => state.on_capabilities_changed(),
-            LaneMessage::FlushClaims => state.commit_delayed_claims(),
-            LaneMessage::Tick => state.check_clocks_and_republish(),
-        }
-        Ok(())
+        run_possibly_long(state.size_of_work(&message) >= LONG_PLAN, || state.handle_message(message))
     }
 
     async fn post_stop(
@@ -199,5 +178,59 @@ impl Actor for LaneOwner {
     ) -> Result<(), ActorProcessingErr> {
         state.log_stop();
         Ok(())
+    }
+}
+
+impl LaneOwnerState {
+    fn handle_message(&mut self, message: LaneMessage) -> Result<(), ActorProcessingErr> {
+        match message {
+            LaneMessage::CaughtUp(folded, server) => self.take_over_runs(folded, server),
+            LaneMessage::Broken(fault) => return Err(fault.into()),
+            LaneMessage::Items(messages, through, _permit) => self.handle_lane_messages(messages, through),
+            LaneMessage::LogChecked(server, is_complete) => self.on_log_checked(server, is_complete)?,
+            LaneMessage::SummariesRead(runs, summaries) => self.on_summaries_read(&runs, &summaries),
+            LaneMessage::ArchiveChecked(run, archived) => self.on_archive_checked(&run, archived),
+            LaneMessage::Appended(run, result) => self.on_decision_appended(&run, result)?,
+            LaneMessage::Refolded(run, live) => self.on_run_refolded(run, *live),
+            LaneMessage::NotOffered(works) => self.on_offer_failed(works),
+            LaneMessage::QueuesRead(queues) => self.repair_queues(&queues),
+            LaneMessage::StrandedOrdersRemoved(works) => self.publish_dispatched_orders(&works),
+            LaneMessage::SessionTurnPrepared(run, turn) => self.on_session_turn_prepared(&run, turn),
+            LaneMessage::ClaimedOnBoard(owner) => self.on_lane_claimed(owner),
+            LaneMessage::PlacesAssigned(outcome) => self.on_places_assigned(outcome),
+            LaneMessage::SummariesWritten(failed) => self.on_summaries_written(&failed),
+            LaneMessage::StraysDeleted(rest) => self.on_strays_deleted(rest),
+            LaneMessage::Closed(run, closed) => self.on_run_closed(&run, closed),
+            LaneMessage::ClusterChanged => self.on_capabilities_changed(),
+            LaneMessage::FlushClaims => self.commit_delayed_claims(),
+            LaneMessage::Tick => self.check_clocks_and_republish(),
+        }
+        Ok(())
+    }
+
+    /// The number of tasks that are gone through to handle a message, at most; for a message that names no run, of all runs.
+    fn size_of_work(&self, message: &LaneMessage) -> usize {
+        match message {
+            LaneMessage::CaughtUp(folded, _) => folded.runs.values().map(LiveRun::task_count).sum(),
+            LaneMessage::Refolded(_, live) => live.task_count(),
+            LaneMessage::ArchiveChecked(run, _)
+            | LaneMessage::Appended(run, _)
+            | LaneMessage::SessionTurnPrepared(run, _)
+            | LaneMessage::Closed(run, _) => self.task_count_of_run(run),
+            LaneMessage::Broken(_)
+            | LaneMessage::Items(..)
+            | LaneMessage::LogChecked(..)
+            | LaneMessage::SummariesRead(..)
+            | LaneMessage::NotOffered(_)
+            | LaneMessage::QueuesRead(_)
+            | LaneMessage::StrandedOrdersRemoved(_)
+            | LaneMessage::ClaimedOnBoard(_)
+            | LaneMessage::PlacesAssigned(_)
+            | LaneMessage::SummariesWritten(_)
+            | LaneMessage::StraysDeleted(_)
+            | LaneMessage::ClusterChanged
+            | LaneMessage::FlushClaims
+            | LaneMessage::Tick => self.task_count(),
+        }
     }
 }

@@ -394,6 +394,17 @@ impl LiveRun {
         self.plan.run.start.is_some() || self.inbox.iter().any(|(_, fact)| matches!(fact, Fact::Submitted(_)))
     }
 
+    /// The number of its tasks, and of those that its submission brings.
+    #[must_use]
+    pub fn task_count(&self) -> usize {
+        let submitted = if let Some((_, Fact::Submitted(submission))) = self.inbox.front() {
+            submission.tasks.len()
+        } else {
+            0
+        };
+        self.plan.tasks().len() + submitted
+    }
+
     /// Returns the kind of input that can be decided on now.
     #[must_use]
     pub fn pending_input(&self) -> PendingInput {

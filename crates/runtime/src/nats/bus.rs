@@ -25,6 +25,7 @@ use super::topology::{self, ClusterOptions};
 use super::unmarked_orders::UnmarkedOrderPolicy;
 use crate::Fault;
 use crate::fault::max_replica_lag;
+use crate::ops::long_work::{LONG_MESSAGE, run_possibly_long};
 use crate::store::blobs::BlobStore;
 
 /// The period in which a starting supervisor retries to reach a server: where everything starts at the same time, a
@@ -274,7 +275,8 @@ impl Bus {
                 let stored =
                     decode_blob_ref_of_body::<M>(&record.payload, record.encoding).map_err(invalid)?;
                 let place = stored.ok_or(invalid(DecodeError::Empty))?;
-                decode_body(&self.0.blobs.get(&place.sha256).await?).map_err(invalid)
+                let body = self.0.blobs.get(&place.sha256).await?;
+                run_possibly_long(body.len() >= LONG_MESSAGE, || decode_body(&body)).map_err(invalid)
             }
             Err(error) => Err(invalid(error)),
         }

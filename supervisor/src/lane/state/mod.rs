@@ -63,6 +63,8 @@ pub struct LaneOwnerState {
     strays: StrayMessages,
     is_deleting_strays: bool,
     ticks: u64,
+    /// The number of tasks of all runs when the clocks were last checked.
+    task_count: usize,
     /// The tasks that run as long as the owner; dropping the set aborts them.
     background: JoinSet<()>,
 }
@@ -94,6 +96,7 @@ impl LaneOwnerState {
             strays: StrayMessages::default(),
             is_deleting_strays: false,
             ticks: 0,
+            task_count: 0,
             background,
         }
     }
@@ -143,6 +146,16 @@ impl LaneOwnerState {
             self.offer_all_waiting_work();
         }
         Ok(())
+    }
+
+    /// The number of tasks of all runs, a second ago at most.
+    pub(super) fn task_count(&self) -> usize {
+        self.task_count
+    }
+
+    /// The number of tasks of a run; 0 if it is unknown.
+    pub(super) fn task_count_of_run(&self, run: &RunId) -> usize {
+        self.runs.get(run).map_or(0, LiveRun::task_count)
     }
 
     pub(super) fn log_stop(&self) {
@@ -272,6 +285,7 @@ impl LaneOwnerState {
             self.request_places(all_clocks);
         }
         if all_clocks {
+            self.task_count = self.runs.values().map(LiveRun::task_count).sum();
             self.sessions.all().iter().for_each(|session| self.advance_session(session));
             self.delete_due_strays();
             self.args.status.set_live_runs(self.runs.len());
