@@ -176,8 +176,8 @@ fn common_tokens(before: &Request, after: &Request) -> u64 {
 }
 
 fn thing(at: &str, length: usize) -> String {
-    let mark = format!("<{at}> ");
-    mark.repeat(length / mark.len())
+    let sentence = format!("<{at}> The miller notes how high the water stands before the gate is opened. ");
+    sentence.chars().cycle().take(length).collect()
 }
 
 fn tools(length: usize) -> Toolbox {
