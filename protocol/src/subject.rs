@@ -172,6 +172,12 @@ pub fn parse_order_subject(subject: &str) -> Option<(Capability, RunId)> {
     is_complete.then_some((queue, run))
 }
 
+/// The task in the subject of an order; `None` if it is no such subject. For an order of the planner it may be any name.
+#[must_use]
+pub fn task_of_order_subject(subject: &str) -> Option<TaskId> {
+    TaskId::new(subject.strip_prefix("work.")?.split('.').nth(2)?).ok()
+}
+
 /// All orders for a capability.
 #[must_use]
 pub fn order_subjects_of_capability(capability: &Capability) -> String {

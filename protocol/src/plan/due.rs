@@ -24,7 +24,7 @@ pub enum Effect {
     Close,
 }
 
-/// The part of a plan whose pending effects are wanted.
+/// The part of a plan whose pending effects or dispatched orders are wanted.
 #[derive(Debug, Clone, Copy)]
 pub enum EffectScope<'a> {
     /// All tasks: at a start and at a takeover.
@@ -91,16 +91,16 @@ pub struct DispatchedOrder {
     pub worker: Option<WorkerId>,
 }
 
-/// Returns the orders that queues may hold.
+/// Returns the orders that queues may hold, for the planner's turn and the tasks of the scope.
 #[must_use]
-pub fn dispatched_orders(plan: &Plan) -> Vec<DispatchedOrder> {
+pub fn dispatched_orders(plan: &Plan, scope: EffectScope<'_>) -> Vec<DispatchedOrder> {
     let planning = plan.planning.turn.as_ref().filter(|turn| turn.retry_at.is_none());
     let planning = planning.map(|turn| DispatchedOrder {
         work: turn.work(),
         is_required: may_dispatch(plan, &turn.work()) || (turn.worker.is_some() && plan.is_live()),
         worker: turn.worker.clone(),
     });
-    let tasks = plan.tasks().iter().filter_map(|task| {
+    let order_of_task = |task: &Task| {
         let work = task.dispatched_work()?;
         let is_running = task.state() == TaskState::Running;
         let is_required = match task.state() {
@@ -115,8 +115,14 @@ pub fn dispatched_orders(plan: &Plan) -> Vec<DispatchedOrder> {
         };
         let attempt = task.current_attempt().filter(|_| is_running);
         Some(DispatchedOrder { work, is_required, worker: attempt.and_then(|it| it.worker.clone()) })
-    });
-    planning.into_iter().chain(tasks).collect()
+    };
+    let planning = planning.into_iter();
+    match scope {
+        EffectScope::All => planning.chain(plan.tasks().iter().filter_map(order_of_task)).collect(),
+        EffectScope::Tasks(ids) => {
+            planning.chain(ids.iter().filter_map(|id| plan.task(id)).filter_map(order_of_task)).collect()
+        }
+    }
 }
 
 /// Returns the work in flight: claimed and not ended. Its orders stay in their queues until it ends, so that another worker
@@ -124,7 +130,11 @@ pub fn dispatched_orders(plan: &Plan) -> Vec<DispatchedOrder> {
 #[must_use]
 pub fn work_in_flight(plan: &Plan) -> Vec<Work> {
     let is_in_flight = |order: &DispatchedOrder| order.is_required && order.worker.is_some();
-    dispatched_orders(plan).into_iter().filter(is_in_flight).map(|order| order.work).collect()
+    dispatched_orders(plan, EffectScope::All)
+        .into_iter()
+        .filter(is_in_flight)
+        .map(|order| order.work)
+        .collect()
 }
 
 fn find_effect_of_planning_turn(plan: &Plan) -> Option<Effect> {

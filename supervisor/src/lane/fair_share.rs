@@ -134,6 +134,18 @@ impl FairShareScheduler {
         backlogs.flat_map(|backlog| &backlog.waiting).collect()
     }
 
+    /// The number of pieces of work of a run that wait to be offered.
+    pub(super) fn waiting_count(&self, run: &RunId) -> usize {
+        let backlogs = self.queues.values().filter_map(|queue| queue.runs.get(run));
+        backlogs.map(|backlog| backlog.waiting.len()).sum()
+    }
+
+    /// Returns the work of a run that is offered and not claimed.
+    pub(super) fn offered_work(&self, run: &RunId) -> impl Iterator<Item = &Work> {
+        let backlogs = self.queues.values().filter_map(|queue| queue.runs.get(run));
+        backlogs.flat_map(|backlog| backlog.offered.values())
+    }
+
     /// Returns all work that is offered and not claimed.
     #[cfg(test)]
     pub(super) fn unclaimed_work(&self) -> Vec<(RunId, Work)> {

@@ -122,6 +122,25 @@ impl LaneWorkOffers {
         self.fair_share.waiting_work(run)
     }
 
+    /// Returns the tasks of a run that are running, offered or `held` by a queue, if all others that could be claimed wait for a
+    /// place in a queue; `None` if some do not, so that each task has to be looked at. In a large run nearly all wait.
+    pub(super) fn tasks_beside_waiting(
+        &self,
+        run: &RunId,
+        plan: &Plan,
+        held: impl Iterator<Item = TaskId>,
+    ) -> Option<BTreeSet<TaskId>> {
+        let offered = self.fair_share.offered_work(run).filter_map(|work| work.task().cloned());
+        let running = plan.tasks().iter().filter(|task| task.state() == TaskState::Running);
+        let tasks: BTreeSet<TaskId> =
+            running.map(|task| task.spec.id.clone()).chain(offered).chain(held).collect();
+        let claimable = [TaskState::Ready, TaskState::Rerun, TaskState::NeedsReview];
+        let known = tasks.iter().filter_map(|id| plan.task(id));
+        let known = known.filter(|task| claimable.contains(&task.state())).count();
+        let all: u32 = claimable.iter().map(|state| plan.task_count_in_state(*state)).sum();
+        (all as usize <= known + self.fair_share.waiting_count(run)).then_some(tasks)
+    }
+
     /// Returns all work that is offered and not claimed.
     #[cfg(test)]
     pub(super) fn unclaimed_work(&self) -> Vec<(RunId, Work)> {
@@ -256,6 +275,24 @@ mod tests {
         case.claim_task("a");
         assert_eq!(work_of_orders(case.offers.orders_in_flight(&case.run, &case.live)), [first_attempt("a")]);
         assert_eq!(case.offers.unclaimed_work().len(), 1);
+    }
+
+    #[test]
+    fn tasks_beside_waiting_are_listed_unless_one_is_lost() {
+        let names: Vec<String> = (0..300).map(|n| format!("t{n}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut case = OfferTestCase::with_submitted_tasks(&names);
+        let offered = case.take_next_work().len();
+        assert!(offered < 250, "{offered} tasks are offered");
+        case.claim_task("t0");
+        let listed = |case: &OfferTestCase| {
+            case.offers.tasks_beside_waiting(&case.run, &case.live.plan, [task_id("t299")].into_iter())
+        };
+        let tasks = listed(&case).unwrap();
+        assert_eq!(tasks.len(), offered + 1, "those that were offered, and the one in the queue");
+        assert!(tasks.contains(&task_id("t0")) && tasks.contains(&task_id("t299")));
+        case.offers.remove_withdrawn_work(&echo_capability(), &case.run, &first_attempt("t280"));
+        assert!(listed(&case).is_none(), "t280 is neither offered nor does it wait");
     }
 
     #[test]

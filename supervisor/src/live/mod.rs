@@ -375,8 +375,8 @@ impl LiveRun {
     /// Returns the orders that queues may hold, as far as the log says so: an order is not required yet if a decision
     /// that is being appended has changed its task.
     #[must_use]
-    pub fn dispatched_orders(&self) -> Vec<DispatchedOrder> {
-        let mut orders = dispatched_orders(&self.plan);
+    pub fn dispatched_orders(&self, scope: EffectScope<'_>) -> Vec<DispatchedOrder> {
+        let mut orders = dispatched_orders(&self.plan, scope);
         if self.phase == RunPhase::Appending {
             for order in &mut orders {
                 let is_touched = order.work.task().is_none_or(|task| self.touched.contains(task));

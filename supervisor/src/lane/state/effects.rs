@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Instant;
 
-use millrace_protocol::ids::{Capability, RunId};
-use millrace_protocol::plan::{DispatchedOrder, Effect, Work};
+use millrace_protocol::ids::{Capability, RunId, TaskId};
+use millrace_protocol::plan::{DispatchedOrder, Effect, EffectScope, Work};
 use millrace_protocol::subject;
 use millrace_protocol::work::Order;
 use millrace_runtime::work::queue_state::QueueSnapshot;
@@ -95,16 +95,23 @@ impl LaneOwnerState {
     }
 
     /// Returns the orders that the queues should hold, and those that they may hold, by subject. Of those that wait for a place in
-    /// a queue, only the orders that it holds all the same: in a large run nearly all wait.
+    /// a queue, only the orders that it holds all the same.
     fn expected_orders(&self, queues: &QueueSnapshot) -> HashMap<String, ExpectedOrder> {
         let snapshot = self.args.cluster.borrow();
         let mut expected = HashMap::new();
         for (run, live) in self.runs.iter().filter(|(_, live)| is_plan_known(live.phase)) {
-            let (waiting, held) = (self.offers.waiting_work(run), queues.orders.get(run));
-            for DispatchedOrder { work, is_required, worker } in live.dispatched_orders() {
+            let held = queues.orders.get(run);
+            let held_tasks =
+                held.into_iter().flatten().filter_map(|subject| subject::task_of_order_subject(subject));
+            let tasks = self.offers.tasks_beside_waiting(run, &live.plan, held_tasks);
+            let (scope, waiting) = match &tasks {
+                Some(tasks) => (EffectScope::Tasks(tasks), None),
+                None => (EffectScope::All, Some(self.offers.waiting_work(run))),
+            };
+            for DispatchedOrder { work, is_required, worker } in live.dispatched_orders(scope) {
                 let Some(queue) = live.plan.queue_of_work(&work) else { continue };
                 let subject = subject::order_subject(run, &queue, &work);
-                let is_waiting = waiting.contains(&work);
+                let is_waiting = waiting.as_ref().is_some_and(|waiting| waiting.contains(&work));
                 if is_waiting && !held.is_some_and(|subjects| subjects.contains(&subject)) {
                     continue;
                 }
@@ -125,7 +132,8 @@ impl LaneOwnerState {
         let mut orders = Vec::with_capacity(works.len());
         for (run, works) in by_run {
             let Some(live) = self.runs.get(run) else { continue };
-            let dispatched = live.dispatched_orders().into_iter();
+            let tasks: BTreeSet<TaskId> = works.iter().filter_map(|work| work.task().cloned()).collect();
+            let dispatched = live.dispatched_orders(EffectScope::Tasks(&tasks)).into_iter();
             let wanted = dispatched.filter(|order| order.is_required && works.contains(&order.work));
             let wanted: Vec<Work> = wanted.map(|order| order.work).collect();
             orders.extend(self.offers.build_orders(run, live, &wanted));
