@@ -10,7 +10,7 @@ use millrace_protocol::ids::{Capability, RunId, TaskId};
 use millrace_protocol::plan::{
     CommandAction, Plan, PlanningMode, ReviewPolicy, RunCommand, Submission, TaskLimits, TaskSpec,
 };
-use millrace_protocol::registry::ClusterSettings;
+use millrace_protocol::registry::{ClusterSettings, RunSummary};
 use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
 use millrace_runtime::log::append_message;
@@ -225,6 +225,17 @@ pub async fn wait_for_run_history(bus: &Bus, run: &RunId, patience: Duration) ->
     // The server may just have been killed: retry until it answers.
     wait_for_value(Duration::from_secs(20), "the history of an ended run", async || {
         History::read_from_log(bus, run).await.ok().filter(|history| history.folded_plan().run.end.is_some())
+    })
+    .await
+}
+
+/// Waits until a run is archived, and returns its summary.
+///
+/// # Panics
+/// It is not archived within `patience`.
+pub async fn wait_for_archive(bus: &Bus, run: &RunId, patience: Duration) -> RunSummary {
+    wait_for_value(patience, &format!("run {run} to be archived"), async || {
+        registry::read_summary(bus, run).await.ok()?.filter(|summary| summary.archived)
     })
     .await
 }

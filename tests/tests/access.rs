@@ -32,7 +32,9 @@ use millrace_runtime::work::{queue, registry};
 use millrace_runtime::{Bus, log};
 use millrace_tests::cluster::{NamedProcesses, ProcessRole, lock_machine, remove_millrace_variables};
 use millrace_tests::history::History;
-use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history};
+use millrace_tests::plans::{
+    echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_archive, wait_for_run_history,
+};
 use millrace_tests::program::millrace_program;
 use millrace_tests::wait_for_value;
 use place::RestrictedServer;
@@ -742,10 +744,7 @@ async fn forged_archive_summary_does_not_remove_a_live_run() {
     let client = place.connect_identity("millrace", "client").await;
     let (done, live) = (run_id("done"), run_id("live"));
     submit_run(&client, &done, &fixed_submission(vec![echo_task("t", &json!({}))])).await;
-    let archived = wait_for_value(TIMEOUT, "the archive", async || {
-        registry::read_summary(&client, &done).await.ok()?.filter(|summary| summary.archived)
-    })
-    .await;
+    let archived = wait_for_archive(&client, &done, TIMEOUT).await;
     submit_run(
         &client,
         &live,

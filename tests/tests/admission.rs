@@ -16,7 +16,7 @@ use millrace_runtime::store::admission::{read_board, read_caps, set_caps};
 use millrace_runtime::work::registry;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::history::History;
-use millrace_tests::plans::{apply_command, echo_task, fixed_submission, task_id};
+use millrace_tests::plans::{apply_command, echo_task, fixed_submission, task_id, wait_for_archive};
 use millrace_tests::wait_for_value;
 use rustix::process::Signal;
 use serde_json::json;
@@ -229,10 +229,7 @@ async fn reopened_run_counts_and_waits_for_no_place() {
     let bus = cluster.connect_bus().await;
     set_caps_everywhere(&bus, 1, None).await;
     let ended = millrace_client::submit_run(&bus, &submission(4_000)).await.unwrap();
-    wait_for_value(TIMEOUT, "the archive", async || {
-        registry::read_summary(&bus, &ended).await.ok()?.filter(|summary| summary.archived)
-    })
-    .await;
+    wait_for_archive(&bus, &ended, TIMEOUT).await;
     let running = millrace_client::submit_run(&bus, &submission(600_000)).await.unwrap();
     wait_for_board(&bus, "one running run", has_counts(1, 0)).await;
     let retry = Edit::Retry { task: task_id("say"), feedback: None };

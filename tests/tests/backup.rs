@@ -33,7 +33,7 @@ use millrace_tests::cluster::{
 use millrace_tests::history::{History, TaskOutcome};
 use millrace_tests::plans::{
     echo_task, fixed_submission, layered_submission, make_settings_writable, run_id, submit_run, task_id,
-    wait_for_run_end, wait_for_run_history,
+    wait_for_archive, wait_for_run_end, wait_for_run_history,
 };
 use millrace_tests::program::millrace_program;
 use millrace_tests::{NatsServer, ServerOptions, wait_for_value};
@@ -115,7 +115,7 @@ async fn submit_runs_in_all_states(bus: &Bus) {
         &fixed_submission(vec![echo_task("a", &json!({"bytes": 500_000, "steps": 3}))]),
     )
     .await;
-    wait_for_summary(bus, &run_id("done"), "archived", |summary| summary.archived).await;
+    wait_for_archive(bus, &run_id("done"), TIMEOUT).await;
 
     let mut behind = echo_task("behind", &json!({"steps": 1}));
     behind.depends_on = vec![task_id("first")];
@@ -397,7 +397,7 @@ async fn backup_made_before_a_prune_restores_everything() {
     let writer = FileAuthor { author: "test", key: "k" };
     files.write_file(&path, file_content(&path, 1), WriteCondition::Absent, writer).await.unwrap();
     let before = run_ending(&wait_for_run_history(&bus, &run, TIMEOUT).await);
-    wait_for_summary(&bus, &run, "archived", |summary| summary.archived).await;
+    wait_for_archive(&bus, &run, TIMEOUT).await;
     let folder = home.path().join("backup");
     run_and_parse_json(cluster.millrace_command().args(["backup", path_text(&folder), "--json"]));
 
@@ -541,7 +541,7 @@ async fn backup_during_many_runs_is_always_complete() {
     let stop = CancellationToken::new();
     let rests = Arc::new(AtomicBool::new(false));
     let load = tokio::spawn(submit_continuously(bus.clone(), Arc::clone(&rests), stop.clone()));
-    wait_for_summary(&bus, &run_id("r-3"), "archived", |summary| summary.archived).await;
+    wait_for_archive(&bus, &run_id("r-3"), TIMEOUT).await;
     let (mut in_archive, mut in_lanes) = (0, 0);
     for round in 0..rounds {
         // Verification takes longer the more runs there are, so runs are submitted only during backups.

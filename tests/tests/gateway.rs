@@ -22,9 +22,8 @@ use millrace_protocol::plan::Decision;
 use millrace_protocol::subject::{Topic, parse_lane_subject};
 use millrace_runtime::Bus;
 use millrace_runtime::store::archive::read_run_from_log_or_archive;
-use millrace_runtime::work::registry;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
-use millrace_tests::plans::{SeededRandom, layered_submission, run_id, submit_run};
+use millrace_tests::plans::{SeededRandom, layered_submission, run_id, submit_run, wait_for_archive};
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -86,13 +85,6 @@ async fn ids_of_log(bus: &Bus, run: &RunId) -> Vec<String> {
     }
     ids.truncate(end);
     ids
-}
-
-async fn wait_for_archive(bus: &Bus, run: &RunId) {
-    wait_for_value(TIMEOUT, "the archive", async || {
-        registry::read_summary(bus, run).await.ok().flatten().filter(|summary| summary.archived)
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -253,7 +245,7 @@ async fn stream_that_is_cut_at_any_byte_and_resumed_equals_the_log() {
         let ids: Vec<String> = received.iter().map(|(id, _)| id.clone()).collect();
         assert_eq!(ids, ids_of_log(&bus, &run).await, "seed {seed}");
 
-        wait_for_archive(&bus, &run).await;
+        wait_for_archive(&bus, &run, TIMEOUT).await;
         let request = events_request(run.as_str(), "steps", None);
         let replayed = read_events(other.address, &request, None).await;
         assert_eq!(positioned(&replayed), received, "seed {seed}: the archive has other ids");
@@ -375,7 +367,7 @@ async fn request_with_a_key_submits_one_run_however_often_it_is_repeated() {
 
     let run = runs.first().unwrap();
     one.wait_for_end(run).await;
-    wait_for_archive(&bus, &run_id(run)).await;
+    wait_for_archive(&bus, &run_id(run), TIMEOUT).await;
     let late = other.send(request(1)).await;
     assert_eq!((late.status, &late.json()["run"]), (200, &json!(run)), "the key outlives the run's lane");
     assert_eq!(one.get("/runs").await.json()["runs"].as_array().unwrap().len(), 1);

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use millrace_protocol::ids::RunId;
 use millrace_runtime::store::webhooks::read_push_configs;
-use millrace_runtime::work::registry::read_summary;
 use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::plans::wait_for_archive;
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
 
@@ -146,10 +146,7 @@ async fn second_end_of_a_reopened_run_is_delivered() {
     };
     wait_for_messages(&receiver, "the first end", |all| ids_of_ends(all).len() == 1).await;
     let (bus, id) = (cluster.connect_bus().await, RunId::new(run.as_str()).unwrap());
-    wait_for_value(TIMEOUT, "the archive", async || {
-        read_summary(&bus, &id).await.ok()?.filter(|summary| summary.archived)
-    })
-    .await;
+    wait_for_archive(&bus, &id, TIMEOUT).await;
     let retried = gateway.post(&format!("/runs/{run}/tasks/t/retry"), &json!({})).await;
     assert_eq!(retried.status, 200, "{}", retried.text());
     let messages = wait_for_messages(&receiver, "the second end", |all| ids_of_ends(all).len() == 2).await;

@@ -17,7 +17,8 @@ use millrace_runtime::work::registry;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
 use millrace_tests::history::History;
 use millrace_tests::plans::{
-    apply_command, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_end,
+    apply_command, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_archive,
+    wait_for_run_end,
 };
 use millrace_tests::wait_for_value;
 use serde_json::json;
@@ -174,10 +175,7 @@ async fn cancelled_and_paused_runs_of_a_session_let_the_next_one_run() {
     let after = plan.run.start.unwrap().after;
     assert!(after.len() == 1 && after[0].summary.starts_with("the run ended as cancelled"), "{after:?}");
     // A run that comes much later sees those of the archive.
-    wait_for_value(TIMEOUT, "the archive", async || {
-        summary_of(&bus, &runs[2]).await.filter(|summary| summary.archived)
-    })
-    .await;
+    wait_for_archive(&bus, &runs[2], TIMEOUT).await;
     let late = millrace_client::submit_run(&bus, &of_session("chat", 0, 0.0)).await.unwrap();
     wait_for_run_end(&bus, &late, TIMEOUT).await;
     let start = read_plan(&bus, &late).await.unwrap().run.start.unwrap();
@@ -195,10 +193,7 @@ async fn reopened_run_of_a_session_runs_at_once_and_the_next_one_waits() {
     let submit =
         async |delay| millrace_client::submit_run(&bus, &of_session("chat", delay, 0.0)).await.unwrap();
     let first = submit(4_000).await;
-    wait_for_value(TIMEOUT, "the archive", async || {
-        summary_of(&bus, &first).await.filter(|summary| summary.archived)
-    })
-    .await;
+    wait_for_archive(&bus, &first, TIMEOUT).await;
     // The second run is in progress, which the reopened one does not wait for.
     let second = submit(600_000).await;
     let is_running = async |run: &RunId| {

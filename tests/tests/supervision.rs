@@ -23,7 +23,7 @@ use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machi
 use millrace_tests::history::History;
 use millrace_tests::plans::{
     build_publish_headers, downgrade_settings_and_orders, echo_task, fan_out_submission, fixed_submission,
-    run_id, submit_run, task_id, wait_for_run_end, wait_for_run_history,
+    run_id, submit_run, task_id, wait_for_archive, wait_for_run_end, wait_for_run_history,
 };
 use millrace_tests::wait_for_value;
 use rustix::process::Signal;
@@ -201,10 +201,7 @@ async fn archived_run_survives_an_older_summary_and_a_rest_in_its_lane() {
         let readable = History::read_from_log(&bus, &run).await.unwrap();
         assert_eq!(readable.task_outcomes(), history.task_outcomes());
         cluster.restart_process("supervisor-1");
-        let summary = wait_for_value(TIMEOUT, "the mark of the archive", async || {
-            registry::read_summary(&bus, &run).await.ok()?.filter(|summary| summary.archived)
-        })
-        .await;
+        let summary = wait_for_archive(&bus, &run, TIMEOUT).await;
         assert_eq!((summary.end, summary.log_damage), (Some(EndReason::Completed), None));
         wait_for_value(TIMEOUT, "an empty lane", async || {
             scan_lane(&bus, bus.lane_of_run(&run)).next_records().await.ok()?.is_empty().then_some(())
@@ -236,9 +233,7 @@ async fn resubmitted_run_is_rejected() {
     assert!(matches!(second, Err(AppendError::Fenced { .. })), "{second:?}");
 
     wait_for_run_end(&bus, &run, TIMEOUT).await;
-    let archived =
-        async || registry::read_summary(&bus, &run).await.unwrap().filter(|summary| summary.archived);
-    let summary = wait_for_value(TIMEOUT, "the archive", archived).await;
+    let summary = wait_for_archive(&bus, &run, TIMEOUT).await;
     cluster.wait_for_log("supervisor-1", "archived", TIMEOUT).await;
     // Its subject is empty now, so the server accepts it; the supervisor does not.
     append_message(

@@ -9,10 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use millrace_protocol::plan::{CommandAction, Edit, Submission};
-use millrace_runtime::work::registry::read_summary;
 use millrace_tests::cluster::{ClusterSetup, TestCluster, create_file, lock_machine};
 use millrace_tests::plans::{
-    apply_command, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
+    apply_command, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_archive,
+    wait_for_run_history,
 };
 use millrace_tests::python::install_python_packages;
 use millrace_tests::wait_for_value;
@@ -137,10 +137,7 @@ async fn both_parts_of_a_reopened_run_are_exported() {
         (attempts == count && is_all).then_some(())
     };
     submit_run(&bus, &run, &fixed_submission(vec![echo_task("say", &json!({"steps": 1}))])).await;
-    wait_for_value(TIMEOUT, "the archive", async || {
-        read_summary(&bus, &run).await.ok()?.filter(|summary| summary.archived)
-    })
-    .await;
+    wait_for_archive(&bus, &run, TIMEOUT).await;
     wait_for_value(TIMEOUT, "the spans of the first part", async || are_received(1)).await;
     let retry = Edit::Retry { task: task_id("say"), feedback: None };
     apply_command(&bus, &run, CommandAction::Edit(retry), TIMEOUT).await;

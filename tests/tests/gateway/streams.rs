@@ -138,7 +138,7 @@ async fn stream_of_all_runs_equals_their_logs_whatever_is_killed() {
             kill_something(&mut cluster, &mut gateways, &mut random).await;
         }
         for run in &runs {
-            wait_for_archive(&bus, &run_id(run)).await;
+            wait_for_archive(&bus, &run_id(run), TIMEOUT).await;
             expected.insert(run.clone(), replay(addresses[0], run).await);
         }
     }
@@ -226,7 +226,7 @@ async fn every_view_of_a_run_is_read_by_plain_http() {
     let mut pages = Vec::new();
     for archived in [false, true] {
         if archived {
-            wait_for_archive(&bus, &run_id(&run)).await;
+            wait_for_archive(&bus, &run_id(&run), TIMEOUT).await;
         }
         let timeline = gateway.get(&format!("/runs/{run}/timeline")).await.json();
         let attempts = timeline["attempts"].as_array().unwrap();

@@ -126,7 +126,7 @@ async fn cluster_of_the_previous_release_is_upgraded_while_runs_go_on() {
         assert_eq!(ended["state"], "completed", "{run}: {ended}");
         let history = wait_for_run_history(&bus, &run_id(run), TIMEOUT).await;
         assert_eq!(history.find_ledger_violations(&ledger(&old.cluster)), Vec::<String>::new(), "{run}");
-        wait_for_archive(&bus, &run_id(run)).await;
+        wait_for_archive(&bus, &run_id(run), TIMEOUT).await;
     }
     let frames = reading.await.unwrap();
     let received: Vec<String> = positioned(&frames).into_iter().map(|(id, _)| id).collect();
