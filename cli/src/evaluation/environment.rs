@@ -93,7 +93,7 @@ impl EvaluationEnvironment {
         notes
     }
 
-    /// `true` if the variable says so, in the words that clusters accept.
+    /// `true` if the variable switches the web on; it has the same spellings as for a cluster.
     fn has_web_setting(&self) -> bool {
         let (parser, command) = (BoolishValueParser::new(), clap::Command::default());
         let is_on = |value: &String| parser.parse_ref(&command, None, value.as_ref()).unwrap_or_default();

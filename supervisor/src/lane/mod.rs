@@ -6,8 +6,9 @@
 //! decision has answered. A restart and a takeover are the same code path.
 //!
 //! `handle` never waits for NATS: appends, offers, reads and archiving run as tasks that send their results back as
-//! messages. What it does on very large plans takes seconds, in which the other tasks of the process go on. Each run has at most one decision in flight; facts that arrive meanwhile go into the next one. Effects are
-//! carried out only when their decision is in the log.
+//! messages. Work on very large plans takes seconds; it runs beside the other tasks of the process. Each run has at most
+//! one decision in flight; facts that arrive meanwhile go into the next one. Effects are carried out only when their
+//! decision is in the log.
 //!
 //! | file | content |
 //! |---|---|

@@ -7,10 +7,10 @@ pub const LONG_PLAN: usize = 50_000;
 /// The number of bytes of a message from which on its decoding is long work.
 pub const LONG_MESSAGE: usize = 4_000_000;
 
-/// Runs work on this thread; if it `is_long`, the other tasks of the thread go on meanwhile on another one. Otherwise a task that was
-/// woken last on this thread would wait until the end, such as the connection to the server with the renewal of a lease.
+/// Runs work on this thread. If it `is_long`, the runtime moves the other tasks of the thread to another thread first. It would not
+/// do so otherwise for the task that was woken last, which may be the connection to the server or the renewal of a lease.
 pub fn run_possibly_long<T>(is_long: bool, work: impl FnOnce() -> T) -> T {
-    // Other runtimes have one thread, which tests use.
+    // A runtime with a single thread, as in tests, has no other thread.
     let has_threads =
         || Handle::try_current().is_ok_and(|current| current.runtime_flavor() == RuntimeFlavor::MultiThread);
     if is_long && has_threads() { tokio::task::block_in_place(work) } else { work() }
