@@ -41,6 +41,8 @@ pub async fn measure_archived_runs(
     let (mut real, alone) = time_runs(&mut connection, runs.min(REAL)).await?;
     let archived = await_archived(cluster.bus(), &real).await?;
     write_summaries(cluster.bus(), &archived, runs).await?;
+    // The gateway has closed a connection that was idle for so long.
+    let mut connection = HttpConnection::open(cluster.api_address()?).await?;
     // The gateway reads the summaries that have changed.
     let list = connection.send("GET", "/api/v1/runs", "").await?.json(200)?;
     ensure!(list["next"].as_str().is_some_and(|next| !next.is_empty()), "the list has one part only");
