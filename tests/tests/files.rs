@@ -6,14 +6,12 @@ use std::process::{Command, Output};
 
 use millrace_protocol::file::{FilePath, MAX_FILE, WriteCondition};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::CommandAction;
-use millrace_protocol::subject::Topic;
-use millrace_runtime::log::append_message;
 use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::store::archive;
 use millrace_runtime::store::workspace::{FileAuthor, RunWorkspace};
 use millrace_runtime::{Bus, ConnectionSettings, log};
 use millrace_tests::NatsServer;
+use millrace_tests::plans::{echo_task, fixed_submission, submit_run};
 use millrace_tests::program::millrace_program;
 
 async fn connect_bus(server: &NatsServer) -> Bus {
@@ -26,8 +24,8 @@ async fn connect_bus(server: &NatsServer) -> Bus {
 /// A run with a few files, one of them deleted.
 async fn create_run_with_files(bus: &Bus) -> RunId {
     let run = RunId::new("20261122-000000-aaaaaa").expect("it is a name");
-    let wish = CommandAction::CancelRun { reason: "x".into() };
-    append_message(bus, bus.lane_of_run(&run), &run, &Topic::Control, &wish, 0).await.expect("it is written");
+    let submission = fixed_submission(vec![echo_task("draft", &serde_json::Value::Null)]);
+    submit_run(bus, &run, &submission).await;
     let files = RunWorkspace::new(bus, &run);
     for (number, (path, text)) in
         [("/report.md", "old"), ("/report.md", "new\n"), ("/data/a.csv", "1,2"), ("/gone", "x")]
