@@ -225,19 +225,23 @@ async fn lower_caps_stop_no_run_and_places_are_free_after_all_supervisors_were_k
 async fn reopened_run_counts_and_waits_for_no_place() {
     let _alone = lock_machine();
     let setup = ClusterSetup { lanes: LANES, linger: Duration::from_millis(50), ..ClusterSetup::default() };
-    let cluster = TestCluster::start_with_workers(setup, 1);
+    let mut cluster = TestCluster::start_with_workers(setup, 1);
     let bus = cluster.connect_bus().await;
     set_caps_everywhere(&bus, 1, None).await;
-    let ended = millrace_client::submit_run(&bus, &submission(4_000)).await.unwrap();
+    let ended = millrace_client::submit_run(&bus, &submission(0)).await.unwrap();
     wait_for_archive(&bus, &ended, TIMEOUT).await;
     let running = millrace_client::submit_run(&bus, &submission(600_000)).await.unwrap();
     wait_for_board(&bus, "one running run", has_counts(1, 0)).await;
+    // Without a worker the reopened run does not end.
+    cluster.kill_process("worker-1");
     let retry = Edit::Retry { task: task_id("say"), feedback: None };
     apply_command(&bus, &ended, CommandAction::Edit(retry), TIMEOUT).await;
     wait_for_board(&bus, "two running runs", has_counts(2, 0)).await;
-    // It counts: the next one waits although the first one has ended.
+    // It counts: the next one waits although the other one has ended.
     let next = millrace_client::submit_run(&bus, &submission(0)).await.unwrap();
     apply_command(&bus, &running, CommandAction::CancelRun { reason: "enough".into() }, TIMEOUT).await;
+    wait_for_board(&bus, "a waiting run beside the reopened one", has_counts(1, 1)).await;
+    cluster.restart_process("worker-1");
     wait_for_value(TIMEOUT, "the end of the next run", async || has_ended(&bus, &next).await).await;
     let history = History::read_from_log(&bus, &ended).await.unwrap();
     let (second_end, granted) = (history.records().last().unwrap().time, place_of(&bus, &next).await.granted);
