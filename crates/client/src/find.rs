@@ -85,16 +85,17 @@ pub async fn find_run(bus: &Bus, text: &str) -> Result<RunId, FindError> {
     if text.trim().is_empty() {
         return Err(FindError::Empty);
     }
-    let runs = registry::read_run_summaries(bus).await?;
-    if text == "latest" {
-        return find_newest_run(bus, runs.last().map(|summary| summary.run.clone())).await;
-    }
-    if let Ok(run) = RunId::new(text)
-        && (runs.iter().any(|summary| summary.run == run)
+    if text != "latest"
+        && let Ok(run) = RunId::new(text)
+        && (registry::read_summary(bus, &run).await?.is_some()
             || has_submission(bus, bus.lane_of_run(&run), &run).await?
             || archive::is_archived(bus, &run).await?)
     {
         return Ok(run);
+    }
+    let runs = registry::read_run_summaries(bus).await?;
+    if text == "latest" {
+        return find_newest_run(bus, runs.last().map(|summary| summary.run.clone())).await;
     }
     let all: BTreeSet<RunId> = list_submitted_runs(bus)
         .await?
