@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use millrace_protocol::ids::RunId;
 use millrace_protocol::registry::RunSummary;
-use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
-use millrace_runtime::nats::topology::{RUNS, bucket_stream};
+use millrace_runtime::work::summary_changes::{SummaryChange, SummaryChanges};
 use millrace_runtime::{Bus, Fault};
 
 /// The interval at which the summaries are read.
@@ -26,8 +25,7 @@ pub enum RunChange {
 /// The changes of a cluster's runs from now on.
 pub struct RunFeed {
     bus: Bus,
-    /// The sequence of the next summary to read.
-    next: u64,
+    summaries: SummaryChanges,
     states: RunStates,
 }
 
@@ -37,44 +35,32 @@ impl RunFeed {
     /// # Errors
     /// The server does not answer.
     pub async fn open(bus: &Bus) -> Result<Self, Fault> {
-        let mut feed = Self { bus: bus.clone(), next: 1, states: RunStates::default() };
-        feed.read_changes().await?;
+        let mut feed =
+            Self { bus: bus.clone(), summaries: SummaryChanges::after(0), states: RunStates::default() };
+        feed.read_changes(&mut Vec::new()).await?;
         Ok(feed)
     }
 
     /// Waits for the next changes. Reads that fail are repeated: the server may be restarting.
     pub async fn next_changes(&mut self) -> Vec<RunChange> {
-        loop {
+        let mut changes = Vec::new();
+        while changes.is_empty() {
             tokio::time::sleep(POLL_INTERVAL).await;
-            if let Ok(changes) = self.read_changes().await
-                && !changes.is_empty()
-            {
-                return changes;
-            }
+            // After a failure the next read continues.
+            self.read_changes(&mut changes).await.ok();
         }
+        changes
     }
 
-    async fn read_changes(&mut self) -> Result<Vec<RunChange>, Fault> {
-        let prefix = format!("$KV.{RUNS}.");
-        let mut pages =
-            PagedReader::new(self.bus.client(), bucket_stream(RUNS), ALL_SUBJECTS.into(), self.next);
-        let mut changes = Vec::new();
-        loop {
-            let records = pages.next_page().await?;
-            if records.is_empty() {
-                return Ok(changes);
-            }
-            for record in records {
-                self.next = record.sequence + 1;
-                let Some(key) = record.subject.strip_prefix(&prefix) else { continue };
-                match serde_json::from_slice::<RunSummary>(&record.payload) {
-                    Ok(summary) if !record.is_deletion && summary.run.as_str() == key => {
-                        changes.extend(self.states.update(summary));
-                    }
-                    Ok(_) | Err(_) => {}
+    async fn read_changes(&mut self, changes: &mut Vec<RunChange>) -> Result<(), Fault> {
+        while let Some(page) = self.summaries.next_page(&self.bus).await? {
+            for change in page {
+                if let SummaryChange::Written { summary, .. } = change {
+                    changes.extend(self.states.update(*summary));
                 }
             }
         }
+        Ok(())
     }
 }
 

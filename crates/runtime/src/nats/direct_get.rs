@@ -12,14 +12,17 @@ use crate::Fault;
 use crate::nats::provenance::{DeliveryPath, Provenance};
 use crate::nats::record::{StreamRecord, encoding_from_headers};
 
-/// The filter of a read of a whole stream. With any other wildcard a server looks at all subjects of the stream for each page, to count
-/// the messages that remain.
+/// The filter of a read of a whole stream. With any other wildcard, or if messages between the first and the last were removed, a
+/// server looks at all subjects of the stream for each page, to count the messages that remain.
 pub const ALL_SUBJECTS: &str = ">";
 
 /// The timeout of the next message of a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The number of messages per request.
 const PAGE: usize = 5_000;
+/// The number of messages that [`PagedReader::with_single_reads`] reads one by one. On a stream of a million subjects a page costs a
+/// server as much time as 250 of them, on a small stream about as much as one.
+const SINGLE_READS: usize = 16;
 /// The maximum number of retries of a request without a response.
 const MAX_RETRIES: u32 = 8;
 
@@ -35,6 +38,8 @@ pub struct PagedReader {
     expected: usize,
     /// The number of bytes after which the server ends a response; 0 is unlimited.
     max_bytes: usize,
+    /// `true` if the next messages are read one by one.
+    reads_single: bool,
     is_over: bool,
 }
 
@@ -50,6 +55,7 @@ impl PagedReader {
             size: PAGE,
             expected: 0,
             max_bytes: 0,
+            reads_single: false,
             is_over: false,
         }
     }
@@ -73,6 +79,13 @@ impl PagedReader {
         Self { expected: count.min(self.size), ..self }
     }
 
+    /// Reads the first messages one by one, for a read that expects few messages at the end of a stream with many subjects: after a
+    /// single message a server does not count the messages that remain.
+    #[must_use]
+    pub fn with_single_reads(self) -> Self {
+        Self { reads_single: true, ..self }
+    }
+
     /// Returns `true` if the last page ended with the last message.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -85,6 +98,9 @@ impl PagedReader {
     /// The server does not respond.
     pub fn next_page<'a>(&'a mut self) -> BoxFuture<'a, Result<Vec<StreamRecord>, Fault>> {
         async move {
+            if self.reads_single {
+                return self.read_single_messages().await;
+            }
             let mut tries = 0;
             while !self.is_over {
                 let mut records = Vec::new();
@@ -108,6 +124,24 @@ impl PagedReader {
             Ok(Vec::new())
         }
         .boxed()
+    }
+
+    /// Reads the first messages one by one.
+    async fn read_single_messages(&mut self) -> Result<Vec<StreamRecord>, Fault> {
+        let Self { client, stream, filter, .. } = self;
+        let what = || format!("reading {filter} from {stream}");
+        let (mut records, mut next) = (Vec::new(), self.next);
+        while records.len() < SINGLE_READS {
+            let request = serde_json::json!({ "seq": next, "next_by_subj": filter });
+            let Some(record) = request_message(client, stream, &request, &what).await? else {
+                self.is_over = true;
+                break;
+            };
+            next = record.sequence + 1;
+            records.push(record);
+        }
+        (self.next, self.reads_single) = (next, false);
+        Ok(records)
     }
 
     /// Reads one page into `records`. Returns `true` if it was the last.

@@ -16,6 +16,7 @@ pub(crate) mod publish;
 pub mod published_bucket;
 pub mod record;
 pub mod strays;
+pub(crate) mod stream_tail;
 pub mod tls_error;
 pub mod topology;
 pub(crate) mod unmarked_orders;

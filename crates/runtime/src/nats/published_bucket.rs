@@ -9,11 +9,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::bus::Bus;
-use super::direct_get::{self, PagedReader};
+use super::direct_get;
 use super::error::{fault_from_client_error, jetstream_error_code};
 use super::provenance::{ID_HEADER, new_id};
 use super::publish::publish_to_stream;
 use super::record::StreamRecord;
+use super::stream_tail::StreamTail;
 use super::topology::bucket_stream;
 use crate::Fault;
 
@@ -171,8 +172,7 @@ async fn publish_change(
 pub struct BucketChanges {
     bus: Bus,
     bucket: String,
-    filter: String,
-    next: u64,
+    tail: StreamTail,
 }
 
 impl BucketChanges {
@@ -180,13 +180,14 @@ impl BucketChanges {
     #[must_use]
     pub fn new(bus: &Bus, bucket: &str, prefix: &str) -> Self {
         let filter = key_subject(bucket, prefix) + ">";
-        Self { bus: bus.clone(), bucket: bucket.to_owned(), filter, next: 1 }
+        let tail = StreamTail::new(bucket_stream(bucket), filter, 1);
+        Self { bus: bus.clone(), bucket: bucket.to_owned(), tail }
     }
 
     /// The sequence up to which changes were read.
     #[must_use]
     pub fn seen(&self) -> u64 {
-        self.next - 1
+        self.tail.seen()
     }
 
     /// Returns the next changes, and `true` if there were no more at this time. Forged and unreadable entries are left out.
@@ -194,26 +195,26 @@ impl BucketChanges {
     /// # Errors
     /// The server does not respond.
     pub async fn next_page<T: DeserializeOwned>(&mut self) -> Result<(Vec<BucketChange<T>>, bool), Fault> {
-        let stream = bucket_stream(&self.bucket);
-        let mut pages = PagedReader::new(self.bus.client(), stream, self.filter.clone(), self.next);
-        let records = pages.next_page().await?;
-        let Some(last) = records.last() else { return Ok((Vec::new(), true)) };
-        self.next = last.sequence + 1;
+        let records = self.tail.next_page(self.bus.client()).await?;
         let changes = records.iter().filter_map(|record| parse_change(&self.bucket, record));
-        Ok((changes.collect(), false))
+        Ok((changes.collect(), records.is_empty()))
     }
 
     /// Returns all changes up to now.
     ///
     /// # Errors
-    /// The server does not respond.
+    /// The server does not respond. The next call returns the changes that this one has read.
     pub async fn read_new<T: DeserializeOwned>(&mut self) -> Result<Vec<BucketChange<T>>, Fault> {
+        let seen = self.seen();
         let mut all = Vec::new();
         loop {
-            let (changes, is_last) = self.next_page().await?;
-            all.extend(changes);
-            if is_last {
-                return Ok(all);
+            match self.next_page().await {
+                Ok((_, true)) => return Ok(all),
+                Ok((changes, false)) => all.extend(changes),
+                Err(fault) => {
+                    self.tail.continue_after(seen);
+                    return Err(fault);
+                }
             }
         }
     }

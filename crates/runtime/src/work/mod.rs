@@ -6,3 +6,4 @@ pub mod order_headers;
 pub mod queue;
 pub mod queue_state;
 pub mod registry;
+pub mod summary_changes;

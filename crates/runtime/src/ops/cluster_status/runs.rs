@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::EndReason;
 use millrace_protocol::registry::RunSummary;
 
 use crate::Fault;
 use crate::nats::bus::Bus;
-use crate::nats::direct_get::{ALL_SUBJECTS, PagedReader};
-use crate::nats::topology;
+use crate::work::summary_changes::{SummaryChange, SummaryChanges};
 
 /// The statuses of a live run.
 const LIVE: [&str; 3] = ["running", "paused", "winding_down"];
@@ -26,11 +26,15 @@ const END_REASONS: [EndReason; 8] = [
 ];
 
 /// The status of each run, as of the last read.
-#[derive(Default)]
 pub struct RunStatusTable {
-    statuses: BTreeMap<String, String>,
-    /// The sequence of the last summary that was read.
-    last_read: u64,
+    statuses: BTreeMap<RunId, String>,
+    changes: SummaryChanges,
+}
+
+impl Default for RunStatusTable {
+    fn default() -> Self {
+        Self { statuses: BTreeMap::new(), changes: SummaryChanges::after(0) }
+    }
 }
 
 impl RunStatusTable {
@@ -39,29 +43,22 @@ impl RunStatusTable {
     /// # Errors
     /// The server does not respond.
     pub async fn read_changed_summaries(&mut self, bus: &Bus, last: u64) -> Result<(), Fault> {
-        if last < self.last_read {
+        if last < self.changes.seen() {
             // The bucket was created again: the cluster was restored from a backup.
             *self = Self::default();
         }
-        let prefix = format!("$KV.{}.", topology::RUNS);
-        let stream = topology::bucket_stream(topology::RUNS);
-        let mut pages = PagedReader::new(bus.client(), stream, ALL_SUBJECTS.into(), self.last_read + 1);
-        loop {
-            let records = pages.next_page().await?;
-            if records.is_empty() {
-                return Ok(());
-            }
-            for record in records {
-                self.last_read = record.sequence;
-                let Some(run) = record.subject.strip_prefix(&prefix) else { continue };
-                match serde_json::from_slice::<RunSummary>(&record.payload) {
-                    Ok(summary) if !record.is_deletion => {
-                        self.statuses.insert(run.to_owned(), run_status_label(&summary));
+        while let Some(changes) = self.changes.next_page(bus).await? {
+            for change in changes {
+                match change {
+                    SummaryChange::Written { summary, .. } => {
+                        let status = run_status_label(&summary);
+                        self.statuses.insert(summary.run, status);
                     }
-                    Ok(_) | Err(_) => drop(self.statuses.remove(run)),
+                    SummaryChange::Removed(run) => drop(self.statuses.remove(&run)),
                 }
             }
         }
+        Ok(())
     }
 
     /// Returns the number of runs per status, including statuses without runs.
