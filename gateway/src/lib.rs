@@ -34,6 +34,7 @@ mod html;
 mod openapi;
 mod problem;
 mod resources;
+mod run_filter;
 mod run_index;
 mod server;
 mod standards;

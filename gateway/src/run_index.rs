@@ -1,28 +1,34 @@
 //! The summaries of all runs, newest first. They are read from their bucket, and then only what changed since; whatever is
 //! here can be read again.
+//!
+//! Runs are listed by state, by session and by label, so that a filter that selects a few of a million runs looks at those few. A
+//! search for a text looks at all that the other conditions select.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops::Bound;
+use std::hash::Hash;
+use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::str::FromStr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
+use itertools::kmerge_by;
 use jiff::Timestamp;
-use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::ids::{Lane, RunId, SessionId};
 use millrace_protocol::registry::RunSummary;
-use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
-use millrace_runtime::nats::record::StreamRecord;
-use millrace_runtime::nats::topology::{RUNS, bucket_stream};
+use millrace_runtime::work::summary_changes::{SummaryChange, SummaryChanges};
 use millrace_runtime::{Bus, Fault};
+use millrace_views::RunState;
 use tokio::sync::Mutex;
 
 use crate::feed::LaneMessage;
+use crate::run_filter::RunFilter;
 
 /// The position of a run in the list: its start, and its id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RunPosition {
     started: Timestamp,
-    run: RunId,
+    /// `None` is before all runs with this start.
+    run: Option<RunId>,
 }
 
 /// A text is no position.
@@ -31,10 +37,15 @@ pub struct RunPosition {
 pub struct InvalidPosition;
 
 impl RunPosition {
+    fn at_start(started: Timestamp) -> Self {
+        Self { started, run: None }
+    }
+
     /// Returns the position as an opaque text.
     #[must_use]
     pub fn to_cursor(&self) -> String {
-        let text = format!("{} {}", self.started.as_nanosecond(), self.run);
+        let run = self.run.as_ref().map_or("", RunId::as_str);
+        let text = format!("{} {run}", self.started.as_nanosecond());
         data_encoding::BASE64URL_NOPAD.encode(text.as_bytes())
     }
 }
@@ -49,7 +60,7 @@ impl FromStr for RunPosition {
         let started = started.parse().map_err(|_| InvalidPosition)?;
         Ok(Self {
             started: Timestamp::from_nanosecond(started).map_err(|_| InvalidPosition)?,
-            run: RunId::new(run).map_err(|_| InvalidPosition)?,
+            run: Some(RunId::new(run).map_err(|_| InvalidPosition)?),
         })
     }
 }
@@ -72,13 +83,18 @@ impl IndexedRun {
     }
 
     fn position(&self) -> RunPosition {
-        RunPosition { started: self.summary.started, run: self.summary.run.clone() }
+        RunPosition { started: self.summary.started, run: Some(self.summary.run.clone()) }
     }
 
     /// The key of a run with a part in the archive: one that is archived, or was reopened.
     fn archived_key(&self) -> Option<(u16, u64, u64)> {
         let (_, last) = self.summary.archived_span?;
         Some((self.summary.lane.0, last, self.revision))
+    }
+
+    /// The name of its state.
+    fn state(&self) -> &'static str {
+        RunState::of_summary(Some(&self.summary)).name()
     }
 
     /// `true` if its id or its objective contains a text, which must be in lowercase.
@@ -89,61 +105,125 @@ impl IndexedRun {
 }
 
 /// The summaries of all runs.
-#[derive(Default)]
 pub struct RunIndex {
     content: RwLock<IndexContent>,
-    /// The start of the last read of changes. Held during a read, so that requests that arrive meanwhile share the next one.
-    reading: Mutex<Option<Instant>>,
+    /// Held during a read of changes, so that requests that arrive meanwhile share the next one.
+    reading: Mutex<IndexReading>,
 }
+
+struct IndexReading {
+    changes: SummaryChanges,
+    /// The start of the last read; `None` if it failed.
+    started: Option<Instant>,
+}
+
+/// Runs by their positions.
+type RunList = BTreeMap<RunPosition, Arc<IndexedRun>>;
 
 #[derive(Default)]
 struct IndexContent {
-    /// The sequence after the last summary that was read.
-    next: u64,
-    by_position: BTreeMap<RunPosition, Arc<IndexedRun>>,
+    /// The revision up to which the summaries were read.
+    revision: u64,
     runs: HashMap<RunId, Arc<IndexedRun>>,
+    /// All runs, by the names of their states.
+    by_state: BTreeMap<&'static str, RunList>,
+    by_session: HashMap<SessionId, RunList>,
+    /// The runs with a label, by its name and its value.
+    by_label: HashMap<(String, String), RunList>,
     by_revision: BTreeMap<u64, Arc<IndexedRun>>,
     /// The runs with a part in the archive: the lane, the sequence of the last message, the revision of the summary.
     archived: BTreeSet<(u16, u64, u64)>,
 }
 
 impl IndexContent {
+    fn apply(&mut self, change: SummaryChange) {
+        match change {
+            SummaryChange::Written { summary, revision } => self.insert(*summary, revision),
+            SummaryChange::Removed(run) => {
+                if let Some(old) = self.runs.remove(&run) {
+                    self.forget(&old);
+                }
+            }
+        }
+    }
+
     fn insert(&mut self, summary: RunSummary, revision: u64) {
         let indexed = Arc::new(IndexedRun::new(summary, revision));
         if let Some(old) = self.runs.insert(indexed.summary.run.clone(), indexed.clone()) {
             self.forget(&old);
         }
         self.archived.extend(indexed.archived_key());
-        self.by_position.insert(indexed.position(), indexed.clone());
+        let (position, summary) = (indexed.position(), &indexed.summary);
+        if let Some(session) = &summary.session {
+            let list = self.by_session.entry(session.clone()).or_default();
+            list.insert(position.clone(), indexed.clone());
+        }
+        for (name, value) in &summary.labels {
+            let list = self.by_label.entry((name.clone(), value.clone())).or_default();
+            list.insert(position.clone(), indexed.clone());
+        }
+        self.by_state.entry(indexed.state()).or_default().insert(position, indexed.clone());
         self.by_revision.insert(revision, indexed);
     }
 
-    fn remove(&mut self, run: &str) {
-        let Ok(run) = RunId::new(run) else { return };
-        if let Some(old) = self.runs.remove(&run) {
-            self.forget(&old);
-        }
-    }
-
     fn forget(&mut self, old: &IndexedRun) {
-        self.by_position.remove(&old.position());
+        let (position, summary) = (old.position(), &old.summary);
+        if let Some(list) = self.by_state.get_mut(old.state()) {
+            list.remove(&position);
+        }
+        if let Some(session) = &summary.session {
+            remove_from_list(&mut self.by_session, session, &position);
+        }
+        for (name, value) in &summary.labels {
+            remove_from_list(&mut self.by_label, &(name.clone(), value.clone()), &position);
+        }
         self.by_revision.remove(&old.revision);
         if let Some(key) = old.archived_key() {
             self.archived.remove(&key);
         }
     }
 
-    fn add_record(&mut self, prefix: &str, record: &StreamRecord) {
-        self.next = record.sequence + 1;
-        let Some(key) = record.subject.strip_prefix(prefix) else { return };
-        if record.is_deletion {
-            self.remove(key);
-            return;
+    /// The runs before `end` that a filter selects, newest first.
+    fn select<'a>(
+        &'a self,
+        filter: &'a RunFilter,
+        end: Option<&'a RunPosition>,
+    ) -> impl Iterator<Item = &'a Arc<IndexedRun>> {
+        let first = filter.since.map(RunPosition::at_start);
+        let until = filter.until.map(RunPosition::at_start);
+        let end = end.into_iter().chain(&until).min();
+        let is_empty = first.as_ref().zip(end).is_some_and(|(first, end)| first > end);
+        let bounds = (first.as_ref().map_or(Unbounded, Included), end.map_or(Unbounded, Excluded));
+        let lists = if is_empty { Vec::new() } else { self.smallest_lists(filter) };
+        let parts: Vec<_> =
+            lists.into_iter().map(|list| list.range::<RunPosition, _>(bounds).rev()).collect();
+        let merged = kmerge_by(parts, |(a, _): &(&RunPosition, _), (b, _): &(&RunPosition, _)| a > b);
+        merged.map(|(_, run)| run).filter(|run| filter.selects(run))
+    }
+
+    /// Returns lists that have, together and each once, all runs that a filter selects.
+    fn smallest_lists(&self, filter: &RunFilter) -> Vec<&RunList> {
+        let session = filter.session.iter().map(|session| self.by_session.get(session));
+        let labels = filter.labels.iter().filter_map(|label| label.exact_label());
+        let labels = labels.map(|(name, value)| self.by_label.get(&(name.to_owned(), value.to_owned())));
+        let by_state = self.by_state.iter();
+        let by_state: Vec<&RunList> = by_state
+            .filter(|(state, _)| filter.states.is_empty() || filter.states.contains(*state))
+            .map(|(_, list)| list)
+            .collect();
+        let size = by_state.iter().map(|list| list.len()).sum();
+        match session.chain(labels).min_by_key(|list| list.map_or(0, BTreeMap::len)) {
+            Some(list) if list.map_or(0, BTreeMap::len) < size => list.into_iter().collect(),
+            Some(_) | None => by_state,
         }
-        match serde_json::from_slice::<RunSummary>(&record.payload) {
-            Ok(summary) if summary.run.as_str() == key => self.insert(summary, record.sequence),
-            // A value that was copied from another key, or of a newer release.
-            Ok(_) | Err(_) => {}
+    }
+}
+
+fn remove_from_list<K: Hash + Eq>(lists: &mut HashMap<K, RunList>, key: &K, position: &RunPosition) {
+    if let Some(list) = lists.get_mut(key) {
+        list.remove(position);
+        if list.is_empty() {
+            lists.remove(key);
         }
     }
 }
@@ -157,46 +237,64 @@ pub struct RunPage {
     pub next: Option<RunPosition>,
 }
 
+impl Default for RunIndex {
+    fn default() -> Self {
+        let reading = IndexReading { changes: SummaryChanges::after(0), started: None };
+        Self { content: RwLock::default(), reading: Mutex::new(reading) }
+    }
+}
+
 impl RunIndex {
     fn read(&self) -> RwLockReadGuard<'_, IndexContent> {
         self.content.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the first runs after `after` that `is_wanted` selects, newest first, at most `limit`.
+    /// Returns the first runs after `after` that a filter selects, newest first, at most `limit`.
     ///
     /// # Errors
     /// The server does not respond.
     pub async fn list_runs(
         &self,
         bus: &Bus,
+        filter: &RunFilter,
         after: Option<RunPosition>,
         limit: usize,
-        is_wanted: impl Fn(&IndexedRun) -> bool,
     ) -> Result<RunPage, Fault> {
         self.refresh(bus).await?;
         let content = self.read();
-        let end = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut page = RunPage::default();
-        for (_, indexed) in content.by_position.range((Bound::Unbounded, end)).rev() {
-            if !is_wanted(indexed) {
-                continue;
-            }
-            if page.runs.len() == limit {
-                page.next = page.runs.last().map(|last| last.position());
-                break;
-            }
-            page.runs.push(indexed.clone());
-        }
-        Ok(page)
+        let mut selected = content.select(filter, after.as_ref());
+        let runs: Vec<Arc<IndexedRun>> = selected.by_ref().take(limit).cloned().collect();
+        let has_more = selected.next().is_some();
+        let next = runs.last().filter(|_| has_more).map(|last| last.position());
+        Ok(RunPage { runs, next })
     }
 
-    /// Calls `visit` with each run.
+    /// Calls `visit` with each run that a filter selects, newest first.
     ///
     /// # Errors
     /// The server does not respond.
-    pub async fn visit_runs(&self, bus: &Bus, mut visit: impl FnMut(&IndexedRun)) -> Result<(), Fault> {
+    pub async fn visit_runs(
+        &self,
+        bus: &Bus,
+        filter: &RunFilter,
+        visit: impl FnMut(&IndexedRun),
+    ) -> Result<(), Fault> {
         self.refresh(bus).await?;
-        self.read().by_position.values().for_each(|indexed| visit(indexed));
+        self.read().select(filter, None).map(AsRef::as_ref).for_each(visit);
+        Ok(())
+    }
+
+    /// Calls `visit` with each run that belongs to a session.
+    ///
+    /// # Errors
+    /// The server does not respond.
+    pub async fn visit_runs_of_sessions(
+        &self,
+        bus: &Bus,
+        visit: impl FnMut(&IndexedRun),
+    ) -> Result<(), Fault> {
+        self.refresh(bus).await?;
+        self.read().by_session.values().flat_map(BTreeMap::values).map(AsRef::as_ref).for_each(visit);
         Ok(())
     }
 
@@ -206,10 +304,10 @@ impl RunIndex {
         runs.into_iter().filter(|run| !content.runs.contains_key(run)).collect()
     }
 
-    /// The sequence up to which the summaries were read.
+    /// The revision up to which the summaries were read.
     #[must_use]
     pub fn revision(&self) -> u64 {
-        self.read().next.saturating_sub(1)
+        self.read().revision
     }
 
     /// Returns the summary of a run, as far as it was read.
@@ -223,11 +321,11 @@ impl RunIndex {
     #[must_use]
     pub fn changed_since(&self, revision: u64, limit: usize) -> (Vec<Arc<IndexedRun>>, u64) {
         let content = self.read();
-        let changed = content.by_revision.range((Bound::Excluded(revision), Bound::Unbounded));
+        let changed = content.by_revision.range((Excluded(revision), Unbounded));
         let changed: Vec<Arc<IndexedRun>> = changed.take(limit).map(|(_, run)| run.clone()).collect();
         let complete = match changed.last().filter(|_| changed.len() == limit) {
             Some(last) => last.revision,
-            None => content.next.saturating_sub(1),
+            None => content.revision,
         };
         (changed, complete)
     }
@@ -236,10 +334,10 @@ impl RunIndex {
     #[must_use]
     pub fn archived_since(&self, lane: Lane, revision: u64) -> (Vec<Arc<IndexedRun>>, u64) {
         let content = self.read();
-        let changed = content.by_revision.range((Bound::Excluded(revision), Bound::Unbounded));
+        let changed = content.by_revision.range((Excluded(revision), Unbounded));
         let archived =
             changed.map(|(_, run)| run).filter(|run| run.summary.archived && run.summary.lane == lane);
-        (archived.cloned().collect(), content.next.saturating_sub(1))
+        (archived.cloned().collect(), content.revision)
     }
 
     /// Returns the runs of a lane with archived messages after a sequence. Of runs whose archived messages are unknown, because an
@@ -250,7 +348,7 @@ impl RunIndex {
         let known =
             content.archived.range((lane.0, sequence.saturating_add(1), 0)..=(lane.0, u64::MAX, u64::MAX));
         let known = known.filter_map(|(_, _, revision)| content.by_revision.get(revision));
-        let unknown = content.by_revision.range((Bound::Excluded(revision), Bound::Unbounded));
+        let unknown = content.by_revision.range((Excluded(revision), Unbounded));
         let unknown = unknown.map(|(_, run)| run).filter(|run| {
             run.summary.archived && run.summary.lane == lane && run.summary.archived_span.is_none()
         });
@@ -276,37 +374,105 @@ impl RunIndex {
     pub async fn refresh(&self, bus: &Bus) -> Result<(), Fault> {
         let arrived = Instant::now();
         let mut reading = self.reading.lock().await;
-        if reading.is_some_and(|started| started > arrived) {
+        if reading.started.is_some_and(|started| started > arrived) {
             return Ok(());
         }
-        *reading = None;
+        reading.started = None;
         let started = Instant::now();
-        let prefix = format!("$KV.{RUNS}.");
-        let next = self.read().next.max(1);
-        let mut pages = PagedReader::new(bus.client(), bucket_stream(RUNS), ALL_SUBJECTS.into(), next);
-        while !pages.is_over() {
-            let records = pages.next_page().await?;
+        while let Some(changes) = reading.changes.next_page(bus).await? {
             let mut content = self.content.write().unwrap_or_else(PoisonError::into_inner);
-            records.iter().for_each(|record| content.add_record(&prefix, record));
+            changes.into_iter().for_each(|change| content.apply(change));
+            content.revision = reading.changes.seen();
         }
-        *reading = Some(started);
+        reading.started = Some(started);
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use millrace_protocol::plan::EndReason;
+
     use super::*;
 
     #[test]
     fn cursors_are_read_back_and_others_are_refused() {
         let position = RunPosition {
             started: "2026-11-24T01:02:03.5Z".parse().unwrap(),
-            run: RunId::new("r-1").unwrap(),
+            run: Some(RunId::new("r-1").unwrap()),
         };
         assert_eq!(position.to_cursor().parse::<RunPosition>().unwrap(), position);
         for text in ["", "x", "AAAA", "=", "\u{e9}"] {
             assert!(text.parse::<RunPosition>().is_err(), "{text}");
         }
+    }
+
+    /// A run that differs from others in its start, state, session and labels.
+    fn summary(number: u32, round: u32) -> RunSummary {
+        let mixed = number.wrapping_mul(2_654_435_761).rotate_left(round) >> 7;
+        let base = serde_json::json!({
+            "run": format!("r-{number}"), "lane": 0, "objective": format!("Count {}", mixed % 11), "end": null,
+            "started": i64::from(number / 3), "updated": 0, "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "archived": false,
+        });
+        let mut summary: RunSummary = serde_json::from_value(base).unwrap();
+        let ends = [None, None, Some(EndReason::Completed), Some(EndReason::Failed)];
+        summary.end = ends[mixed as usize % ends.len()];
+        summary.is_paused = mixed.is_multiple_of(5);
+        summary.session =
+            (mixed.is_multiple_of(3)).then(|| SessionId::new(format!("s{}", mixed % 2)).unwrap());
+        if mixed.is_multiple_of(2) {
+            summary.labels.insert("team".into(), format!("t{}", mixed % 4));
+        }
+        summary
+    }
+
+    #[test]
+    fn lists_of_states_sessions_and_labels_select_the_runs_that_the_filter_selects() {
+        let mut content = IndexContent::default();
+        let mut revision = 0;
+        let mut write = |content: &mut IndexContent, number, round| {
+            revision += 1;
+            content.apply(SummaryChange::Written { summary: Box::new(summary(number, round)), revision });
+        };
+        (0..300).for_each(|number| write(&mut content, number, 0));
+        (0..300).step_by(2).for_each(|number| write(&mut content, number, 3));
+        (0..300).step_by(7).for_each(|number| {
+            content.apply(SummaryChange::Removed(RunId::new(format!("r-{number}")).unwrap()));
+        });
+        let mut all: Vec<_> = content.runs.values().cloned().collect();
+        all.sort_by_key(|run| std::cmp::Reverse(run.position()));
+        assert_eq!(all.len(), 257);
+        let at = |microseconds| Timestamp::from_microsecond(microseconds).unwrap();
+        let none = RunFilter::default;
+        let labels = |text: &str| crate::run_filter::parse_labels(Some(text)).unwrap();
+        let filters = [
+            none(),
+            RunFilter::live(),
+            RunFilter { states: ["failed", "paused"].into(), ..none() },
+            RunFilter { labels: labels("team=t2"), ..none() },
+            RunFilter { labels: labels("team"), ..none() },
+            RunFilter { labels: labels("team=t9"), ..none() },
+            RunFilter { session: Some(SessionId::new("s1").unwrap()), labels: labels("team=t0"), ..none() },
+            RunFilter { text: "count 7".into(), since: Some(at(20)), until: Some(at(70)), ..none() },
+            RunFilter { states: ["completed"].into(), since: Some(at(50)), ..none() },
+            RunFilter { since: Some(at(50)), until: Some(at(40)), ..none() },
+        ];
+        for filter in filters {
+            let expected: Vec<_> = all.iter().filter(|run| filter.selects(run)).collect();
+            let selected: Vec<_> = content.select(&filter, None).collect();
+            assert_eq!(selected.len(), expected.len(), "{filter:?}");
+            assert!(selected.iter().zip(&expected).all(|(a, b)| Arc::ptr_eq(a, b)), "{filter:?}");
+            for (at, run) in selected.iter().enumerate().step_by(9) {
+                let rest = content.select(&filter, Some(&run.position())).count();
+                assert_eq!(rest, selected.len() - at - 1, "{filter:?}");
+            }
+        }
+        (0..300).for_each(|number| {
+            content.apply(SummaryChange::Removed(RunId::new(format!("r-{number}")).unwrap()));
+        });
+        assert!(content.by_state.values().all(BTreeMap::is_empty));
+        assert!(
+            content.by_session.is_empty() && content.by_label.is_empty() && content.by_revision.is_empty()
+        );
     }
 }

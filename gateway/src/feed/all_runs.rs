@@ -29,6 +29,7 @@ use super::message::LaneMessage;
 use super::position::StreamPosition;
 use super::sink::{FrameSink, KEEP_ALIVE, SLOW, StreamStop};
 use crate::history::HistoryCache;
+use crate::run_filter::RunFilter;
 use crate::run_index::IndexedRun;
 
 /// The number of summaries that are sent at a time.
@@ -175,7 +176,7 @@ impl AllRunsStream {
                     live.push(run.summary.run.clone());
                 }
             };
-            hub.index().visit_runs(&bus, collect).await?;
+            hub.index().visit_runs(&bus, &RunFilter::live(), collect).await?;
             for run in live.iter().filter_map(|run| hub.index().find(run)) {
                 self.send_summary(&run).await?;
             }

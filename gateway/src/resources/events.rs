@@ -12,7 +12,6 @@ use tokio::sync::mpsc;
 use utoipa::IntoParams;
 use utoipa_axum::routes;
 
-use super::runs::parse_labels;
 use crate::access::{Access, ApiRoutes, StreamPermit};
 use crate::extract::{PathParts, QueryParts};
 use crate::feed::{
@@ -20,6 +19,7 @@ use crate::feed::{
     StreamPosition, StreamSources, StreamStart,
 };
 use crate::problem::{Problem, ProblemKind};
+use crate::run_filter::parse_labels;
 use crate::state::Gateway;
 
 /// The header by which a client that reconnects names the last event that it has received.

@@ -6,16 +6,14 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use millrace_client::read_task_result;
 use millrace_protocol::ids::{RunId, SessionId};
-use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::token::Scope;
-use millrace_runtime::duration::parse_duration;
 use millrace_runtime::log::list_submitted_runs;
 use millrace_views::report::report_markdown;
-use millrace_views::{RunListLine, RunResult, RunState as RunStateName};
+use millrace_views::{RunListLine, RunResult};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
@@ -26,7 +24,8 @@ use crate::extract::{PathParts, QueryParts};
 use crate::history::RunState;
 use crate::html::html_page_of_markdown;
 use crate::problem::{Problem, ProblemKind};
-use crate::run_index::{IndexedRun, RunPosition};
+use crate::run_filter::RunFilter;
+use crate::run_index::RunPosition;
 use crate::state::{Gateway, json_response, parse_run, resume_command, versioned_json_response};
 use crate::waiting::await_end;
 
@@ -90,8 +89,8 @@ async fn list_runs(gateway: Access, QueryParts(query): QueryParts<ListQuery>) ->
     let filter = RunFilter::parse(
         (query.state.as_deref(), query.label.as_deref(), query.text.as_deref()),
         (query.since.as_deref(), query.until.as_deref()),
-    )?
-    .of_session(query.session);
+    )?;
+    let filter = RunFilter { session: query.session, ..filter };
     let limit = match query.limit.unwrap_or(DEFAULT_LIMIT) {
         limit @ 1..=MAX_LIMIT => limit,
         other => {
@@ -107,103 +106,13 @@ async fn list_runs(gateway: Access, QueryParts(query): QueryParts<ListQuery>) ->
         true => list_submitted_runs(&gateway.bus).await?,
         false => BTreeSet::new(),
     };
-    let page = gateway.runs.list_runs(&gateway.bus, after, limit, |run| filter.selects(run)).await?;
+    let page = gateway.runs.list_runs(&gateway.bus, &filter, after, limit).await?;
     let unstarted = gateway.runs.without_summary(submitted);
     let lines = unstarted.iter().rev().map(|run| RunListLine::new(run, None));
     let lines =
         lines.chain(page.runs.iter().map(|run| RunListLine::new(&run.summary.run, Some(&run.summary))));
     let next = page.next.as_ref().map(RunPosition::to_cursor).unwrap_or_default();
     Ok(json_response(StatusCode::OK, &RunList { runs: lines.collect(), next }))
-}
-
-/// A selection of runs.
-#[derive(Debug, Default)]
-pub struct RunFilter {
-    states: BTreeSet<&'static str>,
-    labels: Vec<LabelSelector>,
-    text: String,
-    since: Option<Timestamp>,
-    until: Option<Timestamp>,
-    session: Option<SessionId>,
-}
-
-impl RunFilter {
-    /// Parses the parameters `state`, `label` and `text`, and `since` and `until`.
-    ///
-    /// # Errors
-    /// One is malformed.
-    pub fn parse(
-        (state, label, text): (Option<&str>, Option<&str>, Option<&str>),
-        (since, until): (Option<&str>, Option<&str>),
-    ) -> Result<Self, Problem> {
-        Ok(Self {
-            states: parse_states(state)?,
-            labels: parse_labels(label)?,
-            text: text.unwrap_or_default().trim().to_lowercase(),
-            since: parse_time("since", since)?,
-            until: parse_time("until", until)?,
-            session: None,
-        })
-    }
-
-    /// Selects only runs of a session, if there is one.
-    #[must_use]
-    pub fn of_session(self, session: Option<SessionId>) -> Self {
-        Self { session, ..self }
-    }
-
-    /// `true` if it selects a run.
-    #[must_use]
-    pub fn selects(&self, run: &IndexedRun) -> bool {
-        let summary = &run.summary;
-        (self.states.is_empty() || self.states.contains(RunStateName::of_summary(Some(summary)).name()))
-            && self.labels.iter().all(|label| label.selects(&summary.labels))
-            && self.since.is_none_or(|since| summary.started >= since)
-            && self.until.is_none_or(|until| summary.started < until)
-            && (self.text.is_empty() || run.contains_text(&self.text))
-            && self.session.as_ref().is_none_or(|session| summary.session.as_ref() == Some(session))
-    }
-
-    /// `true` if it selects runs of which nothing but the submission is known.
-    fn selects_submitted(&self) -> bool {
-        let is_wanted = self.states.is_empty() || self.states.contains(RunStateName::Submitted.name());
-        let has_others = self.until.is_some() || self.session.is_some() || !self.labels.is_empty();
-        is_wanted && !has_others && self.text.is_empty()
-    }
-}
-
-fn parse_states(text: Option<&str>) -> Result<BTreeSet<&'static str>, Problem> {
-    let names = text.unwrap_or_default().split(',').map(str::trim).filter(|name| !name.is_empty());
-    let find = |name: &str| {
-        let known = RunStateName::ALL.map(RunStateName::name);
-        known.into_iter().find(|known| *known == name).ok_or_else(|| {
-            Problem::new(
-                ProblemKind::InvalidRequest,
-                format!("state={name:?} is no state of a run; valid: {}", known.join(", ")),
-            )
-        })
-    };
-    names.map(find).collect()
-}
-
-pub fn parse_labels(text: Option<&str>) -> Result<Vec<LabelSelector>, Problem> {
-    let labels = text.unwrap_or_default().split(',').map(str::trim).filter(|label| !label.is_empty());
-    let parse = |label: &str| label.parse().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error));
-    labels.map(parse).collect()
-}
-
-fn parse_time(name: &str, text: Option<&str>) -> Result<Option<Timestamp>, Problem> {
-    let Some(text) = text else { return Ok(None) };
-    let age = || parse_duration(text).ok().and_then(|age| SignedDuration::try_from(age).ok());
-    let before = || age().and_then(|age| Timestamp::now().checked_sub(age).ok());
-    text.parse::<Timestamp>().ok().or_else(before).map(Some).ok_or_else(|| {
-        Problem::new(
-            ProblemKind::InvalidRequest,
-            format!(
-                "{name}={text:?} is neither a time such as 2026-11-22T09:30:00Z nor a duration such as 2h"
-            ),
-        )
-    })
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -415,14 +324,5 @@ mod tests {
         assert_eq!(chosen(Some("text/html;q=0.5, application/json")), Some(ReportType::Json));
         assert_eq!(chosen(Some("image/png")), None);
         assert_eq!(chosen(Some("text/html;q=0")), None);
-    }
-
-    #[test]
-    fn filters_are_parsed_and_mistakes_are_named() {
-        assert_eq!(parse_states(Some("running, failed")).unwrap(), ["failed", "running"].into());
-        assert!(parse_states(Some("")).unwrap().is_empty());
-        assert!(parse_states(Some("runing")).is_err());
-        assert!(parse_time("since", Some("2h")).unwrap().unwrap() < Timestamp::now());
-        assert!(parse_time("since", Some("soon")).is_err());
     }
 }

@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
-use crate::run_index::IndexedRun;
+use crate::run_filter::RunFilter;
 use crate::state::json_response;
 
 /// The number of sessions in a list if the client does not choose one.
@@ -100,7 +100,7 @@ async fn list_sessions(
     });
     let after = after.transpose()?;
     let mut table = SessionTable::default();
-    gateway.runs.visit_runs(&gateway.bus, |run| table.add_run(&run.summary)).await?;
+    gateway.runs.visit_runs_of_sessions(&gateway.bus, |run| table.add_run(&run.summary)).await?;
     let all = table.into_lines();
     let total = all.len();
     let is_later = |line: &SessionLine| after.as_ref().is_none_or(|after| SessionPosition::of(line) > *after);
@@ -122,16 +122,11 @@ async fn read_session(gateway: Access, PathParts(name): PathParts<String>) -> Re
     let not_found =
         || Problem::new(ProblemKind::SessionNotFound, format!("no run belongs to session {name:?}"));
     let session = SessionId::new(name.as_str()).map_err(|_| not_found())?;
-    let is_of_session = |run: &IndexedRun| run.summary.session.as_ref() == Some(&session);
+    let filter = RunFilter { session: Some(session), ..RunFilter::default() };
     let mut table = SessionTable::default();
-    let visit = |run: &IndexedRun| {
-        if is_of_session(run) {
-            table.add_run(&run.summary);
-        }
-    };
-    gateway.runs.visit_runs(&gateway.bus, visit).await?;
+    gateway.runs.visit_runs(&gateway.bus, &filter, |run| table.add_run(&run.summary)).await?;
     let line = table.into_lines().into_iter().next().ok_or_else(not_found)?;
-    let page = gateway.runs.list_runs(&gateway.bus, None, MAX_LIMIT, is_of_session).await?;
+    let page = gateway.runs.list_runs(&gateway.bus, &filter, None, MAX_LIMIT).await?;
     let mut summaries: Vec<_> = page.runs.iter().map(|run| &run.summary).collect();
     sort_runs_of_session(&mut summaries);
     let runs = summaries.into_iter().map(|summary| RunListLine::new(&summary.run, Some(summary))).collect();

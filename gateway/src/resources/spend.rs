@@ -11,11 +11,10 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::routes;
 
-use super::runs::RunFilter;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
-use crate::run_index::IndexedRun;
+use crate::run_filter::RunFilter;
 use crate::state::json_response;
 
 /// The routes.
@@ -68,12 +67,7 @@ async fn read_spend(gateway: Access, QueryParts(query): QueryParts<SpendQuery>) 
         (query.since.as_deref(), query.until.as_deref()),
     )?;
     let mut table = SpendTable::new(group);
-    let visit = |run: &IndexedRun| {
-        if filter.selects(run) {
-            table.add_run(&run.summary);
-        }
-    };
-    gateway.runs.visit_runs(&gateway.bus, visit).await?;
+    gateway.runs.visit_runs(&gateway.bus, &filter, |run| table.add_run(&run.summary)).await?;
     Ok(json_response(StatusCode::OK, &table.finish()))
 }
 

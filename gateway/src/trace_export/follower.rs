@@ -11,7 +11,6 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use millrace_protocol::ids::{Lane, RunId};
-use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use millrace_runtime::nats::record::StreamRecord;
@@ -19,6 +18,7 @@ use millrace_runtime::nats::topology::{RUNS, bucket_stream, lane_stream};
 use millrace_runtime::ops::cluster_status::read_stream_states;
 use millrace_runtime::store::archive::read_archived_run;
 use millrace_runtime::store::export_position::ExportPosition;
+use millrace_runtime::work::summary_changes::{SummaryChange, SummaryChanges};
 use millrace_runtime::{Bus, Fault};
 use millrace_traces::read::add_record;
 use millrace_traces::{RunTracer, Span, TraceOptions};
@@ -34,8 +34,9 @@ pub struct LogFollower {
     bus: Bus,
     options: TraceOptions,
     lanes: Vec<LaneReader>,
-    /// The sequence of the last summary that was read, and of the last one whose run is exported.
-    summaries: (u64, u64),
+    summaries: SummaryChanges,
+    /// The revision of the last summary whose run is exported.
+    exported_summaries: u64,
     /// Runs that are archived, until they are exported, with the sequences of their last archived messages; 0 if unknown.
     archived: VecDeque<(RunId, u64)>,
     parts: ArchivedParts,
@@ -113,7 +114,8 @@ impl LogFollower {
             bus: bus.clone(),
             options,
             lanes: Vec::new(),
-            summaries: (summaries, summaries),
+            summaries: SummaryChanges::after(summaries),
+            exported_summaries: summaries,
             archived: VecDeque::new(),
             parts: ArchivedParts::default(),
             spans: Vec::new(),
@@ -143,7 +145,7 @@ impl LogFollower {
     pub fn position(&self) -> ExportPosition {
         let lanes: BTreeMap<u16, u64> =
             self.lanes.iter().map(|reader| (reader.lane.0, reader.seen)).collect();
-        ExportPosition { exporter: String::new(), lanes, summaries: self.summaries.1 }
+        ExportPosition { exporter: String::new(), lanes, summaries: self.exported_summaries }
     }
 
     /// Returns the spans that were derived since the last call.
@@ -156,37 +158,24 @@ impl LogFollower {
     /// # Errors
     /// The server does not respond.
     pub async fn read_summaries(&mut self) -> Result<(), Fault> {
-        let prefix = format!("$KV.{RUNS}.");
-        let (stream, next) = (bucket_stream(RUNS), self.summaries.0 + 1);
-        let mut pages = PagedReader::new(self.bus.client(), stream, ALL_SUBJECTS.into(), next);
-        loop {
-            let records = pages.next_page().await?;
-            if records.is_empty() {
-                return Ok(());
-            }
-            for record in records {
-                self.summaries.0 = record.sequence;
-                let Some(run) = record.subject.strip_prefix(&prefix).and_then(|run| RunId::new(run).ok())
-                else {
-                    continue;
+        while let Some(changes) = self.summaries.next_page(&self.bus).await? {
+            for change in changes {
+                let summary = match change {
+                    SummaryChange::Written { summary, .. } => summary,
+                    SummaryChange::Removed(run) => {
+                        self.forget(&run);
+                        continue;
+                    }
                 };
-                if record.is_deletion {
-                    self.forget(&run);
-                    continue;
-                }
-                let summary = serde_json::from_slice::<RunSummary>(&record.payload);
-                let Ok(summary) = summary.map(|summary| (summary.run == run).then_some(summary)) else {
-                    continue;
-                };
-                let through =
-                    summary.as_ref().and_then(|summary| summary.archived_span).map(|(_, last)| last);
-                if summary.is_some_and(|summary| summary.archived) {
-                    self.archived.push_back((run, through.unwrap_or(0)));
+                let through = summary.archived_span.map(|(_, last)| last);
+                if summary.archived {
+                    self.archived.push_back((summary.run, through.unwrap_or(0)));
                 } else if let Some(through) = through {
-                    self.parts.reopened.insert(run, through);
+                    self.parts.reopened.insert(summary.run, through);
                 }
             }
         }
+        Ok(())
     }
 
     /// Reads the lanes until there are at least `enough` spans, or to their ends. Returns `true` if there may be more.
@@ -217,7 +206,7 @@ impl LogFollower {
                 return Ok(true);
             }
         }
-        self.summaries.1 = self.summaries.0;
+        self.exported_summaries = self.summaries.seen();
         Ok(false)
     }
 

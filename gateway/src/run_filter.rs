@@ -1,0 +1,136 @@
+//! Which runs a list, a sum or a stream wants.
+
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+use millrace_protocol::ids::SessionId;
+use millrace_protocol::labels::LabelSelector;
+use millrace_runtime::duration::parse_duration;
+use millrace_views::RunState;
+
+use crate::problem::{Problem, ProblemKind};
+use crate::run_index::IndexedRun;
+
+/// A selection of runs. The default selects all.
+#[derive(Debug, Clone, Default)]
+pub struct RunFilter {
+    /// The names of states; none are all.
+    pub states: BTreeSet<&'static str>,
+    /// Conditions that must all be met.
+    pub labels: Vec<LabelSelector>,
+    /// A part of the id or of the objective, in lowercase.
+    pub text: String,
+    /// Runs that started at this time or later.
+    pub since: Option<Timestamp>,
+    /// Runs that started before this time.
+    pub until: Option<Timestamp>,
+    /// Runs of this session.
+    pub session: Option<SessionId>,
+}
+
+impl RunFilter {
+    /// Parses the parameters `state`, `label` and `text`, and `since` and `until`.
+    ///
+    /// # Errors
+    /// One is malformed.
+    pub fn parse(
+        (state, label, text): (Option<&str>, Option<&str>, Option<&str>),
+        (since, until): (Option<&str>, Option<&str>),
+    ) -> Result<Self, Problem> {
+        Ok(Self {
+            states: parse_states(state)?,
+            labels: parse_labels(label)?,
+            text: text.unwrap_or_default().trim().to_lowercase(),
+            since: parse_time("since", since)?,
+            until: parse_time("until", until)?,
+            session: None,
+        })
+    }
+
+    /// Selects the runs that have not ended, and those whose logs are damaged.
+    #[must_use]
+    pub fn live() -> Self {
+        let live = [
+            RunState::Submitted,
+            RunState::Queued,
+            RunState::Running,
+            RunState::Paused,
+            RunState::Interrupted,
+            RunState::WindingDown,
+            RunState::LogDamaged,
+        ];
+        Self { states: live.map(RunState::name).into(), ..Self::default() }
+    }
+
+    /// `true` if it selects a run.
+    #[must_use]
+    pub fn selects(&self, run: &IndexedRun) -> bool {
+        let summary = &run.summary;
+        (self.states.is_empty() || self.states.contains(RunState::of_summary(Some(summary)).name()))
+            && self.labels.iter().all(|label| label.selects(&summary.labels))
+            && self.since.is_none_or(|since| summary.started >= since)
+            && self.until.is_none_or(|until| summary.started < until)
+            && (self.text.is_empty() || run.contains_text(&self.text))
+            && self.session.as_ref().is_none_or(|session| summary.session.as_ref() == Some(session))
+    }
+
+    /// `true` if it selects runs of which nothing but the submission is known.
+    #[must_use]
+    pub fn selects_submitted(&self) -> bool {
+        let is_wanted = self.states.is_empty() || self.states.contains(RunState::Submitted.name());
+        let has_others = self.until.is_some() || self.session.is_some() || !self.labels.is_empty();
+        is_wanted && !has_others && self.text.is_empty()
+    }
+}
+
+fn parse_states(text: Option<&str>) -> Result<BTreeSet<&'static str>, Problem> {
+    let names = text.unwrap_or_default().split(',').map(str::trim).filter(|name| !name.is_empty());
+    let find = |name: &str| {
+        let known = RunState::ALL.map(RunState::name);
+        known.into_iter().find(|known| *known == name).ok_or_else(|| {
+            Problem::new(
+                ProblemKind::InvalidRequest,
+                format!("state={name:?} is no state of a run; valid: {}", known.join(", ")),
+            )
+        })
+    };
+    names.map(find).collect()
+}
+
+/// Parses a list of label selectors.
+///
+/// # Errors
+/// One is malformed.
+pub fn parse_labels(text: Option<&str>) -> Result<Vec<LabelSelector>, Problem> {
+    let labels = text.unwrap_or_default().split(',').map(str::trim).filter(|label| !label.is_empty());
+    let parse = |label: &str| label.parse().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error));
+    labels.map(parse).collect()
+}
+
+fn parse_time(name: &str, text: Option<&str>) -> Result<Option<Timestamp>, Problem> {
+    let Some(text) = text else { return Ok(None) };
+    let age = || parse_duration(text).ok().and_then(|age| SignedDuration::try_from(age).ok());
+    let before = || age().and_then(|age| Timestamp::now().checked_sub(age).ok());
+    text.parse::<Timestamp>().ok().or_else(before).map(Some).ok_or_else(|| {
+        Problem::new(
+            ProblemKind::InvalidRequest,
+            format!(
+                "{name}={text:?} is neither a time such as 2026-11-22T09:30:00Z nor a duration such as 2h"
+            ),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_parsed_and_mistakes_are_named() {
+        assert_eq!(parse_states(Some("running, failed")).unwrap(), ["failed", "running"].into());
+        assert!(parse_states(Some("")).unwrap().is_empty());
+        assert!(parse_states(Some("runing")).is_err());
+        assert!(parse_time("since", Some("2h")).unwrap().unwrap() < Timestamp::now());
+        assert!(parse_time("since", Some("soon")).is_err());
+    }
+}
