@@ -58,21 +58,30 @@ async fn each_pass_returns_every_summary_that_was_written_since() {
     let bus = Bus::connect_and_ensure_cluster(&connection, "test", &ClusterOptions::default())
         .await
         .expect("the cluster is created");
+    follow_passes(&bus).await;
+    // A stream that has had many messages.
+    let context = jetstream::new(bus.client().clone());
+    let stream = context.get_stream(format!("KV_{RUNS}")).await.expect("it exists");
+    stream.purge().sequence(100_000).await.expect("it is purged");
+    follow_passes(&bus).await;
+}
+
+async fn follow_passes(bus: &Bus) {
     let mut reader = Reader::after(0);
-    assert_eq!(reader.read_pass(&bus).await, 0);
+    assert_eq!(reader.read_pass(bus).await, 0);
     let mut written = BTreeMap::new();
     // Passes of nothing, of few summaries, of as many as are read one by one, and of more.
     for (version, count) in (1..).zip([3_u32, 0, 1, 15, 16, 17, 60, 2, 0]) {
         for number in 0..count {
             let summary = summary(&format!("r-{}", number * 3 % 41), version);
-            registry::write_summary(&bus, &summary).await.expect("it is written");
+            registry::write_summary(bus, &summary).await.expect("it is written");
             written.insert(summary.run, version);
         }
-        reader.read_pass(&bus).await;
+        reader.read_pass(bus).await;
         assert_eq!(reader.runs, written, "version {version}");
     }
     let (removed, last) = (RunId::new("r-3").expect("it is a name"), reader.changes.seen());
-    registry::remove_summary(&bus, &removed).await.expect("it is removed");
+    registry::remove_summary(bus, &removed).await.expect("it is removed");
     let context = jetstream::new(bus.client().clone());
     let bucket = context.get_key_value(RUNS).await.expect("it exists");
     // A summary under the key of another run, and one of an unknown format.
@@ -80,10 +89,10 @@ async fn each_pass_returns_every_summary_that_was_written_since() {
     bucket.put("r-1", copy).await.expect("it is written");
     bucket.put("r-2", "{}".into()).await.expect("it is written");
     written.remove(&removed);
-    assert_eq!(reader.read_pass(&bus).await, 1);
+    assert_eq!(reader.read_pass(bus).await, 1);
     assert_eq!(reader.runs, written);
     // One that starts later misses what was before.
     let mut later = Reader::after(last);
-    assert_eq!((later.read_pass(&bus).await, later.runs.len()), (1, 0));
+    assert_eq!((later.read_pass(bus).await, later.runs.len()), (1, 0));
     assert_eq!(later.changes.seen(), reader.changes.seen());
 }

@@ -6,6 +6,10 @@ use super::direct_get::PagedReader;
 use super::record::StreamRecord;
 use crate::Fault;
 
+/// The sequence from which on a pass begins with single messages: the stream may have so many subjects that a page costs a server as
+/// much time as ten of them.
+const MANY: u64 = 50_000;
+
 /// The messages of a stream from a sequence on, read in passes: each pass ends with the last message of its time. A pass with few
 /// messages costs a server little, however many subjects the stream has.
 pub(crate) struct StreamTail {
@@ -42,8 +46,7 @@ impl StreamTail {
         let Self { stream, filter, next, pages } = self;
         let reader = pages.get_or_insert_with(|| {
             let reader = PagedReader::new(client, stream.clone(), filter.clone(), *next);
-            // The first pass reads the whole stream.
-            if *next == 1 { reader } else { reader.with_single_reads() }
+            if *next < MANY { reader } else { reader.with_single_reads() }
         });
         let records = reader.next_page().await?;
         match records.last() {
