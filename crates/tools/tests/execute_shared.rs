@@ -37,7 +37,7 @@ async fn concurrent_commands_share_memory_and_disk() {
         tool.set_shared_limits(400 * MIB, 40 * MIB);
     }
     // Together 500 MB: the command with more memory is killed, and the other one is not.
-    let (small, large) = (hold_memory(2, 6), hold_memory(3, 15));
+    let (small, large) = (hold_memory(2, 12), hold_memory(3, 15));
     let (small, large) = futures::join!(sh(&one, &small), sh(&two, &large));
     assert!(
         large.contains("all commands of this worker used more than 400 MiB of memory together"),
