@@ -19,6 +19,8 @@ use crate::runs::run_one;
 /// The maximum number of real runs, before the summaries of archived runs are written and again afterwards. They are timed, read and
 /// deleted.
 const REAL: u32 = 200;
+/// The number of real runs before those that are timed.
+const WARM_UP: u32 = 100;
 /// The number of requests of each kind.
 const REQUESTS: usize = 300;
 /// The number of summaries that are written at once.
@@ -38,6 +40,8 @@ pub async fn measure_archived_runs(
     let options = BenchOptions { serves_api: true, ..options.clone() };
     let cluster = BenchCluster::start(&options).await?;
     let mut connection = HttpConnection::open(cluster.api_address()?).await?;
+    // The first runs of a cluster are slower.
+    time_runs(&mut connection, runs.min(WARM_UP)).await?;
     let (mut real, alone) = time_runs(&mut connection, runs.min(REAL)).await?;
     let archived = await_archived(cluster.bus(), &real).await?;
     write_summaries(cluster.bus(), &archived, runs).await?;
