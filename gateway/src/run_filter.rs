@@ -47,19 +47,12 @@ impl RunFilter {
         })
     }
 
-    /// Selects the runs that have not ended, and those whose logs are damaged.
+    /// Selects the runs without an end: those that go on, and those whose logs are damaged.
     #[must_use]
     pub fn live() -> Self {
-        let live = [
-            RunState::Submitted,
-            RunState::Queued,
-            RunState::Running,
-            RunState::Paused,
-            RunState::Interrupted,
-            RunState::WindingDown,
-            RunState::LogDamaged,
-        ];
-        Self { states: live.map(RunState::name).into(), ..Self::default() }
+        let is_live = |state: &RunState| !state.has_ended() || *state == RunState::LogDamaged;
+        let live = RunState::ALL.into_iter().filter(is_live);
+        Self { states: live.map(RunState::name).collect(), ..Self::default() }
     }
 
     /// `true` if it selects a run.

@@ -85,8 +85,11 @@ pub async fn find_run(bus: &Bus, text: &str) -> Result<RunId, FindError> {
     if text.trim().is_empty() {
         return Err(FindError::Empty);
     }
-    if text != "latest"
-        && let Ok(run) = RunId::new(text)
+    if text == "latest" {
+        let newest = registry::read_run_summaries(bus).await?.pop();
+        return find_newest_run(bus, newest.map(|summary| summary.run)).await;
+    }
+    if let Ok(run) = RunId::new(text)
         && (registry::read_summary(bus, &run).await?.is_some()
             || has_submission(bus, bus.lane_of_run(&run), &run).await?
             || archive::is_archived(bus, &run).await?)
@@ -94,9 +97,6 @@ pub async fn find_run(bus: &Bus, text: &str) -> Result<RunId, FindError> {
         return Ok(run);
     }
     let runs = registry::read_run_summaries(bus).await?;
-    if text == "latest" {
-        return find_newest_run(bus, runs.last().map(|summary| summary.run.clone())).await;
-    }
     let all: BTreeSet<RunId> = list_submitted_runs(bus)
         .await?
         .into_iter()
