@@ -240,7 +240,7 @@ async fn reopened_run_counts_and_waits_for_no_place() {
     // It counts: the next one waits although the other one has ended.
     let next = millrace_client::submit_run(&bus, &submission(0)).await.unwrap();
     apply_command(&bus, &running, CommandAction::CancelRun { reason: "enough".into() }, TIMEOUT).await;
-    wait_for_board(&bus, "a waiting run beside the reopened one", has_counts(1, 1)).await;
+    wait_for_board(&bus, "the reopened run and a waiting one", has_counts(1, 1)).await;
     cluster.restart_process("worker-1");
     wait_for_value(TIMEOUT, "the end of the next run", async || has_ended(&bus, &next).await).await;
     let history = History::read_from_log(&bus, &ended).await.unwrap();
