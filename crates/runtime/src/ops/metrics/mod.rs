@@ -1,5 +1,5 @@
-//! The metrics of this process: counters, gauges and histograms, served at `/metrics` for Prometheus. OpenTelemetry
-//! keeps the values; [`names`] defines every metric, and no other exists.
+//! The metrics of this process: counters, gauges and histograms, served at `/metrics` for Prometheus. [`names`] defines
+//! every metric, and no other exists.
 //!
 //! Code that measures often holds a handle ([`Counter`], [`Gauge`], [`Histogram`]), created once per set of labels.
 //! Counters and histograms belong to the process and keep their values when the actor that updates them restarts; a
@@ -13,10 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use opentelemetry::KeyValue;
-use opentelemetry::metrics::{self, Meter, MeterProvider};
-use opentelemetry_sdk::metrics::SdkMeterProvider;
-use prometheus::{Registry, TextEncoder};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{CounterVec, GaugeVec, HistogramOpts, HistogramVec, Opts, Registry, TextEncoder};
 
 use names::{
     ALL, CounterDefinition, GaugeDefinition, HistogramDefinition, MetricDefinition, MetricKind, ProcessKind,
@@ -31,85 +30,79 @@ static GAUGES: Mutex<BTreeMap<&'static str, GaugeSeries>> = Mutex::new(BTreeMap:
 
 type GaugeSeries = BTreeMap<Vec<String>, Vec<Weak<AtomicU64>>>;
 
-/// The OpenTelemetry instruments of the process.
+/// The instruments of the process.
 struct MetricInstruments {
     registry: Registry,
-    counters: HashMap<&'static str, metrics::Counter<f64>>,
-    histograms: HashMap<&'static str, metrics::Histogram<f64>>,
-    /// Keeps the values; dropping it would discard them.
-    _provider: SdkMeterProvider,
+    counters: HashMap<&'static str, CounterVec>,
+    histograms: HashMap<&'static str, HistogramVec>,
 }
 
 impl MetricInstruments {
     fn new() -> Self {
         let registry = Registry::new();
-        // The names in the table are complete: the exporter must add no unit or suffix.
-        let exporter = opentelemetry_prometheus::exporter()
-            .with_registry(registry.clone())
-            .without_units()
-            .without_counter_suffixes()
-            .without_target_info()
-            .scope_info_enabled(false)
-            .build()
-            .expect("a new registry accepts its only collector");
-        let provider = SdkMeterProvider::builder().with_reader(exporter).build();
-        let meter = provider.meter("millrace");
         let (mut counters, mut histograms) = (HashMap::new(), HashMap::new());
         for definition in ALL {
-            match definition.kind {
+            let MetricDefinition { name, labels, .. } = definition;
+            let collector: Box<dyn Collector> = match definition.kind {
                 MetricKind::Counter => {
-                    drop(counters.insert(definition.name, build_counter(&meter, definition)))
+                    let counter = CounterVec::new(options(definition), labels).expect(VALID);
+                    counters.insert(*name, counter.clone());
+                    Box::new(counter)
                 }
                 MetricKind::Histogram(bounds) => {
-                    histograms.insert(definition.name, build_histogram(&meter, definition, bounds));
+                    let options = HistogramOpts::from(options(definition)).buckets(bounds.to_vec());
+                    let histogram = HistogramVec::new(options, labels).expect(VALID);
+                    histograms.insert(*name, histogram.clone());
+                    Box::new(histogram)
                 }
-                MetricKind::Gauge => register_gauge(&meter, definition),
-            }
+                MetricKind::Gauge => Box::new(LiveGauges::new(definition)),
+            };
+            registry.register(collector).expect(VALID);
         }
-        Self { registry, counters, histograms, _provider: provider }
+        Self { registry, counters, histograms }
     }
 }
 
-fn build_counter(meter: &Meter, definition: &MetricDefinition) -> metrics::Counter<f64> {
-    let builder = meter.f64_counter(definition.name).with_unit(definition.unit);
-    builder.with_description(definition.help).build()
+/// What holds for each definition in the table; `metric_names_follow_the_conventions` checks it.
+const VALID: &str = "the table has valid names, each once";
+
+fn options(definition: &MetricDefinition) -> Opts {
+    Opts::new(definition.name, definition.help)
 }
 
-fn build_histogram(meter: &Meter, definition: &MetricDefinition, bounds: &[f64]) -> metrics::Histogram<f64> {
-    let builder = meter.f64_histogram(definition.name).with_unit(definition.unit);
-    builder.with_description(definition.help).with_boundaries(bounds.to_vec()).build()
+/// The live gauges of a name. Their values are read when metrics are rendered, so that a dropped gauge is not rendered any
+/// more.
+struct LiveGauges {
+    definition: &'static MetricDefinition,
+    description: GaugeVec,
 }
 
-/// Registers a gauge. Its values are read when metrics are rendered, so that a dropped gauge is not rendered any more.
-fn register_gauge(meter: &Meter, definition: &'static MetricDefinition) {
-    let builder = meter.f64_observable_gauge(definition.name).with_unit(definition.unit);
-    let builder = builder.with_description(definition.help).with_callback(move |observer| {
+impl LiveGauges {
+    fn new(definition: &'static MetricDefinition) -> Self {
+        let description = GaugeVec::new(options(definition), definition.labels).expect(VALID);
+        Self { definition, description }
+    }
+}
+
+impl Collector for LiveGauges {
+    fn desc(&self) -> Vec<&Desc> {
+        self.description.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let rendered = GaugeVec::new(options(self.definition), self.definition.labels).expect(VALID);
         let mut gauges = GAUGES.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(series) = gauges.get_mut(definition.name) else { return };
+        let Some(series) = gauges.get_mut(self.definition.name) else { return Vec::new() };
         series.retain(|values, handles| {
             handles.retain(|gauge| gauge.strong_count() > 0);
             let alive = handles.iter().filter_map(Weak::upgrade).map(|gauge| gauge_value(&gauge));
             if let Some(sum) = alive.reduce(|a, b| a + b) {
-                observer.observe(sum, &label_pairs(definition, values));
+                rendered.with_label_values(values).set(sum);
             }
             !handles.is_empty()
         });
-    });
-    // The provider keeps the callback; the instrument itself is not needed.
-    let _instrument = builder.build();
-}
-
-/// Combines the names and values of labels.
-fn label_pairs<V: AsRef<str>>(definition: &MetricDefinition, values: &[V]) -> Vec<KeyValue> {
-    assert_eq!(
-        definition.labels.len(),
-        values.len(),
-        "{} has labels {:?}",
-        definition.name,
-        definition.labels
-    );
-    let labels = definition.labels.iter().zip(values);
-    labels.map(|(name, value)| KeyValue::new(*name, value.as_ref().to_owned())).collect()
+        rendered.collect()
+    }
 }
 
 fn gauge_value(gauge: &AtomicU64) -> f64 {
@@ -118,10 +111,7 @@ fn gauge_value(gauge: &AtomicU64) -> f64 {
 
 /// A counter with one set of labels.
 #[derive(Clone)]
-pub struct Counter {
-    counter: metrics::Counter<f64>,
-    labels: Arc<[KeyValue]>,
-}
+pub struct Counter(prometheus::Counter);
 
 impl Counter {
     /// Adds 1.
@@ -131,16 +121,13 @@ impl Counter {
 
     /// Adds an amount; a negative one is ignored.
     pub fn add(&self, amount: f64) {
-        self.counter.add(amount, &self.labels);
+        self.0.inc_by(amount.max(0.0));
     }
 }
 
 /// A histogram of durations with one set of labels.
 #[derive(Clone)]
-pub struct Histogram {
-    histogram: metrics::Histogram<f64>,
-    labels: Arc<[KeyValue]>,
-}
+pub struct Histogram(prometheus::Histogram);
 
 impl Histogram {
     /// Records a duration.
@@ -150,7 +137,7 @@ impl Histogram {
 
     /// Records a value.
     pub fn record_value(&self, value: f64) {
-        self.histogram.record(value, &self.labels);
+        self.0.observe(value);
     }
 }
 
@@ -183,10 +170,8 @@ impl CounterDefinition {
     /// Returns the counter with these label values, in the order of the labels. It is rendered from now on.
     #[must_use]
     pub fn with_labels(&self, values: &[&str]) -> Counter {
-        let counter = PROCESS.counters.get(self.0.name).expect("every counter is in the table").clone();
-        let counter = Counter { counter, labels: label_pairs(&self.0, values).into() };
-        counter.add(0.0);
-        counter
+        let counter = PROCESS.counters.get(self.0.name).expect("every counter is in the table");
+        Counter(counter.with_label_values(values))
     }
 }
 
@@ -194,8 +179,8 @@ impl HistogramDefinition {
     /// Returns the histogram with these label values, in the order of the labels.
     #[must_use]
     pub fn with_labels(&self, values: &[&str]) -> Histogram {
-        let histogram = PROCESS.histograms.get(self.0.name).expect("every histogram is in the table").clone();
-        Histogram { histogram, labels: label_pairs(&self.0, values).into() }
+        let histogram = PROCESS.histograms.get(self.0.name).expect("every histogram is in the table");
+        Histogram(histogram.with_label_values(values))
     }
 }
 

@@ -2,19 +2,17 @@
 
 use data_encoding::HEXLOWER;
 use jiff::Timestamp;
-use opentelemetry_proto::tonic::collector::trace::v1::{
-    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
-};
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, InstrumentationScope, KeyValue};
-use opentelemetry_proto::tonic::resource::v1::Resource;
-use opentelemetry_proto::tonic::trace::v1::span::{Link, SpanKind as OtlpSpanKind};
-use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span as OtlpSpan, Status};
 use prost::Message;
 
+use self::messages::{
+    AnyValue, ArrayValue, ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
+    InstrumentationScope, KeyValue, Link, Resource, ResourceSpans, ScopeSpans, Span as OtlpSpan,
+    SpanKind as OtlpSpanKind, Status, StatusCode, Value,
+};
 use crate::names::own;
 use crate::span::{AttributeValue, Span, SpanKind, SpanLink, SpanStatus};
+
+pub mod messages;
 
 /// The name of the service, unless the user chooses another.
 pub const DEFAULT_SERVICE: &str = "millrace";
@@ -79,17 +77,12 @@ pub fn export_request(spans: &[Span], resource: &TraceResource) -> ExportTraceSe
     let attributes = resource.attributes.iter();
     let attributes =
         attributes.map(|(name, value)| key_value(name, Value::StringValue(value.clone()))).collect();
-    let scope = InstrumentationScope {
-        name: "millrace".into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        ..Default::default()
-    };
+    let scope = InstrumentationScope { name: "millrace".into(), version: env!("CARGO_PKG_VERSION").into() };
     let spans = spans.iter().map(otlp_span).collect();
     ExportTraceServiceRequest {
         resource_spans: vec![ResourceSpans {
-            resource: Some(Resource { attributes, ..Default::default() }),
-            scope_spans: vec![ScopeSpans { scope: Some(scope), spans, ..Default::default() }],
-            ..Default::default()
+            resource: Some(Resource { attributes }),
+            scope_spans: vec![ScopeSpans { scope: Some(scope), spans }],
         }],
     }
 }
@@ -154,7 +147,6 @@ fn otlp_span(span: &Span) -> OtlpSpan {
                 Some(Status { message: message.clone(), code: StatusCode::Error as i32 })
             }
         },
-        ..Default::default()
     }
 }
 
@@ -163,7 +155,6 @@ fn otlp_link(link: &SpanLink) -> Link {
         trace_id: link.context.trace.0.to_vec(),
         span_id: link.context.span.0.to_vec(),
         attributes: vec![key_value(own::LINK, Value::StringValue(link.relation.as_str().into()))],
-        ..Default::default()
     }
 }
 
@@ -182,7 +173,7 @@ fn attribute(name: &str, value: &AttributeValue) -> KeyValue {
 }
 
 fn key_value(name: &str, value: Value) -> KeyValue {
-    KeyValue { key: name.into(), value: Some(AnyValue { value: Some(value) }), ..Default::default() }
+    KeyValue { key: name.into(), value: Some(AnyValue { value: Some(value) }) }
 }
 
 fn nanoseconds(at: Timestamp) -> u64 {

@@ -1,0 +1,242 @@
+//! The messages of OTLP that traces need, by the field numbers of `opentelemetry/proto/trace/v1/trace.proto` 1.x. Their JSON
+//! follows the specification of OTLP/HTTP: names in lower camel case, ids in hexadecimal, 64-bit integers as text.
+
+use prost::{Enumeration, Message, Oneof};
+use serde::{Deserialize, Serialize, Serializer};
+
+/// A request with spans.
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExportTraceServiceRequest {
+    /// The spans of each resource.
+    #[prost(message, repeated, tag = "1")]
+    pub resource_spans: Vec<ResourceSpans>,
+}
+
+/// The spans of a resource.
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceSpans {
+    /// The resource.
+    #[prost(message, optional, tag = "1")]
+    pub resource: Option<Resource>,
+    /// The spans of each scope.
+    #[prost(message, repeated, tag = "2")]
+    pub scope_spans: Vec<ScopeSpans>,
+}
+
+/// The source of spans.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Resource {
+    /// Its attributes, `service.name` among them.
+    #[prost(message, repeated, tag = "1")]
+    pub attributes: Vec<KeyValue>,
+}
+
+/// The spans of a scope.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct ScopeSpans {
+    /// The program that made them.
+    #[prost(message, optional, tag = "1")]
+    pub scope: Option<InstrumentationScope>,
+    /// The spans.
+    #[prost(message, repeated, tag = "2")]
+    pub spans: Vec<Span>,
+}
+
+/// The program that made spans.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct InstrumentationScope {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Its version.
+    #[prost(string, tag = "2")]
+    pub version: String,
+}
+
+/// A span.
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Span {
+    /// 16 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    #[serde(serialize_with = "as_hex")]
+    pub trace_id: Vec<u8>,
+    /// 8 bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    #[serde(serialize_with = "as_hex")]
+    pub span_id: Vec<u8>,
+    /// 8 bytes; empty for the root of a trace.
+    #[prost(bytes = "vec", tag = "4")]
+    #[serde(serialize_with = "as_hex")]
+    pub parent_span_id: Vec<u8>,
+    /// The name.
+    #[prost(string, tag = "5")]
+    pub name: String,
+    /// A [`SpanKind`].
+    #[prost(enumeration = "SpanKind", tag = "6")]
+    pub kind: i32,
+    /// Nanoseconds since 1970.
+    #[prost(fixed64, tag = "7")]
+    #[serde(serialize_with = "as_text")]
+    pub start_time_unix_nano: u64,
+    /// Nanoseconds since 1970.
+    #[prost(fixed64, tag = "8")]
+    #[serde(serialize_with = "as_text")]
+    pub end_time_unix_nano: u64,
+    /// The attributes.
+    #[prost(message, repeated, tag = "9")]
+    pub attributes: Vec<KeyValue>,
+    /// The links.
+    #[prost(message, repeated, tag = "13")]
+    pub links: Vec<Link>,
+    /// The status; absent if unset.
+    #[prost(message, optional, tag = "15")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<Status>,
+}
+
+/// The kind of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub enum SpanKind {
+    /// Not said.
+    Unspecified = 0,
+    /// Inside a program.
+    Internal = 1,
+    /// A request to another one.
+    Client = 3,
+}
+
+/// A link to another span.
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Link {
+    /// 16 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    #[serde(serialize_with = "as_hex")]
+    pub trace_id: Vec<u8>,
+    /// 8 bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    #[serde(serialize_with = "as_hex")]
+    pub span_id: Vec<u8>,
+    /// The attributes.
+    #[prost(message, repeated, tag = "4")]
+    pub attributes: Vec<KeyValue>,
+}
+
+/// The status of a span.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct Status {
+    /// The error.
+    #[prost(string, tag = "2")]
+    pub message: String,
+    /// A [`StatusCode`].
+    #[prost(enumeration = "StatusCode", tag = "3")]
+    pub code: i32,
+}
+
+/// The code of a status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub enum StatusCode {
+    /// Not set.
+    Unset = 0,
+    /// An error.
+    Error = 2,
+}
+
+/// An attribute.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct KeyValue {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub key: String,
+    /// Its value.
+    #[prost(message, optional, tag = "2")]
+    pub value: Option<AnyValue>,
+}
+
+/// A value of any type.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct AnyValue {
+    /// The value.
+    #[prost(oneof = "Value", tags = "1, 2, 3, 4, 5")]
+    #[serde(flatten)]
+    pub value: Option<Value>,
+}
+
+/// The value of an attribute.
+#[derive(Clone, PartialEq, Oneof, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Value {
+    /// Text.
+    #[prost(string, tag = "1")]
+    StringValue(String),
+    /// A flag.
+    #[prost(bool, tag = "2")]
+    BoolValue(bool),
+    /// An integer.
+    #[prost(int64, tag = "3")]
+    #[serde(serialize_with = "as_text")]
+    IntValue(i64),
+    /// A number.
+    #[prost(double, tag = "4")]
+    DoubleValue(f64),
+    /// Several values.
+    #[prost(message, tag = "5")]
+    ArrayValue(ArrayValue),
+}
+
+/// Several values.
+#[derive(Clone, PartialEq, Message, Serialize)]
+pub struct ArrayValue {
+    /// The values.
+    #[prost(message, repeated, tag = "1")]
+    pub values: Vec<AnyValue>,
+}
+
+/// The response to a request.
+#[derive(Clone, PartialEq, Message, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExportTraceServiceResponse {
+    /// What was rejected.
+    #[prost(message, optional, tag = "1")]
+    pub partial_success: Option<ExportTracePartialSuccess>,
+}
+
+/// What a receiver rejected of a request.
+#[derive(Clone, PartialEq, Message, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ExportTracePartialSuccess {
+    /// The number of spans.
+    #[prost(int64, tag = "1")]
+    #[serde(deserialize_with = "number_or_text")]
+    pub rejected_spans: i64,
+    /// The reason.
+    #[prost(string, tag = "2")]
+    pub error_message: String,
+}
+
+fn as_hex<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&data_encoding::HEXLOWER.encode(bytes))
+}
+
+fn as_text<S: Serializer>(number: &impl ToString, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&number.to_string())
+}
+
+/// Reads a 64-bit integer, which JSON has as text or as a number.
+fn number_or_text<'a, D: serde::Deserializer<'a>>(deserializer: D) -> Result<i64, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum NumberOrText {
+        Number(i64),
+        Text(String),
+    }
+    match NumberOrText::deserialize(deserializer)? {
+        NumberOrText::Number(number) => Ok(number),
+        NumberOrText::Text(text) => text.parse().map_err(serde::de::Error::custom),
+    }
+}
