@@ -16,7 +16,6 @@ use axum::routing::get;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use millrace_runtime::store::blobs::sha256_hex;
-use rust_embed::Embed;
 
 use crate::problem::{Problem, ProblemKind};
 
@@ -30,18 +29,8 @@ const BUILD_DIGITS: usize = 16;
 /// of a module only when it has read the one that imports it.
 const PAGE: &str = "index.html";
 
-// A `*` stands for folders too.
-#[derive(Embed)]
-#[folder = "dashboard"]
-#[include = "index.html"]
-#[include = "theme.js"]
-#[include = "icon.svg"]
-#[include = "app/**/*.mjs"]
-#[include = "style/*.css"]
-#[include = "vendor/vendor.mjs"]
-#[include = "vendor/vendor.css"]
-#[include = "vendor/LICENSES.txt"]
-struct Files;
+/// The files, by `build.rs`.
+const FILES: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/dashboard.rs"));
 
 /// A file as it is sent.
 struct Asset {
@@ -75,29 +64,26 @@ pub fn routes() -> Router {
 
 impl Assets {
     fn load() -> Self {
-        let files: BTreeMap<String, Vec<u8>> = Files::iter()
-            .filter_map(|path| Some((path.to_string(), Files::get(&path)?.data.into_owned())))
-            .collect();
         let digests: Vec<String> =
-            files.iter().map(|(path, bytes)| format!("{path} {}", sha256_hex(bytes))).collect();
+            FILES.iter().map(|(path, bytes)| format!("{path} {}", sha256_hex(bytes))).collect();
         let build = sha256_hex(digests.join("\n").as_bytes())[..BUILD_DIGITS].to_owned();
-        let mut modules: Vec<&String> = files.keys().filter(|path| path.ends_with(".mjs")).collect();
+        let mut modules: Vec<&str> =
+            FILES.iter().map(|(path, _)| *path).filter(|path| path.ends_with(".mjs")).collect();
         // The libraries first: they are the largest module.
         modules.sort_by_key(|path| !path.starts_with("vendor/"));
         let links: Vec<String> = modules
             .iter()
             .map(|path| format!(r#"<link rel="modulepreload" href="/assets/{build}/{path}">"#))
             .collect();
-        let files = files.into_iter().map(|(path, bytes)| {
-            let bytes = match path.as_str() {
+        let files = FILES.iter().map(|&(path, bytes)| {
+            let bytes = match path {
                 PAGE => {
-                    let page = String::from_utf8_lossy(&bytes).replace("@BUILD@", &build);
+                    let page = String::from_utf8_lossy(bytes).replace("@BUILD@", &build);
                     page.replace("@PRELOAD@", &links.join("\n")).into_bytes()
                 }
-                _ => bytes,
+                _ => bytes.to_vec(),
             };
-            let asset = Asset::new(&path, bytes);
-            (path, asset)
+            (path.to_owned(), Asset::new(path, bytes))
         });
         Self { files: files.collect(), build }
     }
