@@ -9,6 +9,14 @@
 //! - Only the owner that claimed a lane last reports it. It claims the lane while it has the lease and before it reports for the
 //!   first time, so that a late report of an earlier owner, which may have been suspended, is rejected.
 //! - Places are given only while every lane has reported for the current caps, so that no running run is left out.
+//!
+//! # Invariants
+//!
+//! - I221: Never more runs get places than the caps allow, and none overtakes another on the board, whichever supervisors die or
+//!   are suspended; a run that has ended in the log gives its place free, even if no supervisor was alive.
+//!   (`protocol/tests/rules/admission.rs::never_more_runs_than_allowed_have_places_while_owners_die_and_report_late`,
+//!   `tests/tests/admission.rs::fifty_runs_at_once_keep_the_caps_and_their_order_while_supervisors_die_and_sleep`,
+//!   `tests/tests/admission.rs::lower_caps_stop_no_run_and_places_are_free_after_all_supervisors_were_killed`)
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;

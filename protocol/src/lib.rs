@@ -1,5 +1,10 @@
-//! The protocol of Millrace: ids, subjects, messages, and the state machine of a plan. Pure: no sockets, no clock, no
-//! randomness; the caller passes in the time and new ids.
+//! The protocol of Millrace: ids, subjects, messages, and the state machine of a plan. The caller passes in the time and new ids.
+//!
+//! # Invariants
+//!
+//! - I1: The rules are pure: `protocol` has no sockets, clocks or randomness; dependencies point one way.
+//!   (`tests/tests/architecture.rs::dependencies_follow_the_table`,
+//!   `tests/tests/architecture.rs::rules_have_no_sockets_and_agents_no_nats`)
 
 pub mod admission;
 pub mod audit;

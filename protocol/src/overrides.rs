@@ -1,5 +1,14 @@
 //! Overrides: the changes by the capability file of a delegating agent to the agent that does the task. They only take away, except for
 //! the model. The rules add what the delegating attempt itself was restricted to, so that no chain of tasks gets around them.
+//!
+//! # Invariants
+//!
+//! - I120: A delegated agent has no tool and no file permission beyond what its delegation and all delegations above it allow,
+//!   and a capability that can't apply that refuses the task.
+//!   (`protocol/tests/rules/delegation.rs::restrictions_of_a_parent_hold_for_all_tasks_below_it`,
+//!   `crates/agent/tests/turn/delegation.rs::task_has_the_overrides_of_the_file`,
+//!   `crates/agent/src/spec/mod.rs::overrides_only_take_away`,
+//!   `tests/tests/delegation.rs::restricted_agent_gets_no_more_by_delegating`)
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -8,6 +8,16 @@
 //! | a name or a quotation in Markdown | [`markdown_line`] |
 //! | Markdown that a model wrote | [`markdown_document`] |
 //! | prompt of a model | [`strip_control_characters`] |
+//!
+//! # Invariants
+//!
+//! - I69: No text of documents, models, tools, names or users puts a control character into an output, or an image, a link or
+//!   HTML into a quotation or a name in Markdown; `protocol/src/safe_text.rs` alone decides what is safe.
+//!   (`protocol/src/safe_text.rs::control_characters_do_not_reach_a_terminal`,
+//!   `protocol/src/safe_text.rs::a_name_or_a_quotation_is_no_markdown`,
+//!   `tests/tests/first_command.rs::hostile_documents_steer_neither_a_terminal_nor_a_renderer`,
+//!   `tests/tests/behaviours/hostile_text.rs::hostile_text_reaches_no_output`,
+//!   `tests/tests/architecture.rs::only_the_view_prints`)
 
 use std::fmt::Write;
 

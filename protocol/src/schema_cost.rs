@@ -1,6 +1,12 @@
 //! Bounds the time of a validation. A JSON Schema of a few lines can take exponential time: references that double
 //! (`allOf` of twice the next definition, 30 times) or recursion that branches. Schemas come from capability registrations
 //! and MCP servers, so the cost is estimated before a value is validated.
+//!
+//! # Invariants
+//!
+//! - I95: A JSON Schema from outside can't take exponential time: its values are then accepted without validation.
+//!   (`protocol/src/schema_cost.rs::doubling_references_and_cycles_have_no_bound`,
+//!   `protocol/src/schema.rs::schemas_that_double_are_not_applied`)
 
 use serde_json::{Map, Value};
 

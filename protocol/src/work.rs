@@ -1,5 +1,11 @@
 //! The messages between supervisor, workers and critics: orders in a queue, and the entries of the journal that the claimant
 //! of an order writes.
+//!
+//! # Invariants
+//!
+//! - I36: The wire format is as `docs/wire.md` says: a worker that shares no code with us does tasks and takes over.
+//!   (`tests/tests/python_worker.rs::python_worker_runs_tasks_and_another_resumes_its_work`,
+//!   `tests/tests/python_worker.rs::examples_in_wire_md_match_the_types`)
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,10 @@
 //! A Node.js installation with packages, for tests that use JavaScript libraries: created once per machine, with the
 //! installed node and npm.
+//!
+//! # Invariants
+//!
+//! - I181: The TypeScript client can call every operation of the API, and its streams deliver every event once whatever is cut.
+//!   (`tests/tests/typescript_client.rs::typescript_client_passes_its_tests_with_a_real_gateway`)
 
 use std::fs;
 use std::path::PathBuf;

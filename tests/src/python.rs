@@ -1,4 +1,9 @@
 //! Python environments with packages, for tests that run Python programs, created with the installed python3.
+//!
+//! # Invariants
+//!
+//! - I180: Python workers killed after any append, alone or with the supervisor or the server, change nothing: no recorded step
+//!   is executed again. (`tests/tests/python_takeover.rs::kill_of_python_workers_behind_any_append_changes_nothing`)
 
 use std::fs;
 use std::path::{Path, PathBuf};

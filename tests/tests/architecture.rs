@@ -1,5 +1,5 @@
-//! The architecture as described in ARCHITECTURE.md: dependencies point one way, the rules have no I/O, and the tests
-//! that the page names exist.
+//! The architecture as described in ARCHITECTURE.md: dependencies point one way, the rules have no I/O, and each invariant
+//! in the docs of a module names its tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -135,35 +135,69 @@ fn rules_have_no_sockets_and_agents_no_nats() {
     }
 }
 
-#[test]
-fn every_test_named_in_architecture_md_exists() {
-    let page =
-        std::fs::read_to_string(workspace_folder().join("ARCHITECTURE.md")).expect("the page can be read");
-    let mut count = 0;
-    for line in page.lines().filter(|line| line.starts_with("| I")) {
-        for name in line.split('`').skip(1).step_by(2).filter(|name| name.contains("::")) {
-            let (file, test) = name.split_once("::").expect("a file and a test");
-            let path = workspace_folder().join(file);
-            let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"));
-            assert!(source.contains(&format!("fn {test}(")), "{file} has no test {test}");
-            count += 1;
-        }
-    }
-    assert!(count >= 20, "the page names only {count} tests");
-}
-
-#[test]
-fn sources_contain_no_todo_comments() {
+/// The Rust sources of the repository, with their paths.
+fn read_sources() -> Vec<(String, String)> {
     let output = Command::new("git")
         .args(["ls-files", "*.rs"])
         .current_dir(workspace_folder())
         .output()
         .expect("git runs");
     let files = String::from_utf8(output.stdout).expect("names are text");
+    // In a modified work tree a listed file may be missing.
+    let read =
+        |file: &str| Some((file.to_owned(), std::fs::read_to_string(workspace_folder().join(file)).ok()?));
+    files.lines().filter_map(read).collect()
+}
+
+/// The items of the section `# Invariants` in the docs of a module, each as one line.
+fn find_invariants(source: &str) -> Vec<String> {
+    let docs = source.lines().map_while(|line| line.strip_prefix("//!"));
+    let mut items: Vec<String> = Vec::new();
+    for line in docs.skip_while(|line| *line != " # Invariants").skip(1) {
+        match (line.strip_prefix(" - "), items.last_mut()) {
+            (Some(start), _) => items.push(start.to_owned()),
+            (None, Some(item)) => item.push_str(line),
+            (None, None) => {}
+        }
+    }
+    items
+}
+
+/// The number of an invariant, and its tests, each with its file.
+fn parse_invariant(item: &str) -> Option<(u32, Vec<(&str, &str)>)> {
+    let (number, text) = item.strip_prefix('I')?.split_once(": ")?;
+    let tests = text.split('`').skip(1).step_by(2).filter_map(|name| name.split_once("::"));
+    Some((number.parse().ok()?, tests.collect()))
+}
+
+#[test]
+fn every_invariant_names_existing_tests() {
+    let mut places = BTreeMap::new();
+    for (place, source) in read_sources() {
+        for item in find_invariants(&source) {
+            let (number, tests) =
+                parse_invariant(&item).unwrap_or_else(|| panic!("{place}: no number: {item}"));
+            if let Some(other) = places.insert(number, place.clone()) {
+                panic!("I{number} is in {other} and in {place}");
+            }
+            assert!(!tests.is_empty(), "{place}: I{number} names no test");
+            for (file, test) in tests {
+                let source = std::fs::read_to_string(workspace_folder().join(file))
+                    .unwrap_or_else(|error| panic!("{place}: I{number}: {file}: {error}"));
+                assert!(
+                    source.contains(&format!("fn {test}(")),
+                    "{place}: I{number}: {file} has no test {test}"
+                );
+            }
+        }
+    }
+    assert!(!places.is_empty(), "no module has invariants");
+}
+
+#[test]
+fn sources_contain_no_todo_comments() {
     let words = ["TO", "DO"].concat();
-    for file in files.lines() {
-        // In a modified work tree a listed file may be missing.
-        let Ok(source) = std::fs::read_to_string(workspace_folder().join(file)) else { continue };
+    for (file, source) in read_sources() {
         // To-do lists of agents are a feature.
         let is_left = source.replace(&format!("{words}S"), "").contains(&words);
         assert!(!is_left, "{file} has a to-do comment");

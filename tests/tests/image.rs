@@ -4,6 +4,16 @@
 //!
 //! `MILLRACE_IMAGE_PROFILE=image` builds the programs as they are released, which takes long; `MILLRACE_IMAGE_ROOTS`
 //! names a folder with existing roots to test instead.
+//!
+//! # Invariants
+//!
+//! - I55: An image contains what is listed, is reproducible byte for byte, and runs without root on a read-only file system.
+//!   (`tests/tests/image.rs::images_contain_exactly_the_listed_files`,
+//!   `tests/tests/image.rs::images_are_reproducible_and_contain_no_build_paths`,
+//!   `tests/tests/image.rs::programs_in_images_can_write_their_caches_only`)
+//! - I71: A package contains the program, its manual pages and completions, is reproducible, and runs where it is installed.
+//!   (`tests/tests/image/packages.rs::packages_are_reproducible`,
+//!   `tests/tests/image/packages.rs::packages_are_installed_and_their_programs_run`)
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 

@@ -5,6 +5,11 @@
 //! hybrid run with documents, a budget, a message of a user and a planner's turn. When every process was killed, `apache`
 //! was completed, `microsoft` was completed in its second attempt (its first result was rejected), `mozilla` was running
 //! with two turns in its journal, the review of `mit` was running, and `report` was pending.
+//!
+//! # Invariants
+//!
+//! - I61: A store of 0.4.0, killed in the middle of a run, folds to the same state, and its run completes.
+//!   (`tests/tests/stored_by_0_4.rs::a_store_of_0_4_folds_to_the_same_state_and_its_run_completes`)
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 

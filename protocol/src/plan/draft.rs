@@ -1,5 +1,13 @@
 //! A draft of a planning turn: a copy of the plan. Each edit is validated on the copy by the rules that will decide on it
 //! later, so that the planner learns of a mistake at once. The result is the list of valid edits.
+//!
+//! # Invariants
+//!
+//! - I37: A planner's edits are accepted as far as they hold on the current plan, by the same rules that answered its tools; no
+//!   answer damages finished work, and the run ends within its limits.
+//!   (`protocol/tests/rules/drafts.rs::accepted_edits_are_applied_as_drafted`,
+//!   `tests/tests/behaviours/bad_planner.rs::planner_that_proposes_cycles_changes_nothing`,
+//!   `crates/agent/tests/planner/turns.rs::turn_resumed_after_any_step_gives_the_same_proposal`)
 
 use std::sync::Arc;
 

@@ -49,6 +49,17 @@
 //!
 //! `completed`, `failed` and `cancelled` are terminal: only the last two rows lead out of them. `errored` is not terminal. A
 //! run that winds down accepts only cancellations; a paused run accepts all edits.
+//!
+//! # Invariants
+//!
+//! - I2: Every state answers every input in exactly one way, and no transition happens that the table in
+//!   `protocol/src/plan/mod.rs` does not list. (`protocol/tests/rules/table.rs::table_of_states_and_inputs_is_unchanged`,
+//!   `protocol/tests/rules/table.rs::table_has_the_documented_transitions`)
+//! - I4: A takeover at any point leads to the same decisions; terminal states never change; late and duplicate facts change
+//!   nothing. (`protocol/tests/rules/properties.rs::successor_decides_the_same_at_any_point`,
+//!   `protocol/tests/rules/properties.rs::invariants_hold_for_any_inputs`)
+//! - I5: Every run of a fair world ends, with a typed reason that is true.
+//!   (`protocol/tests/rules/properties.rs::every_run_of_a_fair_world_ends_for_a_true_reason`)
 
 mod apply;
 mod budget;

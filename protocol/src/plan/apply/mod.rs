@@ -12,6 +12,12 @@
 //! | `provider` | waits for providers |
 //! | `children` | the links between tasks and their children |
 //! | `index` | derived data that is kept up to date |
+//!
+//! # Invariants
+//!
+//! - I3: A run's state is the fold of its decisions: in one pass or two, live or replayed.
+//!   (`protocol/tests/rules/properties.rs::log_folds_to_the_live_plan_in_one_go_and_in_two`,
+//!   `protocol/tests/rules/properties.rs::indices_match_the_tasks_after_any_log`)
 
 mod attempt;
 mod budget;

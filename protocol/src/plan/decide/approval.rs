@@ -1,5 +1,12 @@
 //! The approval of the plan by a person, before the first task starts. The question names the digest of the tasks; a plan that
 //! changes before the answer starts the next round.
+//!
+//! # Invariants
+//!
+//! - I119: No task of a plan that needs an approval starts before a person has approved the plan as it is then.
+//!   (`protocol/tests/rules/judgement.rs::plan_starts_when_a_person_approves_it`,
+//!   `protocol/tests/rules/judgement.rs::changed_plan_is_asked_about_again`,
+//!   `tests/tests/questions.rs::kills_lose_no_question_and_no_answer`)
 
 use sha2::{Digest, Sha256};
 

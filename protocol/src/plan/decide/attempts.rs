@@ -1,4 +1,9 @@
 //! Attempts: claims, outcomes and clocks.
+//!
+//! # Invariants
+//!
+//! - I144: The criteria for the deliverable are checked in every result of the final task, whatever review it has.
+//!   (`protocol/tests/rules/judgement.rs::criteria_of_the_run_are_added_to_the_review_of_the_final_task`)
 
 use std::sync::Arc;
 

@@ -1,6 +1,15 @@
 //! Reservations: the resources that work may use are reserved before it is dispatched. Three pools limit them: the run's,
 //! its capability's and its task's. If a pool is exhausted and no work in flight can return anything to it, the work that
 //! waits for it is given up: a task for its own pool, the run for its own, which then winds down with what it has.
+//!
+//! # Invariants
+//!
+//! - I38: Under a budget nothing is dispatched without a reservation, and no limit is exceeded by more than one model call per
+//!   attempt in flight. (`protocol/tests/rules/properties.rs::invariants_hold_for_any_inputs`,
+//!   `crates/agent/tests/turn/allowance.rs::attempt_exceeds_its_reservation_by_at_most_one_call`,
+//!   `worker/tests/stopping.rs::an_order_limits_its_attempt_to_the_reserved_amounts`)
+//! - I39: A run that ended for lack of budget survives every process and resumes with more.
+//!   (`tests/tests/behaviours/crashes.rs::run_out_of_budget_survives_a_full_restart`)
 
 use std::collections::{BTreeMap, btree_set};
 use std::iter::Peekable;

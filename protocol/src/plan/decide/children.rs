@@ -1,5 +1,29 @@
-//! Children: tasks that a running attempt delegates. A bad one is refused alone, so that its parent continues with the reason.
-//! A child lives no longer than its parent's attempt, and its budget comes out of its parent's reservation.
+//! Children: tasks that a running attempt delegates.
+//!
+//! # Invariants
+//!
+//! - I105: A delegated task is added once, whatever dies between its delegation and its end, and the end of the last one wakes
+//!   its parent. (`tests/tests/delegation.rs::kills_lose_no_child_and_no_wake_up`,
+//!   `protocol/tests/rules/delegation.rs::repeated_delegation_adds_nothing`,
+//!   `protocol/tests/rules/delegation.rs::parent_wakes_with_all_ends_when_the_last_child_has_ended`)
+//! - I106: No delegated task outlives the attempt that delegated it, however that ends.
+//!   (`protocol/tests/rules/delegation.rs::children_end_with_their_parents_attempt`,
+//!   `protocol/tests/rules/properties.rs::every_run_of_a_fair_world_ends_for_a_true_reason`,
+//!   `tests/tests/delegation.rs::cancelled_parent_leaves_no_child_behind`)
+//! - I107: Delegated tasks run within the reservation of their parent: they never wait for other work of the run, and are not
+//!   counted twice. (`protocol/tests/rules/delegation.rs::child_uses_the_reservation_of_its_parent`,
+//!   `protocol/tests/rules/delegation.rs::parent_that_is_given_up_is_charged_once`,
+//!   `crates/agent/tests/turn/delegation.rs::usage_of_tasks_counts_against_the_amounts_of_the_attempt`,
+//!   `tests/tests/delegation.rs::budget_of_children_comes_out_of_their_parents_reservation`)
+//! - I108: A bad delegated task is refused alone, and its parent continues with the reason.
+//!   (`protocol/tests/rules/delegation.rs::bad_child_is_refused_alone`,
+//!   `protocol/tests/rules/delegation.rs::depth_and_number_are_bounded`)
+//! - I109: The loss of a delegated task concerns its parent alone, and none is the deliverable or part of the plan.
+//!   (`protocol/tests/rules/delegation.rs::lost_child_concerns_its_parent_alone`,
+//!   `protocol/tests/rules/delegation.rs::users_and_planners_can_not_make_children_part_of_the_plan`)
+//! - I133: Of children on several machines one fails, one times out and one succeeds: their parent gets every end; cancelling a
+//!   root leaves no work, no process and no question.
+//!   (`tests/tests/delegation.rs::agent_delegates_to_capabilities_on_several_machines`)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

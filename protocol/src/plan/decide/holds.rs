@@ -1,5 +1,12 @@
 //! Holds of a run before its first task: its turn in its session, and a place among the running runs. The owner of the lane
 //! finds out when they end; the rules carry it out once.
+//!
+//! # Invariants
+//!
+//! - I182: Runs of a session start in the order of their submissions, one after the other, whatever dies; while a run waits,
+//!   nothing of it is dispatched, reserved or timed.
+//!   (`protocol/tests/rules/holds.rs::held_run_dispatches_reserves_and_times_nothing`,
+//!   `tests/tests/sessions.rs::runs_of_a_session_run_in_their_order_while_supervisors_are_killed`)
 
 use super::super::hold::{HoldChange, SessionTurn};
 use super::super::state::{EndReason, Plan};

@@ -1,5 +1,11 @@
 //! Planning turns. A turn starts with triggers; its answer is a list of edits, each of which is validated against the plan
 //! at that time. One decision applies the valid edits; the planner is asked again about the others.
+//!
+//! # Invariants
+//!
+//! - I87: A planner without any valid answer leaves a plan that the rules accept, and the run says so.
+//!   (`crates/agent/tests/planner/small.rs::planner_without_any_valid_answer_leaves_a_plain_plan`,
+//!   `protocol/tests/rules/repetition.rs::end_says_that_a_plain_plan_was_carried_out`)
 
 use jiff::Timestamp;
 

@@ -1,6 +1,15 @@
-//! Waits for models' providers. A provider that is away costs no attempt: the attempt waits, and its waits do not count as
-//! run time. A provider that stays away for longer than the run's provider timeout pauses the run, and the attempt
-//! continues from its journal when the run is resumed.
+//! Waits for models' providers, up to the run's provider timeout.
+//!
+//! # Invariants
+//!
+//! - I65: A provider that is away costs no attempt and no run time; its waits are in the log, and a stopped worker returns
+//!   waiting work at once. (`tests/tests/behaviours/providers.rs::runs_complete_after_an_outage_and_no_attempt_is_counted`,
+//!   `tests/tests/behaviours/providers.rs::waiting_work_of_a_stopped_worker_continues_on_another_at_once`,
+//!   `protocol/tests/rules/transcripts.rs::every_transcript_is_unchanged`)
+//! - I66: A provider that stays away pauses the run, and the same attempts continue from their journals when it is resumed.
+//!   (`tests/tests/behaviours/providers.rs::run_pauses_after_the_provider_timeout_and_resumes_in_the_same_attempt`,
+//!   `crates/agent/tests/turn/outage.rs::an_open_breaker_does_not_prolong_the_wait_for_a_provider`,
+//!   `tests/tests/first_command.rs::run_paused_for_its_provider_stays_so_when_its_cluster_has_stopped`)
 
 use super::super::state::{Plan, TaskState};
 use super::super::{BudgetEvent, Event, JournalKey, ProviderEvent, Refusal, ResourceAmounts};

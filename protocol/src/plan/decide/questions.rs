@@ -1,5 +1,17 @@
-//! Answers of persons to open questions. The first answer that fits an open question counts; every other is refused with the
-//! answer that counts, its author and its time.
+//! Answers of persons to open questions.
+//!
+//! # Invariants
+//!
+//! - I114: Of all answers to a question, the first in the log that fits it counts. Every other is refused, with the author, the
+//!   answer and the time that count, and an answer that does not fit leaves the question open.
+//!   (`protocol/tests/rules/questions.rs::every_answer_to_every_state_of_a_question`,
+//!   `tests/tests/questions.rs::of_three_answers_at_once_one_wins_and_the_others_are_told_who`,
+//!   `tests/tests/questions.rs::answers_that_do_not_fit_leave_the_question_open`)
+//! - I115: A question expires only if its capability asked for that, once for each round, and never as an approval.
+//!   (`protocol/tests/rules/questions.rs::questions_expire_only_where_that_was_asked_for`,
+//!   `protocol/tests/rules/questions.rs::run_that_winds_down_does_not_wait_for_people`)
+//! - I131: In a month of waiting, questions expire only where they have an expiry, once for each round; sleeps and start times
+//!   end once. (`tests/tests/month.rs::month_of_waiting_expires_only_what_was_asked_to`)
 
 use std::borrow::Cow;
 

@@ -1,5 +1,12 @@
 //! Repetitions of lost tasks. A planner that does not learn from a failure plans the same task again, which fails again: the
 //! second time it is refused, and a turn that only repeats counts as one without progress.
+//!
+//! # Invariants
+//!
+//! - I88: A planner that goes round in circles ends its run: the same lost task is refused, repetitions are no progress, and
+//!   tokens are limited by default. (`protocol/tests/rules/repetition.rs::task_that_was_lost_twice_is_refused_with_what_failed`,
+//!   `protocol/tests/rules/repetition.rs::turns_that_only_repeat_end_the_run`,
+//!   `protocol/tests/rules/repetition.rs::run_without_a_budget_stops_at_the_default_tokens`)
 
 use super::super::Refusal;
 use super::super::edit::Edit;

@@ -1,6 +1,14 @@
 //! The start of tasks that wait for a time or an event. Each attempt at such a task is parked once, before its first dispatch:
 //! the conditions that are met end at once, and the attempt starts when all have ended. The next step of
 //! settling finds every task that became ready, so that no attempt is dispatched too early.
+//!
+//! # Invariants
+//!
+//! - I130: No attempt at a task with start conditions is dispatched before its time and without its event, whatever makes the
+//!   task ready; until then it holds no worker, no place in a queue and no reservation.
+//!   (`protocol/tests/rules/properties.rs::every_run_of_a_fair_world_ends_for_a_true_reason`,
+//!   `protocol/tests/rules/table.rs::table_of_states_and_inputs_is_unchanged`,
+//!   `tests/tests/waiting.rs::tasks_start_at_their_time_and_after_their_event`)
 
 use jiff::Timestamp;
 

@@ -1,4 +1,13 @@
 //! Commands of users. A command is applied once; its first event names the command.
+//!
+//! # Invariants
+//!
+//! - I40: A user's command is carried out exactly once, or refused with the reason and without a trace in the plan.
+//!   (`tests/tests/behaviours/steering.rs::repeated_command_is_applied_once`,
+//!   `protocol/tests/rules/properties.rs::invariants_hold_for_any_inputs`)
+//! - I67: A run that failed, made no progress or lost its planner is resumed as it is; a provider's refusal ends the work after
+//!   one request. (`tests/tests/behaviours/providers.rs::refused_requests_end_a_run_at_once_and_it_resumes_when_that_is_mended`,
+//!   `tests/tests/behaviours/providers.rs::run_whose_planner_was_refused_resumes_and_failed_tasks_are_retried`)
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,5 +1,12 @@
 //! Reviews by persons: the questions that they get, their votes, and the verdict. A result waits for them in state
 //! `waiting`, as a parked attempt does; the waits of its attempt are the questions.
+//!
+//! # Invariants
+//!
+//! - I118: A result that persons judge is decided by the vote that decides it, of the persons and the critic, and no person has
+//!   two votes on it. (`protocol/tests/rules/judgement.rs::quorum_counts_persons_and_the_critic`,
+//!   `protocol/tests/rules/judgement.rs::person_votes_once_on_a_result`,
+//!   `tests/tests/questions.rs::person_approves_the_plan_and_judges_results`)
 
 use sha2::{Digest, Sha256};
 

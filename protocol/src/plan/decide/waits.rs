@@ -1,5 +1,13 @@
-//! Parked attempts: their waits, and the ends of these. A wait for an event ends with the oldest event of its name that its
-//! attempt has not received yet, also if that was signalled before the wait began.
+//! Parked attempts: their waits, and the ends of these.
+//!
+//! # Invariants
+//!
+//! - I103: A parked attempt holds no slot, no order and no lease, and continues as the same attempt when its last wait has ended,
+//!   whatever died meanwhile. (`tests/tests/waiting.rs::parked_attempts_hold_no_slot_and_one_event_wakes_them_all`,
+//!   `tests/tests/waiting.rs::sleeping_attempts_survive_the_death_of_every_process`,
+//!   `tests/tests/waiting.rs::kills_lose_no_wake_up`)
+//! - I104: An event that is signalled to a run is kept: a wait that begins later gets the oldest event of its name that its
+//!   attempt has not received. (`tests/tests/waiting.rs::event_that_comes_before_the_wait_is_kept`)
 
 use std::collections::HashSet;
 
