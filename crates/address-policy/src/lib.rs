@@ -1,6 +1,15 @@
 //! The addresses that requests on behalf of others may go to: pages that agents read, receivers of webhooks. Only the public
 //! internet is allowed, and private networks that an operator names. An address is checked in the resolver of the HTTP client,
 //! so that the connection goes to the address that was checked.
+//!
+//! # Invariants
+//!
+//! - I32: No tool reaches a private address, whatever a resolver returns and wherever a page redirects.
+//!   (`crates/address-policy/src/public_address.rs::every_address_of_the_corpus_is_classified`,
+//!   `crates/tools/tests/web.rs::dns_rebinding_is_prevented`, `crates/tools/tests/web.rs::redirects_are_limited_and_checked`)
+//! - I196: No webhook connects to an address outside the public internet, unless the operator names its network.
+//!   (`tests/tests/gateway_webhooks.rs::names_of_private_addresses_are_refused_when_the_connection_is_made`,
+//!   `crates/address-policy/src/receiver.rs::receivers_are_public_unless_the_operator_names_their_networks`)
 
 mod public_address;
 mod receiver;

@@ -14,6 +14,10 @@
 //! | `nats.lock` | locked by the server process while it lives |
 //! | `run/` | the ports file of the server, with the port it listens on |
 //! | `logs/` | a log per process, `<name>.log`, and the rotated one, `<name>.log.1` |
+//!
+//! # Invariants
+//!
+//! - I24: Two clusters never share a store. (`cli/tests/local.rs::a_second_start_on_the_same_data_folder_is_refused`)
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File, TryLockError};

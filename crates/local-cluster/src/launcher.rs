@@ -8,6 +8,11 @@
 //! - *Attached* elsewhere: the intermediate process stays. Its standard input is a pipe whose other end closes when the
 //!   parent dies; it then kills the program.
 //! - *Detached*: the process gets a session of its own, so that no terminal can signal it.
+//!
+//! # Invariants
+//!
+//! - I23: A killed command leaves no process behind, at whatever moment.
+//!   (`cli/tests/local.rs::a_parent_killed_while_starting_leaves_no_process`)
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};

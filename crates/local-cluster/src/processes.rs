@@ -3,6 +3,11 @@
 //! One thread uses [`ClusterProcesses`] from creation to drop, because processes are attached to the thread that starts them. A
 //! small thread per process waits for its end and sends a message; it never reaps, so that the pid in the state of a
 //! running member always belongs to that process. Dropping [`ClusterProcesses`] kills all of them.
+//!
+//! # Invariants
+//!
+//! - I93: In a local cluster, nats-server and supervisors do not have the variables of other programs in their environment, such
+//!   as the keys of model providers. (`cli/tests/local.rs::keys_of_models_are_only_in_the_environment_of_workers_and_critics`)
 
 use std::io;
 use std::os::unix::process::CommandExt;

@@ -3,6 +3,12 @@
 //! Each user holds a shared lock on one file. A cluster that runs only while it is used stops when it gets the exclusive
 //! lock, which it then holds until it has ended, so that no process becomes a user of a cluster that is stopping. The
 //! kernel releases the locks of a process that is killed.
+//!
+//! # Invariants
+//!
+//! - I73: A local cluster runs as long as a process uses it, and no longer.
+//!   (`tests/tests/first_command.rs::cluster_stays_as_long_as_a_command_uses_it`,
+//!   `crates/local-cluster/src/users.rs::a_cluster_is_unused_when_its_last_user_ends`)
 
 use std::fs::{File, TryLockError};
 use std::path::Path;

@@ -1,5 +1,10 @@
 //! Parses plan files: the tasks of a run as YAML (JSON is valid YAML). Every mistake is reported with the file, the line,
 //! the expected value, and for an unknown name the most similar valid one. It only reads files; it submits nothing.
+//!
+//! # Invariants
+//!
+//! - I79: All mistakes in the parts of a plan or capability file are reported at once.
+//!   (`crates/plan-file/src/tests.rs::all_mistakes_of_a_plan_are_reported_at_once`)
 
 mod budget;
 pub mod limits;

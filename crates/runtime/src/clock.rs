@@ -4,6 +4,11 @@
 //!
 //! This clock starts with the wall clock and advances with the monotonic clock of the process. If the wall clock has jumped,
 //! it approaches the new wall time slowly.
+//!
+//! # Invariants
+//!
+//! - I77: A jump of the wall clock is not a timeout.
+//!   (`crates/runtime/src/clock.rs::jump_of_the_wall_clock_does_not_let_time_pass`)
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};

@@ -26,6 +26,15 @@
 //! | `otlp` | spans in the OpenTelemetry protocol |
 //! | `read` | reads the log |
 //! | `settings` | settings from the environment |
+//!
+//! # Invariants
+//!
+//! - I190: The spans of a run follow from its log alone: any prefix of the log has the same spans as far as they are complete,
+//!   with the same ids, and parents and links lead to spans.
+//!   (`crates/traces/tests/golden.rs::any_prefix_of_a_log_has_the_same_spans`,
+//!   `crates/traces/tests/golden.rs::parents_and_links_lead_to_spans_and_ids_are_unique`)
+//! - I192: Spans have no texts of prompts, replies, tools, questions and errors unless the user wants them.
+//!   (`crates/traces/tests/golden.rs::spans_have_no_content_unless_it_is_wanted`)
 
 pub mod names;
 pub mod otlp;

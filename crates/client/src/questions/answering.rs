@@ -1,4 +1,10 @@
 //! Answers a question: selects it, checks the answer, publishes it, waits for the decision, and tells the outcome.
+//!
+//! # Invariants
+//!
+//! - I110: The answer of a person names the digest of the question that was shown; the first answer that fits counts, and every
+//!   later one is refused with its author. (`cli/tests/questions.rs::questions_of_two_runs_are_answered_in_any_order`,
+//!   `cli/tests/questions.rs::batch_has_an_outcome_for_each_question`)
 
 use std::collections::HashMap;
 

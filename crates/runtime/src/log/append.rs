@@ -3,6 +3,14 @@
 //! Every append names the sequence of the last message of its subject, so that the server rejects one of two concurrent
 //! writers. If the acknowledgement of an append is lost, its outcome is unknown: the writer reads the last message of
 //! the subject to find out whether it is its own, before it retries or returns.
+//!
+//! # Invariants
+//!
+//! - I7: Of two writers that follow the same message the server refuses one; an append whose acknowledgement was lost is there
+//!   exactly once. (`crates/runtime/tests/runtime.rs::of_two_concurrent_writers_one_is_rejected`,
+//!   `crates/runtime/tests/runtime.rs::appends_survive_server_crashes_exactly_once_and_in_order`)
+//! - I8: With three replicas any one server may die without losing an acknowledged append.
+//!   (`crates/runtime/tests/runtime.rs::three_replicas_lose_no_append_when_any_server_dies`)
 
 use std::time::Duration;
 

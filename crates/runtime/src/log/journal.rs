@@ -1,5 +1,14 @@
 //! The journal of one piece of work: a chain of entries on one subject of the lane. Appends are fenced, so that of two
 //! workers that both believe they hold the claim exactly one continues; the append of the other fails, and it stops.
+//!
+//! # Invariants
+//!
+//! - I14: A worker that was overtaken is refused at its next entry and drops the work; the new one repeats no step.
+//!   (`worker/tests/worker.rs::a_stale_worker_is_fenced_and_drops_the_attempt`,
+//!   `worker/tests/worker.rs::a_takeover_repeats_no_step_wherever_the_first_worker_crashed`)
+//! - I17: Work that kills its workers is abandoned after five claims in a row without progress; a panic is an outcome.
+//!   (`worker/tests/worker.rs::an_order_is_given_up_after_five_lost_workers`,
+//!   `worker/tests/worker.rs::a_panic_is_an_outcome_and_the_worker_continues`)
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -5,6 +5,11 @@
 //! that was read, as soon as a heartbeat is missed, a sequence is skipped, or anything else fails.
 //!
 //! A reader of a single subject polls with direct gets instead: clients have no permission to create consumers.
+//!
+//! # Invariants
+//!
+//! - I9: A reader of a lane misses nothing when its server restarts.
+//!   (`crates/runtime/tests/runtime.rs::lane_tail_has_no_gap_after_a_server_restart`)
 
 use futures::FutureExt;
 use futures::future::BoxFuture;

@@ -8,6 +8,14 @@
 //!
 //! A server reply can be recognised, because a client can't choose its headers: it has either no headers at all, or a
 //! `Nats-Stream` header that the server added when it replied.
+//!
+//! # Invariants
+//!
+//! - I46: A server reply that was redirected into a log is not treated as a message.
+//!   (`crates/runtime/tests/runtime.rs::redirected_server_reply_is_no_event_of_a_plan`,
+//!   `crates/runtime/tests/runtime.rs::metadata_headers_set_by_a_publisher_are_ignored`,
+//!   `crates/runtime/tests/workspace.rs::forged_message_hides_no_version_and_blocks_no_write`,
+//!   `crates/runtime/tests/archive.rs::forged_archive_is_ignored`)
 
 use async_nats::HeaderMap;
 use async_nats::header::NATS_MESSAGE_ID;

@@ -2,9 +2,16 @@
 //! Everything that can be read from the lane can be read from the archive.
 //!
 //! A command can reopen an archived run. Its archive stays, and its lane holds what follows, until the run ends again and a new archive
-//! replaces both. **The log of a run is its archive, followed by the messages of its lane after the archive's last one.** This is true
-//! at any time: an archive is written whole before anything is removed from the lane, so that what both hold is the same. All readers
-//! use [`join_with_archive`], which applies the rule.
+//! replaces both. The log of a run is its archive, followed by the messages of its lane after the archive's last one: an archive is
+//! written whole before anything is removed from the lane, so that what both hold is the same. All readers use
+//! [`join_with_archive`], which applies the rule.
+//!
+//! # Invariants
+//!
+//! - I260: The log of a reopened run is its archive and then its lane, at any time; a new archive replaces the one that it was
+//!   made from, and no other. (`crates/runtime/tests/archive.rs::log_of_a_reopened_run_is_its_archive_and_then_its_lane`,
+//!   `crates/runtime/tests/archive.rs::archive_is_not_replaced_by_one_that_was_made_from_an_older_one`,
+//!   `crates/runtime/tests/archive.rs::stale_decision_after_the_archive_is_ignored`)
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};

@@ -4,6 +4,19 @@
 //! Values that nothing refers to are swept ([`super::retention`]), unless they were stored a short while ago. So a value that
 //! is stored again gets a new description, which renews its age. Descriptions are fenced: of a sweep and of who stores the
 //! value again, one is first, and the other notices.
+//!
+//! # Invariants
+//!
+//! - I10: Large values are stored by content and verified when read; no user meets the server's payload limit.
+//!   (`crates/runtime/tests/runtime.rs::large_message_goes_through_the_blob_store`,
+//!   `crates/runtime/tests/runtime.rs::blob_is_stored_once_and_verified`)
+//! - I82: A blob counts as stored only if its content is there, and no reader reads one that is larger than the protocol allows.
+//!   (`crates/runtime/tests/runtime.rs::blob_that_was_only_described_is_stored`,
+//!   `crates/runtime/tests/runtime.rs::blob_of_a_huge_size_is_neither_read_nor_stored`)
+//! - I220: A file of any size is stored and read part by part, and a reader of a damaged one never gets its last part.
+//!   (`crates/runtime/tests/runtime.rs::file_is_stored_and_read_part_by_part`,
+//!   `crates/runtime/tests/runtime.rs::reader_of_a_damaged_blob_never_gets_its_last_part`,
+//!   `worker/tests/program_files.rs::programs_exchange_files_that_are_larger_than_the_memory_for_them`)
 
 use std::collections::HashSet;
 use std::fs::File;

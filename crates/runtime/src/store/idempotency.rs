@@ -1,6 +1,12 @@
 //! Idempotency keys of submissions. The first claim of a key decides which run it names; whoever claims it again finds that
 //! run, for as long as the run is kept. So a client that did not get the reply can repeat its request at any time, also with
 //! another process.
+//!
+//! # Invariants
+//!
+//! - I162: Requests to submit with one idempotency key make one run, at any gateway, at any later time, and if a gateway dies
+//!   between the key and the submission; the key never names another request.
+//!   (`tests/tests/gateway.rs::request_with_a_key_submits_one_run_however_often_it_is_repeated`)
 
 use async_nats::jetstream::kv;
 use millrace_protocol::ids::RunId;

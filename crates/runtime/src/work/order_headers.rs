@@ -1,6 +1,12 @@
 //! Rejecting orders without headers. From 0.4 on every order has a `Millrace-Id`, by which it differs from a redirected
 //! server reply (see [`crate::nats::provenance`]). Orders without one are accepted as long as a supervisor of an older
 //! version runs; then this module writes the last accepted sequence to the cluster's settings, once and for ever.
+//!
+//! # Invariants
+//!
+//! - I59: A cluster is upgraded from 0.3 to 0.4 while runs are in progress.
+//!   (`worker/tests/worker.rs::orders_of_older_supervisors_are_accepted_until_those_are_gone`,
+//!   `tests/tests/supervision.rs::run_with_orders_of_an_older_supervisor_continues_at_once`)
 
 use async_nats::jetstream;
 use futures::FutureExt;

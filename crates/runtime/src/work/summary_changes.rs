@@ -1,4 +1,9 @@
 //! The changes of the summaries of runs.
+//!
+//! # Invariants
+//!
+//! - I265: A follower of the summaries of runs gets every change once, whether it reads few changes one by one or many in pages.
+//!   (`crates/runtime/tests/summary_changes.rs::each_pass_returns_every_summary_that_was_written_since`)
 
 use millrace_protocol::ids::RunId;
 use millrace_protocol::registry::RunSummary;

@@ -12,6 +12,13 @@
 //!   subjects, because acknowledgements go there.
 //!
 //! This module only defines the names; `millrace nats-config` writes them to the configuration of the server.
+//!
+//! # Invariants
+//!
+//! - I60: A server reply redirected to a subject that its requester may not write creates, deletes, changes and stops nothing.
+//!   (`tests/tests/access.rs::server_replies_are_not_accepted_as_api_requests`,
+//!   `tests/tests/access.rs::stolen_credential_cannot_change_the_cluster_settings`,
+//!   `tests/tests/access.rs::stolen_credential_cannot_stop_work`)
 
 /// The JetStream API, as the system account exports it to every account.
 pub const JETSTREAM_API: &str = "$JS.API.>";

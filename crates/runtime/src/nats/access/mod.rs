@@ -42,6 +42,22 @@
 //! - *Other buckets* (heartbeats, leases, summaries, limits): not protected. A redirected reply replaces
 //!   the value of a key, with which the attacker can disturb the cluster until the credentials are revoked. No event of
 //!   a run is derived from these buckets.
+//!
+//! # Invariants
+//!
+//! - I44: Each identity may do what its role needs, and the server refuses everything else; a whole run meets no refusal.
+//!   (`tests/tests/access.rs::permissions_of_each_role_match_the_table`,
+//!   `tests/tests/access.rs::cluster_works_without_any_permission_violation`)
+//! - I45: A worker's stolen credential reads no other queue, writes no verdict, forges no plan, and receives no replies of
+//!   others. (`tests/tests/access.rs::stolen_worker_credential_cannot_read_other_queues`,
+//!   `tests/tests/access.rs::stolen_worker_credential_cannot_forge_verdicts_or_plans`,
+//!   `tests/tests/access.rs::identities_cannot_subscribe_to_each_other_s_replies`)
+//! - I47: A run of one tenant is invisible to another. (`tests/tests/access.rs::runs_are_invisible_to_other_tenants`)
+//! - I111: Only clients and answerers can answer; an answerer can do nothing else but read.
+//!   (`tests/tests/access.rs::answerer_answers_questions_and_does_nothing_else`,
+//!   `tests/tests/access.rs::permissions_of_each_role_match_the_table`)
+//! - I167: A gateway needs no permission that the identity `client` lacks.
+//!   (`tests/tests/access.rs::gateway_needs_no_more_than_the_identity_of_a_client`)
 
 pub mod api_mapping;
 

@@ -1,5 +1,10 @@
 //! The streams, consumers and buckets of a cluster: their names, their configuration, the settings that the cluster was
 //! created with, and creating all of it. Creating is idempotent, and any number of programs may do it at the same time.
+//!
+//! # Invariants
+//!
+//! - I98: Every bucket but the settings can be deleted while runs are in progress: supervisors create it again, without another
+//!   fault. (`tests/tests/supervision.rs::deleted_buckets_are_created_again`)
 
 pub mod names;
 mod queues;

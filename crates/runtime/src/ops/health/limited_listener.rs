@@ -1,6 +1,11 @@
 //! A listener that bounds the number and the lifetime of connections, so that idle or slow clients can't use up the file
 //! descriptors, which the connections to NATS need too. A new connection replaces the oldest one, so that such clients
 //! can't keep probes out either.
+//!
+//! # Invariants
+//!
+//! - I94: The health and metrics server has at most 64 connections, each for at most 10 s.
+//!   (`crates/runtime/src/ops/health/limited_listener.rs::idle_and_half_sent_connections_end_and_others_are_served`)
 
 use std::collections::VecDeque;
 use std::io;

@@ -4,6 +4,15 @@
 //! - *Live*: the main loop has completed an iteration within the last 30 s, by a monotonic clock. An unreachable NATS
 //!   server does not matter here: a restart of the process would not help.
 //! - *Ready*: every check passes. The first check is that the process is not stopping.
+//!
+//! # Invariants
+//!
+//! - I51: A process is ready only when it can work, unready as soon as it is stopping, and live while the server is away.
+//!   (`tests/tests/health.rs::every_role_serves_its_pages_and_becomes_ready`,
+//!   `tests/tests/health.rs::server_outage_makes_processes_unready_but_not_dead`,
+//!   `tests/tests/health.rs::stopping_process_is_unready_at_once_and_keeps_its_grace`,
+//!   `tests/tests/health.rs::supervisor_can_be_stopped_before_it_reads_the_registry`,
+//!   `crates/runtime/src/ops/shutdown.rs::blocked_thread_does_not_delay_the_exit`)
 
 mod args;
 mod limited_listener;

@@ -5,6 +5,10 @@
 //! Counters and histograms belong to the process and keep their values when the actor that updates them restarts; a
 //! [`Gauge`] disappears with its handle. Label values are names of capabilities, models, lanes and streams, never of
 //! runs or tasks.
+//!
+//! # Invariants
+//!
+//! - I52: Counters agree with the log. (`tests/tests/health.rs::counters_match_the_log`)
 
 pub mod names;
 

@@ -45,6 +45,16 @@
 //! ```
 //!
 //! The folder appears under its name when all of it is on disk, and not before.
+//!
+//! # Invariants
+//!
+//! - I56: A backup taken while runs come and go is complete, and a lost cluster continues from it.
+//!   (`tests/tests/backup.rs::backup_during_many_runs_is_always_complete`,
+//!   `tests/tests/backup.rs::lost_cluster_continues_from_its_backup`,
+//!   `tests/tests/backup.rs::unfinished_restore_is_reported_until_it_is_removed`)
+//! - I263: A reopened run is backed up and deleted with both parts of its log.
+//!   (`tests/tests/reopen.rs::backup_of_a_reopened_run_restores_both_parts`,
+//!   `tests/tests/reopen.rs::deleted_run_is_gone_with_both_parts_and_is_not_reopened`)
 
 mod check;
 mod copy;

@@ -4,6 +4,12 @@
 //!
 //! Times come from the clocks of the machines: clocks that differ by a second shift bookings by a second. A booking
 //! whose response was lost counts twice, which wastes a little of the rate and never exceeds it.
+//!
+//! # Invariants
+//!
+//! - I26: All processes of a cluster together keep to a model's rate limit, and one provider's pause holds for all.
+//!   (`crates/runtime/tests/workspace.rs::processes_of_a_cluster_share_a_rate`,
+//!   `crates/runtime/tests/workspace.rs::pause_holds_for_all_processes`)
 
 mod booker;
 pub mod rate;

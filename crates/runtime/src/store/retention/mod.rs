@@ -48,6 +48,14 @@
 //! 4. *Hold.* While a backup is taken, nothing is removed ([`hold`]).
 //!
 //! A sweep that dies has removed some blobs completely, and at most some partly, which the next sweep completes.
+//!
+//! # Invariants
+//!
+//! - I170: Whatever dies while runs are deleted and blobs are swept, the other runs keep their results, files and blobs, also
+//!   those that are stored again meanwhile; in the end nothing of the deleted runs is left.
+//!   (`crates/runtime/tests/retention.rs::everything_of_remaining_runs_is_kept_and_nothing_else`)
+//! - I171: A live run is never deleted, and nothing is while a backup is taken.
+//!   (`crates/runtime/tests/retention.rs::live_runs_are_refused_and_deletions_are_idempotent`)
 
 mod hold;
 mod mark;

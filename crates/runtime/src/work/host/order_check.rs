@@ -3,6 +3,16 @@
 //!
 //! Only orders that were in the queues when this process connected to its server are checked: a supervisor that publishes
 //! later has read the log that this server has.
+//!
+//! # Invariants
+//!
+//! - I75: After a power loss a run continues from the remaining messages of each stream, or reports what is missing: an order
+//!   whose decision was lost is discarded, no task reads another message in place of an input, and queues that lost their newest
+//!   orders deliver all orders of the plans.
+//!   (`tests/tests/queues/power_loss.rs::run_continues_after_a_power_loss_or_says_why_not`,
+//!   `tests/tests/queues/power_loss.rs::orders_are_delivered_after_the_queues_have_lost_their_end`,
+//!   `tests/tests/queues/power_loss.rs::order_of_a_lost_decision_is_discarded`,
+//!   `worker/tests/worker.rs::an_input_that_another_message_has_replaced_is_not_read`)
 
 use std::collections::HashSet;
 

@@ -1,6 +1,14 @@
 //! The root actor of a host. It starts a [`QueueActor`] per capability and restarts failed ones, forwards stops, and
 //! triggers heartbeats and lease renewals. It dies when its queues fail too often, and the process with it. It reads
 //! nothing at its start.
+//!
+//! # Invariants
+//!
+//! - I41: What is stopped ends within a second, down to the connection to a provider and the programs of a tool; a missed stop
+//!   message is noticed at the next lease renewal.
+//!   (`worker/tests/stopping.rs::a_stop_closes_the_provider_request_within_a_second`,
+//!   `worker/tests/stopping.rs::a_stop_kills_a_program_and_its_children_within_a_second`,
+//!   `worker/tests/stopping.rs::a_withdrawn_order_is_noticed_at_renewal_if_the_stop_was_lost`)
 
 use std::collections::HashMap;
 use std::sync::Arc;
