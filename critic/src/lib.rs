@@ -1,6 +1,9 @@
-//! Critics: processes that review results. A critic first runs the order's checks, then asks the judges, and never
-//! reviews its own results. Check programs are sandboxed by `millrace_tools`; queues, leases, journals and draining are
-//! in `millrace_runtime::work::host`.
+//! Critics: processes that review results. A critic first runs the order's checks, then asks the judges. Check programs are
+//! sandboxed by `millrace_tools`; queues, leases, journals and draining are in `millrace_runtime::work::host`.
+//!
+//! # Invariants
+//!
+//! - I18: No critic reviews its own result. (`critic/tests/critic.rs::a_critic_does_not_review_its_own_result`)
 
 mod args;
 mod check_programs;

@@ -1,5 +1,13 @@
 //! Closes a run that has ended: empties its queues, writes its summary, and moves it from the lane into the archive.
 //! Every step is idempotent; after a takeover the new owner repeats all of them.
+//!
+//! # Invariants
+//!
+//! - I21: An ended run leaves its lane empty, and the archive answers for it.
+//!   (`tests/tests/supervision.rs::archived_run_leaves_its_lane_and_stays_readable`)
+//! - I57: A run leaves its lane only when the archive holds all of it.
+//!   (`crates/runtime/tests/archive.rs::lane_takes_precedence_over_forged_summaries_and_archives`,
+//!   `tests/tests/access.rs::forged_archive_summary_does_not_remove_a_live_run`)
 
 use std::time::Duration;
 

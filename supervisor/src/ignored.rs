@@ -1,5 +1,10 @@
 //! Counts and logs the messages of a lane that this process ignores. Anybody with credentials can cause many of them, so
 //! that each kind is logged once per minute, with a count and one example; at the level `debug` each message is logged.
+//!
+//! # Invariants
+//!
+//! - I22: Messages that cannot be decoded are reported, counted and skipped; the lane and its runs continue.
+//!   (`tests/tests/bad_input.rs::undecodable_messages_are_logged_and_skipped`)
 
 use std::fmt::Display;
 use std::sync::LazyLock;

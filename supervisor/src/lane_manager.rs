@@ -4,6 +4,11 @@
 //!
 //! It may wait for the server: leases are renewed by tasks of their own, and lane owners check the age of their leases
 //! themselves.
+//!
+//! # Invariants
+//!
+//! - I15: A lane is taken over within 10 s of a kill and within 1 s of an orderly stop.
+//!   (`tests/tests/fencing.rs::lane_is_taken_over_in_10_s_after_a_kill_1_s_after_a_stop`)
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

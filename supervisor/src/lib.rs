@@ -11,6 +11,21 @@
 //!    ├─ follow (task)        reads new messages of the lane
 //!    └─ other tasks          append, offer, refold, close: each sends its result to its owner
 //! ```
+//!
+//! # Invariants
+//!
+//! - I11: Whatever is killed at any moment, the run ends as if undisturbed, and no journaled step runs twice.
+//!   (`tests/tests/chaos.rs::crashes_do_not_change_the_end_of_a_run`)
+//! - I12: A log cut after any message leads to the same end.
+//!   (`tests/tests/prefixes.rs::log_cut_after_any_message_recovers_to_the_same_end`)
+//! - I49: Three machines with a server each: whichever is cut off, killed or restarted, a run ends as undisturbed.
+//!   (`tests/tests/machines.rs::partitions_and_kills_on_three_machines_lose_no_task`)
+//! - I116: A log of a waiting run, cut after any message, recovers to the same end: no question, sleep or event is lost or
+//!   repeated. (`tests/tests/prefixes.rs::log_of_a_waiting_run_cut_after_any_message_recovers_to_the_same_end`)
+//! - I132: A log of a run with children and grandchildren, cut after any message, recovers to the same end.
+//!   (`tests/tests/prefixes.rs::log_of_a_run_with_children_cut_after_any_message_recovers_to_the_same_end`)
+//! - I134: The loss of any role after any message of a waiting run changes neither its end nor the number of its waits, questions
+//!   and children. (`tests/tests/kill_sweep.rs::kill_behind_any_append_changes_nothing`)
 
 mod args;
 mod capability_snapshot;

@@ -1,6 +1,12 @@
 //! Finds runs that are live according to their summaries and whose submission is not in the log. Either the archive holds them,
 //! and the server has lost the newest version of the summary, or a damaged store has lost them. Their summaries are updated, or
 //! every list would show these runs as running for ever.
+//!
+//! # Invariants
+//!
+//! - I100: What the archive holds is never reported as lost: if a server has an older summary of an archived run, or a rest of it
+//!   in the lane, the summary is updated and the rest is removed.
+//!   (`tests/tests/supervision.rs::archived_run_survives_an_older_summary_and_a_rest_in_its_lane`)
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -2,6 +2,11 @@
 //! autoscalers can watch queues that have no worker yet. Also makes orders without a `Millrace-Id` header invalid, as soon
 //! as no supervisor of an old release runs that sends them. Every supervisor does both, idempotently. No lane waits for
 //! it. A second task reads the state of the queues for the lane owners of this process.
+//!
+//! # Invariants
+//!
+//! - I50: Workers scale from zero with a burst and back to zero, and nothing is lost.
+//!   (`tests/tests/scaling.rs::workers_scale_up_and_down_with_a_burst_and_lose_nothing`)
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

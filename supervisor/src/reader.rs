@@ -1,6 +1,12 @@
 //! Reads a lane: first the messages that it holds, folded run by run; then new messages, as items for the lane owner.
 //! An unreadable message is counted and ignored, so that it does not block the lane. A message of an unsubmitted run, or a
 //! forged one, is a stray: its sequence is kept, and nothing else of it.
+//!
+//! # Invariants
+//!
+//! - I58: A fact whose body is not available yet is waited for.
+//!   (`tests/tests/bad_input.rs::submission_with_an_unavailable_body_is_waited_for`,
+//!   `crates/runtime/tests/runtime.rs::with_three_copies_the_parts_of_a_blob_may_come_later_than_what_is_said_of_it`)
 
 pub mod outline;
 

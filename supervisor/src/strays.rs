@@ -1,5 +1,15 @@
 //! Deletes stray messages: forged ones, and those of unsubmitted runs. Lane owners find those of their lanes;
 //! the owner of lane 0 also scans the files and the object stores, which no supervisor reads.
+//!
+//! # Invariants
+//!
+//! - I80: A run begins with its submission. A message before it costs a supervisor no memory, one log line per kind and minute,
+//!   and no lane its lease, and it is deleted.
+//!   (`tests/tests/bad_input.rs::entries_of_unsubmitted_runs_cost_nothing_and_are_deleted`,
+//!   `crates/runtime/src/ops/log_limit.rs::each_kind_is_logged_once_per_minute_with_its_count`,
+//!   `crates/runtime/src/nats/strays.rs::number_of_ranges_is_bounded`)
+//! - I81: Server replies that were redirected into lanes, files, blobs or the capability registry are deleted, and no queue is
+//!   made for them. (`tests/tests/access.rs::redirected_replies_fill_no_store_and_make_no_capability`)
 
 use std::time::Duration;
 

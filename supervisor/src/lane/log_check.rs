@@ -1,6 +1,11 @@
-//! Detects that a restarted server has lost the newest messages of the lane. A restarted server has another id. Until it is
-//! confirmed that its log contains the last message that this owner has read, the owner appends no decisions and publishes no
-//! orders: its plans may be newer than the log, and new messages may reuse sequences that it has read already. No I/O.
+//! Detects that a restarted server has lost the newest messages of the lane. A restarted server has another id: the plans of the
+//! owner may be newer than its log, and new messages may reuse sequences that the owner has read already. No I/O.
+//!
+//! # Invariants
+//!
+//! - I76: A lane owner neither decides nor publishes orders until the messages that it has read are confirmed to be on the
+//!   connected server. (`tests/tests/queues/power_loss.rs::supervisor_that_survives_a_loss_of_messages_reads_the_lane_again`,
+//!   `supervisor/src/lane/log_check.rs::another_server_is_checked_once_before_it_is_confirmed`)
 
 use crate::reader::LogPosition;
 

@@ -32,6 +32,12 @@
 //! [`LaneAdmission`]: admission::LaneAdmission
 //! [`SessionQueues`]: sessions::SessionQueues
 //! [`SummaryBatcher`]: summaries::SummaryBatcher
+//!
+//! # Invariants
+//!
+//! - I13: A stale owner changes nothing: the server refuses it, and it steps down when it wakes.
+//!   (`tests/tests/fencing.rs::server_rejects_decisions_of_a_stale_owner`,
+//!   `tests/tests/fencing.rs::suspended_supervisor_steps_down_when_it_wakes`)
 
 mod admission;
 mod claims;

@@ -3,6 +3,22 @@
 //!
 //! Queue and plan are read at different times, so a single difference means nothing: an order may be on its way to the
 //! queue, or its acknowledgement may be. Only a difference that two comparisons in a row find is repaired.
+//!
+//! # Invariants
+//!
+//! - I63: Queues are repaired from the plans within seconds: an order that is missing, stranded in its queue or wanted by no plan
+//!   is published again or removed, so that every run ends even if messages or consumers are deleted. With very large plans the
+//!   comparisons take a tenth of their owner's time at most.
+//!   (`supervisor/src/lane/queue_audit.rs::comparisons_take_a_tenth_of_the_time_at_most`,
+//!   `tests/tests/queues.rs::lost_orders_are_published_again_within_seconds`,
+//!   `tests/tests/queues.rs::every_run_ends_despite_damaged_queues`,
+//!   `tests/tests/queues.rs::withdrawn_order_strands_no_order_of_a_dead_worker`)
+//! - I99: A process works only on orders of its own queues: an order that a consumer delivers because it has the sequence of a
+//!   lost one stays in its queue, and an order that nobody claims within the lease is published again.
+//!   (`tests/tests/queues/power_loss.rs::order_with_the_sequence_of_a_lost_one_stays_in_its_own_queue`,
+//!   `supervisor/src/lane/queue_audit.rs::delivered_order_is_suspected_until_a_live_worker_claims_it`)
+//! - I102: A review that takes long is not published again while a critic works on it.
+//!   (`supervisor/src/lane/queue_audit.rs::long_review_is_not_suspected_although_the_plan_has_no_claim_of_it`)
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

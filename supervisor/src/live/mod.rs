@@ -1,5 +1,12 @@
 //! One run in memory, as the owner of its lane sees it: the folded plan, the facts that no decision has answered yet,
 //! and the clocks. No I/O: the lane owner passes in the messages that it reads and carries out the effects.
+//!
+//! # Invariants
+//!
+//! - I64: An outcome that is in a journal before its work is dispatched (lost messages, or a forger) is refused, and the work
+//!   gets an attempt with another journal, so that the run goes on.
+//!   (`tests/tests/queues.rs::outcome_from_before_its_dispatch_does_not_stop_the_run`,
+//!   `supervisor/src/live/tests.rs::outcome_from_before_its_dispatch_gives_the_task_another_attempt`)
 
 mod holds;
 #[cfg(test)]

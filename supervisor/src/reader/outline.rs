@@ -12,6 +12,14 @@
 //! | the journals of running tasks that end with a forged message | the time of the last entry before it |
 //!
 //! A forged message that decisions have passed is deleted with its run only: the owner before has seen it.
+//!
+//! # Invariants
+//!
+//! - I125: A lane that is read without the journals that its decisions have answered is folded to the same runs, facts, position
+//!   and strays as one that is read whole, after any message.
+//!   (`tests/tests/takeover.rs::any_prefix_of_a_lane_is_folded_to_the_same_without_its_journals`)
+//! - I126: Waiting runs are taken over without reading their journals; messages that arrive while their lane has no owner wake
+//!   them, once. (`tests/tests/takeover.rs::waiting_runs_survive_takeovers_that_do_not_read_their_journals`)
 
 use std::collections::HashMap;
 

@@ -12,6 +12,12 @@
 //! ```
 //!
 //! The next time, the task has the ends in `ended_waits`, by their names.
+//!
+//! # Invariants
+//!
+//! - I123: A program or service delegates each task of its reply once, whatever dies, and runs again with their ends and results.
+//!   (`tests/tests/delegation.rs::program_delegates_in_its_reply`,
+//!   `worker/src/external/waits.rs::replies_that_wait_are_told_from_results`)
 
 use jiff::Timestamp;
 use millrace_agent::approval::{approval_question, check_input, input_question};
