@@ -1,4 +1,13 @@
 //! The workspace of a run, and the memories of the account, as an agent's files.
+//!
+//! # Invariants
+//!
+//! - I25: Of agents that change one file concurrently one is refused and sees the current content; every change is there once,
+//!   whichever worker is lost. (`crates/agent-nats/tests/files.rs::no_edit_is_lost_or_repeated_in_any_interleaving`,
+//!   `crates/runtime/tests/runtime.rs::with_three_copies_a_file_that_two_write_loses_no_line_when_a_server_dies`)
+//! - I147: Memories outlive their run and belong to no run; of two agents that change one at once, one is refused and sees the
+//!   current content. (`crates/agent-nats/tests/files.rs::agents_of_two_runs_share_the_memories`,
+//!   `tests/tests/memories.rs::second_run_uses_what_the_first_one_stored`)
 
 use bytes::Bytes;
 use futures::FutureExt;

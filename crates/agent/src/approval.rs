@@ -1,5 +1,16 @@
 //! Approvals: the rules of a capability file that say which calls of an agent need a person, and the questions that such calls
 //! and the tool `ask_user` put. A question parks the attempt, so that nothing is used up until somebody answers.
+//!
+//! # Invariants
+//!
+//! - I113: A call that needs an approval runs only as it was approved, at most once, and never after a rejection, whatever dies
+//!   and whatever its capability file says by then; the other calls of its turn run at once.
+//!   (`crates/agent/tests/turn/approvals.rs::approved_calls_run_once_whenever_the_worker_is_lost`,
+//!   `crates/agent/tests/turn/approvals.rs::calls_run_as_they_were_approved_and_the_others_at_once`,
+//!   `crates/agent/tests/turn/approvals.rs::answers_count_after_the_rules_have_changed`,
+//!   `crates/agent/tests/turn/approvals.rs::answers_do_not_apply_to_other_calls_after_the_tools_have_changed`,
+//!   `tests/tests/questions.rs::agent_runs_the_edited_call_on_another_worker`,
+//!   `tests/tests/questions.rs::kills_lose_no_question_and_no_answer`)
 
 use std::time::Duration;
 

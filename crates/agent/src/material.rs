@@ -1,5 +1,15 @@
 //! Quoted material in prompts: text from documents, results and other agents. Each line is prefixed with a bar, so that
 //! no line can pass for the end of the material or for an instruction.
+//!
+//! # Invariants
+//!
+//! - I34: No content of documents, pages or results can close the marks around it.
+//!   (`crates/agent/src/material.rs::every_line_of_material_has_a_bar`,
+//!   `crates/tools/src/untrusted.rs::no_injection_closes_its_mark`,
+//!   `crates/tools/tests/mcp.rs::text_of_a_server_is_shortened_cleaned_and_marked`)
+//! - I43: Text of others is fenced by bars for planners and critics, and no content breaks out.
+//!   (`crates/agent/src/critic/sheet.rs::every_line_of_others_has_a_bar`,
+//!   `crates/agent/tests/planner/board.rs::foreign_text_is_always_quoted_with_bars`)
 
 /// The prefix of each line of material.
 const BAR: &str = "| ";

@@ -1,5 +1,12 @@
 //! The child process that parses binary formats: how it is started and stopped, and its entry point. It gets the file on
 //! standard input, has no environment, and answers with JSON.
+//!
+//! # Invariants
+//!
+//! - I135: Documents in binary formats are parsed in a process without keys and with limits; a hostile or broken file is skipped
+//!   with a reason. (`crates/documents/tests/formats.rs::hostile_and_broken_files_are_refused_with_the_reason`,
+//!   `crates/documents/tests/formats.rs::any_prefix_and_any_flipped_byte_of_a_file_is_read_or_refused`,
+//!   `crates/documents/tests/formats.rs::child_is_stopped_at_its_limits`)
 
 use std::fs::File;
 use std::io::{self, Read, Write};

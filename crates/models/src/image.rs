@@ -6,6 +6,12 @@
 //! most 20 images of that size fit a request. At OpenAI an image of high detail has up to about 1,500 tokens, at Gemini 258 for each 768
 //! pixels. A page of a PDF file is an image and its text, 1,500 to 3,000 tokens at Anthropic
 //! (<https://platform.claude.com/docs/en/build-with-claude/pdf-support>).
+//!
+//! # Invariants
+//!
+//! - I129: An image reaches the model from any worker that takes the attempt over, as it was when it was read; journals have only
+//!   its hash. (`crates/agent/tests/turn/images.rs::image_that_was_read_is_sent_and_recorded_by_its_hash`,
+//!   `tests/tests/images.rs::image_is_sent_by_the_worker_that_takes_over`)
 
 use std::borrow::Cow;
 use std::fmt;

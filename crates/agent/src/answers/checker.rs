@@ -1,5 +1,15 @@
 //! The checks that an answer must pass before it counts, beyond its form: its marks, its quotations and its content. An
 //! answer is sent back once; after that, invalid marks and quotations are removed, and the notes name other mistakes.
+//!
+//! # Invariants
+//!
+//! - I20: Every citation resolves, and every quotation is in its source word for word.
+//!   (`tests/tests/first_command.rs::first_command_leaves_a_report_with_valid_citations`,
+//!   `crates/agent/tests/extractive.rs::critic_names_the_faults_of_a_result`)
+//! - I138: No answer from memory passes as research: without documents and web pages `research` calls no model, and an agent that
+//!   reads the web must quote lines that it has read.
+//!   (`crates/agent/tests/pages.rs::lines_that_were_not_read_are_refused_and_never_cited`,
+//!   `crates/agent/tests/answers.rs::research_without_sources_says_so_and_asks_no_model`)
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

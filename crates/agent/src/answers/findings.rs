@@ -2,6 +2,11 @@
 //! document and lines, and may copy the words; a small one writes its answer with the labels of lines, which
 //! [`super::labels`] turns into the same. Each quotation is looked up in its document, so that a model can't invent one;
 //! the result's sources are the quoted documents.
+//!
+//! # Invariants
+//!
+//! - I29: A model can quote nothing that is not in a document.
+//!   (`crates/agent/src/answers/findings.rs::a_quotation_that_is_not_in_the_document_is_rejected`)
 
 use std::collections::{BTreeMap, BTreeSet};
 

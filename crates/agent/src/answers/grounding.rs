@@ -6,6 +6,13 @@
 //! "It weighs 1.4 kg. It costs 9 euros." ─┬─ 1.4 kg: line 4 of tarn.md ─▶ "It weighs 1.4 kg [1]."
 //!                                        └─ 9: no line               ─▶ unsupported
 //! ```
+//!
+//! # Invariants
+//!
+//! - I101: No statement of a small model is accepted whose numbers are in no line of its passages; each accepted statement cites
+//!   lines that support it. (`crates/agent/tests/answers.rs::a_statement_that_no_passage_says_is_sent_back_and_then_left_out`,
+//!   `crates/agent/src/answers/grounding.rs::statement_that_no_line_says_is_taken_out`,
+//!   `crates/agent/tests/answers.rs::a_number_that_no_result_has_is_left_out_of_a_report`)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -1,4 +1,11 @@
 //! A document: its text in numbered lines, and the pages, slides, sheets or sections that these belong to.
+//!
+//! # Invariants
+//!
+//! - I136: A citation of a document with pages, slides, sheets or sections names the one that has its lines.
+//!   (`crates/documents/tests/formats.rs::pdf_files_have_pages`,
+//!   `crates/agent/src/corpus/reading.rs::parts_of_a_document_are_places_of_its_lines`,
+//!   `crates/agent/tests/pages.rs::pages_of_a_fetched_document_are_in_the_citations_after_any_takeover`)
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,13 @@
 //! Web pages as documents. A page that a tool has fetched is kept by its content: its text in lines is a blob, and its
 //! address, title and time are in the journal, so that every later reader sees the page as it was fetched.
+//!
+//! # Invariants
+//!
+//! - I137: A web page that an attempt has read is cited and checked as it was read, by any worker that takes the attempt over,
+//!   also if the page has changed or is gone.
+//!   (`crates/agent/tests/pages.rs::attempt_taken_over_after_any_step_cites_the_page_as_it_was_read`,
+//!   `crates/agent/tests/pages.rs::versions_of_a_page_that_changes_are_told_apart`,
+//!   `tests/tests/web_sources.rs::report_from_web_pages_is_checked_against_the_kept_text`)
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 

@@ -2,6 +2,13 @@
 //! versions, and finds what the program changed. It writes nothing back: see `turn::file_changes`.
 //!
 //! Only regular files are exchanged: links, devices, and names that begin with a dot stay in the folder.
+//!
+//! # Invariants
+//!
+//! - I152: A program gets no file that its agent may not read, and changes none that it may not change; links and files beyond
+//!   the limits stay in its folder, and the result says so.
+//!   (`crates/agent/src/files/working_copy.rs::permissions_hold_for_programs`,
+//!   `crates/agent/src/files/working_copy.rs::limits_and_settings_leave_files_out_with_the_reason`)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

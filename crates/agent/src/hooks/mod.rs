@@ -11,6 +11,13 @@
 //!
 //! A hook refuses by an error. The model reads why a tool call was refused; a refused model call ends the attempt. A hook that
 //! fails must refuse too, so that nothing passes a guard that is broken.
+//!
+//! # Invariants
+//!
+//! - I155: A call that a hook refuses, or whose hook fails, does not run or is withheld; the journal holds replies and results as
+//!   the hooks left them. (`worker/tests/hooks.rs::hook_redacts_and_refuses_calls`,
+//!   `worker/tests/hooks.rs::hook_that_fails_refuses_its_call`,
+//!   `worker/tests/hooks.rs::rust_hook_is_not_called_for_recorded_steps`)
 
 mod model;
 mod tool;

@@ -1,5 +1,16 @@
 //! The form of a turn: its instructions, the tools that the planner is offered, and the shape of its answer. It follows from
 //! the plan at the beginning of the turn and from the ability of the model, and is recorded with the turn's snapshot.
+//!
+//! # Invariants
+//!
+//! - I86: A first plan needs no tools and no long prompt, and what an answer plainly means is completed by code, never guessed:
+//!   any other mistake is refused by the rules.
+//!   (`crates/agent/tests/prompt_size.rs::prompts_of_planners_stay_within_their_limits`,
+//!   `crates/agent/tests/planner/small.rs::dependency_on_a_capability_means_its_tasks`,
+//!   `crates/agent/tests/planner/small.rs::prompt_of_a_small_planner_has_no_tools`)
+//! - I89: A planner's turn has the same board, form and tools when it is resumed, also one that began under 0.4.0.
+//!   (`crates/agent/tests/planner/turns.rs::turn_resumed_after_any_step_gives_the_same_proposal`,
+//!   `crates/agent/tests/planner/small.rs::snapshot_of_0_4_0_has_the_form_of_0_4_0`)
 
 use std::collections::BTreeSet;
 

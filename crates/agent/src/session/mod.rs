@@ -11,6 +11,12 @@
 //! AgentHost::run_review          the same for a critic's order: one or more judges → Verdict
 //! ```
 //! Nothing here opens a connection: the journal, the log and the blob store are reached through the [`SessionEnvironment`].
+//!
+//! # Invariants
+//!
+//! - I156: A worker that takes an attempt over has all that its agent has: skills, pages, state and phase, files, the work of
+//!   programs, a shortened conversation; recorded replies and results are not requested again.
+//!   (`tests/tests/agent_takeover.rs::takeover_after_any_append_continues_with_all_that_the_agent_has`)
 
 mod consultants;
 mod documents;

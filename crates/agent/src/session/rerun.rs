@@ -1,6 +1,15 @@
 //! What an attempt continues from if it is not the first at its task: the rejected result with the verdict on it, the notes of
 //! earlier attempts and, where the capability asks for that, the conversation. It reads them from the log, and formats them for
 //! the model; it decides nothing about attempts.
+//!
+//! # Invariants
+//!
+//! - I143: An attempt after a rejection begins with the rejected result, the verdict by criterion and the notes of all earlier
+//!   attempts, or with their conversation, and the same on any worker, whatever is appended to earlier journals.
+//!   (`crates/agent/tests/rerun.rs::next_attempt_sees_its_rejected_result_the_verdict_and_the_notes`,
+//!   `crates/agent/tests/rerun.rs::notes_of_all_earlier_attempts_are_kept`,
+//!   `crates/agent/tests/rerun.rs::revision_continues_the_conversation_of_the_rejected_attempt`,
+//!   `crates/agent/tests/rerun.rs::rerun_resumed_after_any_step_repeats_nothing_and_ends_the_same`)
 
 use std::fmt::Write;
 

@@ -5,6 +5,12 @@
 //! journal, one model:       model.0 …
 //!          several models:  judge.0.model.0 … judge.1.lost judge.2.model.0 …
 //! ```
+//!
+//! # Invariants
+//!
+//! - I42: No check runs twice and no judge is asked twice, whoever takes the review over.
+//!   (`critic/tests/review.rs::a_check_before_a_crash_is_not_repeated`,
+//!   `crates/agent/tests/judge.rs::review_resumed_after_any_step_repeats_no_request`)
 
 use std::sync::Arc;
 use std::time::Duration;

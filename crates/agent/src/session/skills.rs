@@ -1,5 +1,12 @@
 //! The skills of an attempt: those that the worker has loaded, or those with which the attempt or the conversation began on another
 //! worker. It owns the order of storing and recording; the host provides the blobs.
+//!
+//! # Invariants
+//!
+//! - I127: An attempt has the skills that it began with, byte for byte, on every worker that takes it over; if they can't be
+//!   read, it fails with the reason.
+//!   (`crates/agent/tests/skills.rs::attempt_taken_over_after_any_step_has_the_skills_that_it_began_with`,
+//!   `tests/tests/skills.rs::another_worker_continues_with_the_skills_that_the_attempt_began_with`)
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

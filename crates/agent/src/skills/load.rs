@@ -1,5 +1,11 @@
 //! Loads skills from folders of this machine, when a worker starts. A skill is loaded whole or skipped with a warning. Links are not
-//! followed, so that no file outside of a skill's folder becomes a part of it.
+//! followed.
+//!
+//! # Invariants
+//!
+//! - I128: No file from outside of a skill's folder becomes a part of it, and no agent or command changes a skill.
+//!   (`crates/agent/src/skills/load.rs::no_skill_has_files_from_outside_its_folder`,
+//!   `crates/agent/tests/skills.rs::skills_are_never_changed`)
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -9,6 +9,17 @@
 //!    ├─ is_available  the tools whose condition holds
 //!    └─ end_turn      at most one change of the phase
 //! ```
+//!
+//! # Invariants
+//!
+//! - I153: A veto of a policy changes nothing, and the model reads the reason; falsy defaults are values.
+//!   (`crates/agent/src/state/mod.rs::a_veto_changes_nothing_and_says_why`,
+//!   `crates/agent/src/state/mod.rs::falsy_defaults_are_values`)
+//! - I154: State, phase and their rules are those that the conversation began with, on every worker; at most one change of the
+//!   phase happens after a turn.
+//!   (`crates/agent/tests/answers.rs::a_resumed_conversation_has_the_state_and_the_rules_that_were_recorded`,
+//!   `crates/agent/tests/turn/programs.rs::stored_machine_keeps_state_and_phase`,
+//!   `crates/agent/src/state/mod.rs::phases_change_once_a_turn_in_the_order_of_the_list`)
 
 mod condition;
 mod policy;

@@ -1,5 +1,11 @@
 //! The amounts that an attempt may use: the smaller of its capability's limits and its reservation in the run's budget.
 //! Arithmetic only. The machine checks before each model request, so an amount is exceeded by at most one request.
+//!
+//! # Invariants
+//!
+//! - I68: No attempt sends a first request that its reservation does not pay for; fewer run at once, and the final task keeps
+//!   enough for its own. (`tests/tests/behaviours/providers.rs::small_budget_ends_with_an_answer_and_pays_for_every_request`,
+//!   `crates/agent/tests/turn/allowance.rs::attempt_exceeds_its_reservation_by_at_most_one_call`)
 
 use millrace_protocol::plan::{ResourceAmounts, ResourceKind};
 use millrace_protocol::result::Usage;

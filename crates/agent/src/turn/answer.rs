@@ -1,5 +1,13 @@
 //! The forms of a final answer, and their validation. It owns the checks that need only the answer itself; critics judge
 //! whether an answer is *good*.
+//!
+//! # Invariants
+//!
+//! - I91: Every form of an answer is bounded, and a correction allows nothing but the answer.
+//!   (`crates/agent/src/answers/findings.rs::every_text_of_the_forms_is_bounded`,
+//!   `crates/agent/src/critic/form.rs::the_form_has_a_bounded_key_per_criterion_and_asks_for_no_verdict`,
+//!   `crates/agent/tests/turn/corrections.rs::a_correction_is_requested_without_tools`,
+//!   `crates/models/tests/conformance/requests.rs::local_servers_get_bounds_and_optional_fields`)
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,14 @@
 //! The only loop that carries out the steps of a [`Machine`]. It owns the order of requesting and recording: a model reply
-//! or tool result is in the journal before the machine sees it, and a recorded one is not requested again. It makes no
-//! decisions about the work itself.
+//! or tool result is in the journal before the machine sees it. It makes no decisions about the work itself.
+//!
+//! # Invariants
+//!
+//! - I19: A resumed turn repeats no recorded model or tool call; an invalid call never runs.
+//!   (`crates/agent/tests/turn.rs::resume_from_any_step_gives_the_same_end_without_repeats`,
+//!   `crates/agent/tests/turn.rs::invalid_call_is_reported_to_the_model_and_never_runs`)
+//! - I27: A worker killed after any step of an agent: no recorded model or tool call is repeated, and no effect runs twice.
+//!   (`tests/tests/agents.rs::worker_killed_after_any_step_repeats_no_call`,
+//!   `crates/agent/tests/turn/effects.rs::interrupted_effect_is_reported_and_never_repeated`)
 
 mod shorten;
 

@@ -2,7 +2,16 @@
 //! agent's files are stored. A worker that is lost in between has recorded them, and the next one writes the rest: each
 //! write has the key of its call, so that none is made twice.
 //!
-//! A file that someone else has changed since keeps its content. The content of the program is stored next to it.
+//! The program's content of a file that someone else has changed since is stored next to that file.
+//!
+//! # Invariants
+//!
+//! - I150: What a program changed is recorded before it is written, and written once, whenever the worker is lost; a program
+//!   without a recorded end is reported as unknown and never run again.
+//!   (`crates/agent/tests/turn/programs.rs::attempt_with_state_and_a_program_is_resumed_after_any_step`,
+//!   `worker/tests/program_files.rs::changes_of_a_lost_program_are_written_once`)
+//! - I151: Of a file that a program and someone else change, both contents are kept, and the model is told both.
+//!   (`crates/agent/tests/turn/programs.rs::conflicting_changes_lose_nothing`)
 
 use std::sync::Arc;
 

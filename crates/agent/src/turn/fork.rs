@@ -1,6 +1,20 @@
 //! Conversations that another attempt continues: a call of a shared agent continues the one that has ended before. A fork continues
-//! that of its parent at a call. It begins with the same messages, byte for byte, so
-//! that it pays for no reply again and providers find the beginning in their caches.
+//! that of its parent at a call, so that it pays for no reply again and providers find the beginning in their caches.
+//!
+//! # Invariants
+//!
+//! - I121: A fork begins with the conversation of its parent, byte for byte, on any worker and after any takeover, and delegates
+//!   nothing. (`crates/agent/tests/turn/fork.rs::first_request_of_a_fork_begins_with_the_bytes_of_its_parents_last_one`,
+//!   `crates/agent/tests/turn/fork.rs::forks_are_the_same_after_a_takeover`,
+//!   `protocol/tests/rules/delegation.rs::fork_is_like_its_parent_and_delegates_nothing`,
+//!   `tests/tests/delegation.rs::fork_continues_the_conversation_on_any_worker`)
+//! - I122: Of a shared agent one call runs at a time, each continues the conversation of the last completed one, calls with
+//!   different restrictions share none, and no two shared agents wait for each other.
+//!   (`protocol/tests/rules/delegation.rs::calls_of_a_shared_agent_run_one_after_the_other`,
+//!   `protocol/tests/rules/delegation.rs::calls_with_different_restrictions_share_no_conversation`,
+//!   `protocol/tests/rules/delegation.rs::shared_agents_can_not_wait_for_themselves`,
+//!   `crates/agent/tests/turn/fork.rs::call_of_a_shared_agent_continues_after_the_last_answer`,
+//!   `tests/tests/delegation.rs::shared_agent_keeps_one_conversation_across_calls_and_workers`)
 
 use millrace_protocol::work::Order;
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,14 @@
 //! The format of a conversation: the version of its rules, and the ability of the model that its prompts were written for.
 //! It is recorded with the first request, so that a resumed attempt has the same conversation on any machine and after an
 //! upgrade.
+//!
+//! # Invariants
+//!
+//! - I90: A resumed conversation is the one that began: its prompt, form and rules are recorded with its first request, and one
+//!   that began under 0.4.0 keeps the rules of 0.4.0.
+//!   (`crates/agent/tests/answers.rs::a_resumed_conversation_has_the_prompt_that_was_recorded`,
+//!   `crates/agent/tests/answers.rs::an_answer_recorded_by_0_4_0_counts_as_it_did`,
+//!   `crates/agent/tests/judge.rs::review_that_began_under_0_4_0_continues_as_it_was`)
 
 use serde::{Deserialize, Serialize};
 

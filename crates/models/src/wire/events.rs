@@ -1,5 +1,11 @@
 //! Parses bytes into events: server-sent events, or one JSON value per line. It owns the limits on the size of a response
 //! and does not interpret events.
+//!
+//! # Invariants
+//!
+//! - I31: Whatever a provider sends becomes a reply or a typed error, wherever it is cut and whatever it contains.
+//!   (`crates/models/tests/conformance/breaks.rs::a_stream_without_finish_reason_is_truncated`,
+//!   `crates/models/src/wire/events.rs::events_and_lines_do_not_depend_on_chunk_boundaries`)
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,5 +1,13 @@
 //! Removes secrets from texts: the API key itself, and anything that looks like one. Providers and gateways quote requests
 //! in their errors, so every text of theirs passes through here.
+//!
+//! # Invariants
+//!
+//! - I30: No API key appears in an error, a `Debug` output, a recording, or a header to another host.
+//!   (`crates/models/tests/conformance/faults.rs::errors_never_contain_the_api_key`,
+//!   `crates/models/src/wire/mod.rs::a_displayed_endpoint_contains_no_key`,
+//!   `crates/models/tests/factory.rs::cassettes_contain_no_api_key`,
+//!   `crates/models/tests/conformance/faults.rs::redirects_are_not_followed`)
 
 use secrecy::{ExposeSecret, SecretString};
 

@@ -20,6 +20,19 @@
 //! processes of a command and their memory, the tool the content of the working folder, and both add up over all commands
 //! of this process. No command runs unless everything in [`ExecuteSettings::require`] is available, and none without
 //! network access unless something restricts all of it.
+//!
+//! # Invariants
+//!
+//! - I33: No command leaves its folder or outlives its call, or has network access unless it is enabled; its processes together
+//!   keep to limits that fit the worker's own; no path leaves its root.
+//!   (`crates/tools/tests/execute.rs::no_escape_of_the_corpus_succeeds`,
+//!   `crates/tools/tests/execute.rs::no_process_outlives_its_command`,
+//!   `crates/agent/src/files/folder.rs::a_link_swapped_in_between_check_and_use_is_not_followed`,
+//!   `crates/tools/tests/execute.rs::no_datagram_leaves_without_network_access`,
+//!   `crates/tools/tests/execute.rs::sockets_and_kernel_interfaces_are_refused`,
+//!   `crates/tools/tests/execute.rs::memory_of_all_processes_is_limited_together`,
+//!   `crates/tools/tests/execute.rs::growth_of_the_working_folder_is_limited`,
+//!   `crates/tools/tests/execute_shared.rs::default_limits_fit_the_control_group`)
 
 mod host_limits;
 mod output_buffer;

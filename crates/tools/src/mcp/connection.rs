@@ -1,5 +1,13 @@
 //! Connections to MCP servers, one per server and process: connecting, listing tools and detecting dead servers. The
 //! tool calls themselves are in [`super::tool`].
+//!
+//! # Invariants
+//!
+//! - I35: An MCP server that dies during a call or hangs is reported, and the next call reaches a new one; no list of tools is
+//!   without end. (`crates/tools/tests/mcp.rs::a_program_killed_during_a_call_is_reported_and_restarted`,
+//!   `crates/tools/tests/mcp.rs::an_http_server_killed_during_a_call_is_reported`,
+//!   `crates/tools/tests/mcp.rs::a_hung_server_is_replaced_at_the_next_call`,
+//!   `crates/tools/tests/mcp.rs::a_list_of_tools_without_end_is_given_up`)
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -5,6 +5,16 @@
 //! estimate ≥ trigger ──▶ older arguments and results are cut ──still too long──▶ a summary replaces all but the newest messages
 //!                              └─ before either: the whole conversation is in the history file
 //! ```
+//!
+//! # Invariants
+//!
+//! - I145: Nothing is dropped from a conversation before the history file has it; if that can't be written, the conversation only
+//!   grows. (`crates/agent/tests/turn/context.rs::two_million_characters_go_through_a_small_window_and_nothing_is_lost`,
+//!   `crates/agent/tests/turn/context.rs::nothing_is_dropped_while_the_history_can_not_be_saved`)
+//! - I146: Between two shortenings a conversation begins with the one before, byte for byte, and a takeover after any step
+//!   shortens identically and asks for no summary twice.
+//!   (`crates/agent/tests/turn/context.rs::two_million_characters_go_through_a_small_window_and_nothing_is_lost`,
+//!   `crates/agent/tests/turn/context.rs::resume_after_any_step_shortens_identically`)
 
 mod cut;
 mod history;
