@@ -1,5 +1,11 @@
 //! Watches the connection of a command that follows a run: reports a loss at once, a recovery, and the end of a local
 //! cluster.
+//!
+//! # Invariants
+//!
+//! - I74: A command that follows a run reports a lost connection and the end of a local cluster.
+//!   (`tests/tests/first_command.rs::lost_connection_is_reported_and_a_stopped_cluster_ends_the_watch`,
+//!   `cli/src/connection_monitor.rs::a_state_follows_from_the_connection_and_the_process`)
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,11 @@
 //! Exit codes of `millrace`, which scripts rely on, and interruption.
+//!
+//! # Invariants
+//!
+//! - I62: Exit codes are the same for every program and every way to start it.
+//!   (`tests/tests/exit_codes.rs::refused_input_exits_with_2_in_every_role`,
+//!   `tests/tests/exit_codes.rs::refused_input_exits_with_2_in_every_command`,
+//!   `tests/tests/exit_codes.rs::an_unreachable_server_exits_with_4`)
 
 use std::process::ExitCode;
 use std::time::Duration;

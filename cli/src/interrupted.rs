@@ -1,5 +1,11 @@
 //! Stopped runs: interrupted or paused, they stay so until they are resumed, also under later clusters. And the hints about
 //! unfinished runs while no cluster is running.
+//!
+//! # Invariants
+//!
+//! - I72: An interrupted run stays stopped until it is resumed, also after a kill of its command and under later clusters, and
+//!   continues in the same attempts. (`tests/tests/first_command.rs::interrupted_run_stays_stopped_until_it_is_resumed`,
+//!   `protocol/tests/rules/transcripts.rs::every_transcript_is_unchanged`)
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,10 @@
 //! The invocation of this process: its output format, and the options by which another command reaches the same cluster.
 //! Set once, when the command line is parsed; hints and errors read it.
+//!
+//! # Invariants
+//!
+//! - I84: A command that a hint prints can be copied: it carries the options that select the cluster.
+//!   (`cli/tests/command_line.rs::hints_can_be_copied`, `cli/src/invocation.rs::hints_have_the_options_that_select_the_cluster`)
 
 use std::sync::OnceLock;
 

@@ -1,8 +1,23 @@
-//! The dashboard: web pages of the program, which use the API only. All files are in the program, so that it works without a
+//! The dashboard: web pages of the program. All files are in the program, so that it works without a
 //! network and without an installation.
 //!
 //! Files are served below `/assets/BUILD/`, where `BUILD` is a digest of all files: browsers may keep them for ever. Every
 //! address of a screen is answered with the same page, which reads the address itself.
+//!
+//! # Invariants
+//!
+//! - I168: The dashboard uses the public API only; its files are small, name no other server, and are kept by browsers under the
+//!   digest of the release only. (`gateway/src/dashboard.rs::all_files_together_are_small`,
+//!   `gateway/src/dashboard.rs::page_names_files_that_exist`)
+//! - I200: The dashboard shows text of models, tools, documents and users as text on every screen: nothing of it runs, becomes an
+//!   element or changes the writing direction; no screen has an error on the console or a violation of its content security
+//!   policy. (`tests/tests/dashboard.rs::every_screen_opens_by_its_address_and_shows_hostile_text_as_text`)
+//! - I201: An open page says when the gateway or NATS does not respond, and has every event of the log afterwards.
+//!   (`tests/tests/dashboard.rs::open_page_catches_up_after_gateway_and_server_were_killed`)
+//! - I202: Every open page shows who answered a question, and an approval can be edited and given with the keyboard alone.
+//!   (`tests/tests/dashboard.rs::approval_is_edited_by_keyboard_and_second_browser_sees_who_answered`)
+//! - I250: A page keeps the newest events of its run only, and its log reads the earlier ones from the gateway.
+//!   (`tests/tests/dashboard.rs::run_is_started_with_dropped_documents_and_followed_to_its_report`)
 
 use std::collections::BTreeMap;
 use std::io::Write;

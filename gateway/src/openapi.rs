@@ -1,5 +1,11 @@
 //! The description of the API (OpenAPI 3.1), generated from the code. The paths come from the handlers, the schemas from the
 //! same types that describe the output of commands with `--json`.
+//!
+//! # Invariants
+//!
+//! - I164: The description of the API is the committed one, and every answer is one that it has.
+//!   (`gateway/src/openapi.rs::the_description_is_the_committed_one`,
+//!   `tests/tests/gateway.rs::run_is_submitted_followed_and_read_by_plain_http`)
 
 use std::sync::LazyLock;
 

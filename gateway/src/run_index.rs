@@ -3,6 +3,11 @@
 //!
 //! Runs are listed by state, by session and by label, so that a filter that selects a few of a million runs looks at those few. A
 //! search for a text looks at all that the other conditions select.
+//!
+//! # Invariants
+//!
+//! - I266: A list of runs has exactly those that its filter selects, whichever index of the gateway it is read from.
+//!   (`gateway/src/run_index.rs::lists_of_states_sessions_and_labels_select_the_runs_that_the_filter_selects`)
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;

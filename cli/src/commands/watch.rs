@@ -1,4 +1,9 @@
 //! `millrace watch`: follows a run until it ends, then prints its deliverable.
+//!
+//! # Invariants
+//!
+//! - I96: A command that follows a run ends when the run is interrupted, and says how to continue it.
+//!   (`tests/tests/first_command.rs::watch_ends_when_its_run_is_interrupted`)
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

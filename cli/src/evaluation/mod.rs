@@ -15,6 +15,11 @@
 //! | `ceiling` | samples of the model alone |
 //! | `score` | scores and sums |
 //! | `table` | the table for people |
+//!
+//! # Invariants
+//!
+//! - I85: An evaluation that was killed continues: its ended samples are not measured again, and its runs in progress repeat no
+//!   model call. (`cli/tests/eval.rs::a_killed_evaluation_continues_its_runs`)
 
 pub mod ceiling;
 pub mod cluster;

@@ -9,6 +9,13 @@
 //! | `error` | the error that ended a command |
 //! | `evaluation` | samples and configurations of an evaluation |
 //! | `schema` | the schema of each command's output |
+//!
+//! # Invariants
+//!
+//! - I83: What commands print with `--json` is what `millrace schema` describes: every field, and no other.
+//!   (`cli/src/report/tests.rs::every_event_of_a_run_matches_the_schema`,
+//!   `cli/src/json/tests.rs::every_command_prints_json_and_has_a_schema`,
+//!   `cli/tests/command_line.rs::the_json_of_every_command_matches_its_printed_schema`)
 
 mod doctor;
 mod error;

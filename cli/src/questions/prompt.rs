@@ -1,5 +1,13 @@
 //! The prompt below the live view at which a person answers the open questions of a run, one after the other: a state machine
 //! over keys and states of the run. Pure.
+//!
+//! # Invariants
+//!
+//! - I112: What is typed at the prompt below the live view before a question is replaced by another one never answers that other
+//!   one, and the terminal has its modes again when the command ends.
+//!   (`cli/src/questions/prompt.rs::question_that_is_closed_takes_what_was_typed_for_it_away`,
+//!   `cli/tests/questions.rs::question_at_the_prompt_disappears_when_it_is_answered_elsewhere`,
+//!   `cli/tests/questions.rs::interrupt_at_the_prompt_interrupts_the_run`)
 
 use std::collections::BTreeSet;
 

@@ -6,6 +6,17 @@
 //! ```
 //!
 //! A process can't change its own environment safely, so it starts itself again with the complete one.
+//!
+//! # Invariants
+//!
+//! - I70: A setting comes from the first of command line, environment, `.env`, profile and file that has it; a folder's files
+//!   name no program to run, files that another user may write are refused, and one of another user above the working folder is
+//!   ignored with a warning. (`cli/tests/command_line.rs::settings_are_taken_from_the_first_place_that_has_them`,
+//!   `cli/tests/command_line.rs::mistakes_in_settings_are_refused_with_file_and_line`,
+//!   `cli/src/settings/mod.rs::files_of_other_users_are_ignored_above_the_working_folder_and_refused_in_it`,
+//!   `tests/tests/docs.rs::page_of_settings_has_exactly_the_variables_of_the_sources`)
+//! - I97: A file of a folder, which may have come with a checkout, names no program to run, no file to write, and no address for
+//!   a credential of the environment. (`cli/tests/command_line.rs::files_of_a_folder_can_run_nothing_and_get_no_credentials`)
 
 mod dotenv;
 mod file;

@@ -14,6 +14,14 @@
 //! | `routes` | the routes, each with the scope that it demands |
 //!
 //! A handler gets the cluster by [`Access`] only, which exists after the checks of its route alone.
+//!
+//! # Invariants
+//!
+//! - I163: Requests without a token are accepted on this machine only, and no web page of another origin reads or changes
+//!   anything. (`gateway/src/lib.rs::addresses_that_others_reach_need_encryption`,
+//!   `gateway/src/lib.rs::requests_without_a_token_are_accepted_on_this_machine_only`,
+//!   `gateway/src/access/browser.rs::other_origins_may_change_nothing`,
+//!   `tests/tests/gateway.rs::web_pages_of_other_origins_change_nothing`)
 
 mod authenticate;
 mod browser;

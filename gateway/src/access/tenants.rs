@@ -1,5 +1,14 @@
 //! The tenants that a gateway serves, each with its own tokens and limits. Requests reach the state of a tenant only through the
 //! credentials that its own account has accepted.
+//!
+//! # Invariants
+//!
+//! - I240: A gateway of several tenants shows a caller nothing of another tenant, at any operation; a token that names another
+//!   tenant, none, or one that does not exist is refused with the same words as a wrong one.
+//!   (`tests/tests/gateway_tenants.rs::tenants_see_nothing_of_each_other`)
+//! - I242: A token of an identity provider gives access to the tenants of its claim alone, and to one of several only if the
+//!   request chooses it; a stream has the runs of its tenant alone.
+//!   (`tests/tests/gateway_tenants.rs::claims_and_streams_belong_to_one_tenant`)
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

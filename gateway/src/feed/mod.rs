@@ -1,4 +1,4 @@
-//! The events of runs as streams that can be cut at any byte and resumed without a gap.
+//! The events of runs as streams.
 //!
 //! | module | contents |
 //! |---|---|
@@ -13,6 +13,20 @@
 //! | `stream` | one open stream of one run |
 //! | `all_runs` | one open stream of many runs |
 //! | `sink` | frames on their way to the client |
+//!
+//! # Invariants
+//!
+//! - I160: A stream of events that is cut at any byte, and resumed at any gateway with the last id, has every event of the log
+//!   once; the archive has the same events with the same ids.
+//!   (`tests/tests/gateway.rs::stream_that_is_cut_at_any_byte_and_resumed_equals_the_log`,
+//!   `tests/tests/gateway.rs::second_gateway_continues_the_stream_of_one_that_was_killed`)
+//! - I161: A slow reader of a stream is notified and misses no event of the log.
+//!   (`tests/tests/gateway.rs::slow_reader_is_notified_and_misses_nothing`)
+//! - I194: A stream of the events of all runs that is cut at any byte, and resumed at any gateway with the last id, has every
+//!   event of every run once, also of runs that were archived meanwhile, whatever is killed.
+//!   (`tests/tests/gateway/streams.rs::stream_of_all_runs_equals_their_logs_whatever_is_killed`)
+//! - I262: Streams of a run and of all runs that are cut before a run is reopened have every event of it once.
+//!   (`tests/tests/gateway/streams.rs::streams_continue_across_reopenings_and_have_every_event_once`)
 
 mod all_runs;
 mod cursor;

@@ -1,4 +1,9 @@
 //! The open connections from each address, so that one address can't take all of them.
+//!
+//! # Invariants
+//!
+//! - I243: An address has no more connections than allowed, and those that end make room.
+//!   (`tests/tests/gateway_identity.rs::connections_beyond_the_limit_of_an_address_are_closed`)
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,4 +1,9 @@
 //! The HTTP server: accepts connections within limits, and stops without cutting requests off.
+//!
+//! # Invariants
+//!
+//! - I166: Malformed, oversized and slow requests end with a problem or their connection, and never with an error of the gateway.
+//!   (`tests/tests/gateway.rs::malformed_oversized_and_slow_requests_are_refused`)
 
 mod address_slots;
 

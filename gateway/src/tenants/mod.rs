@@ -1,6 +1,11 @@
 //! The tenants of a gateway with `--tenants`: connected at the start, connected again when their files change, and added and
 //! removed with their entries in the folder. A tenant that can't be connected is retried for ever; the others are served
 //! meanwhile.
+//!
+//! # Invariants
+//!
+//! - I241: The account of a tenant that hangs or is away holds no request of another tenant up; tenants are added and removed
+//!   while the gateway runs. (`tests/tests/gateway_tenants.rs::tenant_that_is_away_holds_no_other_up`)
 
 mod folder;
 

@@ -1,4 +1,4 @@
-//! Webhooks: tells receivers of events of runs, at least once, whatever is killed.
+//! Webhooks: tells receivers of events of runs.
 //!
 //! ```text
 //! lanes ──▶ deliveries in their bucket ──▶ position        follower: whoever continues derives what is missing
@@ -17,6 +17,13 @@
 //! | `outgoing` | the requests of deliveries: Standard Webhooks, or A2A notifications |
 //! | `receiver` | requests to receivers |
 //! | `expiry` | removes push configs of runs that are gone, or ended long ago |
+//!
+//! # Invariants
+//!
+//! - I195: Each event that a webhook selects reaches its receiver at least once, with one id, whatever is killed, however long
+//!   the receiver is away within three days, and also if its run was archived meanwhile.
+//!   (`tests/tests/gateway_webhooks.rs::every_event_arrives_while_gateways_are_killed_and_the_receiver_is_away`,
+//!   `protocol/src/webhook/delivery.rs::a_receiver_that_stays_away_is_tried_for_three_days`)
 
 mod expiry;
 mod follower;

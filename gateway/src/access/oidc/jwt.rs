@@ -1,7 +1,12 @@
 //! A JSON Web Token: its form, its signature, and its claims. Pure: the keys and the time are given.
 //!
 //! The libraries for this bring a second implementation of cryptography; the checks themselves are few. Only algorithms with a public
-//! key are accepted, and a key decides which ones: a token can't choose how it is verified.
+//! key are accepted, and a key decides which ones.
+//!
+//! # Invariants
+//!
+//! - I197: A token of an identity provider is verified by an algorithm of its key, never by one that the token chooses.
+//!   (`gateway/src/access/oidc/jwt.rs::a_token_does_not_choose_how_it_is_verified`)
 
 use std::fmt;
 

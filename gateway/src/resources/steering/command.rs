@@ -1,4 +1,9 @@
 //! Appends a command to the log of a run, and waits for the decision on it.
+//!
+//! # Invariants
+//!
+//! - I165: A command over HTTP is applied once per idempotency key, and a refusal has the supervisor's reason.
+//!   (`tests/tests/gateway.rs::commands_are_decided_once_and_refusals_have_a_reason`)
 
 use std::time::Duration;
 

@@ -16,6 +16,12 @@
 //! | `fault` | errors |
 //! | `field_names` | the two names of each field in JSON |
 //! | `rest`, `rpc` | the bindings |
+//!
+//! # Invariants
+//!
+//! - I212: A message of an A2A client that is sent again starts no second run; its task has the state, the questions and the
+//!   report of the run, and the sequences of its updates grow.
+//!   (`tests/tests/standards.rs::a2a_clients_drive_runs_with_questions_to_their_ends`)
 
 mod card;
 mod fault;

@@ -8,6 +8,14 @@
 //! | `calls` | the calls |
 //! | `resources` | reports and files |
 //! | `tasks` | runs as tasks of the tasks extension |
+//!
+//! # Invariants
+//!
+//! - I210: An MCP client has the permissions of its token over the HTTP API and no others; it sees the tools that it can use.
+//!   (`tests/tests/standards.rs::mcp_clients_drive_runs_with_questions_to_their_ends`,
+//!   `gateway/src/standards/mcp/tools.rs::caller_who_may_only_read_sees_no_tool_that_writes`)
+//! - I211: A run that an MCP client has started is a task with the state, the questions and the result of the run; its questions
+//!   are answered once. (`tests/tests/standards.rs::mcp_clients_drive_runs_with_questions_to_their_ends`)
 
 mod arguments;
 mod calls;
