@@ -14,7 +14,7 @@
 //!
 //! # Invariants
 //!
-//! - I11: Whatever is killed at any moment, the run ends as if undisturbed, and no journaled step runs twice.
+//! - I11: If any process is killed at any moment, the run ends as if undisturbed, and no journaled step runs twice.
 //!   (`tests/tests/chaos.rs::crashes_do_not_change_the_end_of_a_run`)
 //! - I12: A log cut after any message leads to the same end.
 //!   (`tests/tests/prefixes.rs::log_cut_after_any_message_recovers_to_the_same_end`)

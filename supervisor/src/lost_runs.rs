@@ -4,7 +4,7 @@
 //!
 //! # Invariants
 //!
-//! - I100: What the archive holds is never reported as lost: if a server has an older summary of an archived run, or a rest of it
+//! - I100: A run in the archive is never reported as lost: if a server has an older summary of an archived run, or a rest of it
 //!   in the lane, the summary is updated and the rest is removed.
 //!   (`tests/tests/supervision.rs::archived_run_survives_an_older_summary_and_a_rest_in_its_lane`)
 

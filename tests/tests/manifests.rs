@@ -7,7 +7,7 @@
 //!   (`tests/tests/manifests/drift.rs::programs_accept_their_command_lines`,
 //!   `tests/tests/manifests/drift.rs::scalers_watch_the_queue_of_their_deployment`,
 //!   `tests/tests/observability.rs::dashboards_and_rules_use_existing_metrics_and_labels`)
-//! - I54: A new capability is ten lines of manifest and changes nothing else.
+//! - I54: A new capability is ten lines of manifest and needs no other change.
 //!   (`tests/tests/manifests/capability.rs::added_capability_is_ten_lines_and_changes_nothing_else`)
 
 #[path = "manifests/backup.rs"]

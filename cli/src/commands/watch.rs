@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! - I96: A command that follows a run ends when the run is interrupted, and says how to continue it.
+//! - I96: A command that follows a run ends when the run is interrupted, and prints the command that continues it.
 //!   (`tests/tests/first_command.rs::watch_ends_when_its_run_is_interrupted`)
 
 use std::path::{Path, PathBuf};

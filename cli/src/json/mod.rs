@@ -12,7 +12,7 @@
 //!
 //! # Invariants
 //!
-//! - I83: What commands print with `--json` is what `millrace schema` describes: every field, and no other.
+//! - I83: The output of commands with `--json` matches `millrace schema`: every field, and no other.
 //!   (`cli/src/report/tests.rs::every_event_of_a_run_matches_the_schema`,
 //!   `cli/src/json/tests.rs::every_command_prints_json_and_has_a_schema`,
 //!   `cli/tests/command_line.rs::the_json_of_every_command_matches_its_printed_schema`)

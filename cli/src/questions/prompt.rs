@@ -3,8 +3,8 @@
 //!
 //! # Invariants
 //!
-//! - I112: What is typed at the prompt below the live view before a question is replaced by another one never answers that other
-//!   one, and the terminal has its modes again when the command ends.
+//! - I112: Keys typed at the prompt below the live view before a question is replaced by another one never answer that other one,
+//!   and the terminal has its modes again when the command ends.
 //!   (`cli/src/questions/prompt.rs::question_that_is_closed_takes_what_was_typed_for_it_away`,
 //!   `cli/tests/questions.rs::question_at_the_prompt_disappears_when_it_is_answered_elsewhere`,
 //!   `cli/tests/questions.rs::interrupt_at_the_prompt_interrupts_the_run`)

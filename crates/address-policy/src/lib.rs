@@ -4,7 +4,7 @@
 //!
 //! # Invariants
 //!
-//! - I32: No tool reaches a private address, whatever a resolver returns and wherever a page redirects.
+//! - I32: No tool reaches a private address, for any answer of a resolver and any redirect of a page.
 //!   (`crates/address-policy/src/public_address.rs::every_address_of_the_corpus_is_classified`,
 //!   `crates/tools/tests/web.rs::dns_rebinding_is_prevented`, `crates/tools/tests/web.rs::redirects_are_limited_and_checked`)
 //! - I196: No webhook connects to an address outside the public internet, unless the operator names its network.

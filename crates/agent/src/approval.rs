@@ -3,8 +3,8 @@
 //!
 //! # Invariants
 //!
-//! - I113: A call that needs an approval runs only as it was approved, at most once, and never after a rejection, whatever dies
-//!   and whatever its capability file says by then; the other calls of its turn run at once.
+//! - I113: A call that needs an approval runs only as it was approved, at most once, and never after a rejection, across crashes
+//!   and changes of its capability file; the other calls of its turn run at once.
 //!   (`crates/agent/tests/turn/approvals.rs::approved_calls_run_once_whenever_the_worker_is_lost`,
 //!   `crates/agent/tests/turn/approvals.rs::calls_run_as_they_were_approved_and_the_others_at_once`,
 //!   `crates/agent/tests/turn/approvals.rs::answers_count_after_the_rules_have_changed`,

@@ -11,7 +11,7 @@
 //!
 //! # Invariants
 //!
-//! - I23: A killed command leaves no process behind, at whatever moment.
+//! - I23: A command that is killed at any moment leaves no process.
 //!   (`cli/tests/local.rs::a_parent_killed_while_starting_leaves_no_process`)
 
 use std::ffi::OsString;

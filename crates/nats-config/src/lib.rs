@@ -15,7 +15,7 @@
 //!
 //! # Invariants
 //!
-//! - I48: Nobody connects without an identity and a certificate; a key is rotated without a gap; no seed is printed.
+//! - I48: No client connects without an identity and a certificate; a key is rotated without a gap; no seed is printed.
 //!   (`cli/tests/nats_config.rs::unknown_identities_are_rejected`,
 //!   `cli/tests/nats_config.rs::only_certificates_of_the_own_authority_are_accepted`,
 //!   `cli/tests/nats_config.rs::both_keys_work_during_a_rotation`, `cli/tests/nats_config.rs::no_seed_is_ever_printed`)

@@ -23,7 +23,7 @@
 //! - I161: A slow reader of a stream is notified and misses no event of the log.
 //!   (`tests/tests/gateway.rs::slow_reader_is_notified_and_misses_nothing`)
 //! - I194: A stream of the events of all runs that is cut at any byte, and resumed at any gateway with the last id, has every
-//!   event of every run once, also of runs that were archived meanwhile, whatever is killed.
+//!   event of every run once, also of runs that were archived meanwhile, across kills of any process.
 //!   (`tests/tests/gateway/streams.rs::stream_of_all_runs_equals_their_logs_whatever_is_killed`)
 //! - I262: Streams of a run and of all runs that are cut before a run is reopened have every event of it once.
 //!   (`tests/tests/gateway/streams.rs::streams_continue_across_reopenings_and_have_every_event_once`)

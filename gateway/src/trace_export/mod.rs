@@ -17,8 +17,9 @@
 //!
 //! # Invariants
 //!
-//! - I191: A receiver of traces gets exactly the spans of the log, whatever is killed, however long it was away, and also of runs
-//!   that were archived meanwhile. (`gateway/src/trace_export/tests.rs::exporters_killed_behind_every_message_lose_no_span`,
+//! - I191: A receiver of traces gets exactly the spans of the log, across kills of any process and any absence of the receiver,
+//!   and also of runs that were archived meanwhile.
+//!   (`gateway/src/trace_export/tests.rs::exporters_killed_behind_every_message_lose_no_span`,
 //!   `gateway/src/trace_export/tests.rs::receiver_that_is_away_loses_nothing`,
 //!   `gateway/src/trace_export/tests.rs::archived_runs_are_exported_whatever_was_read_before`)
 

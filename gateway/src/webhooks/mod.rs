@@ -20,8 +20,8 @@
 //!
 //! # Invariants
 //!
-//! - I195: Each event that a webhook selects reaches its receiver at least once, with one id, whatever is killed, however long
-//!   the receiver is away within three days, and also if its run was archived meanwhile.
+//! - I195: Each event that a webhook selects reaches its receiver at least once, with one id, across kills of any process and an
+//!   absence of the receiver of up to three days, and also if its run was archived meanwhile.
 //!   (`tests/tests/gateway_webhooks.rs::every_event_arrives_while_gateways_are_killed_and_the_receiver_is_away`,
 //!   `protocol/src/webhook/delivery.rs::a_receiver_that_stays_away_is_tried_for_three_days`)
 

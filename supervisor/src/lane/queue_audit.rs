@@ -14,7 +14,7 @@
 //!   `tests/tests/queues.rs::every_run_ends_despite_damaged_queues`,
 //!   `tests/tests/queues.rs::withdrawn_order_strands_no_order_of_a_dead_worker`)
 //! - I99: A process works only on orders of its own queues: an order that a consumer delivers because it has the sequence of a
-//!   lost one stays in its queue, and an order that nobody claims within the lease is published again.
+//!   lost one stays in its queue, and an order without a claim within the lease is published again.
 //!   (`tests/tests/queues/power_loss.rs::order_with_the_sequence_of_a_lost_one_stays_in_its_own_queue`,
 //!   `supervisor/src/lane/queue_audit.rs::delivered_order_is_suspected_until_a_live_worker_claims_it`)
 //! - I102: A review that takes long is not published again while a critic works on it.

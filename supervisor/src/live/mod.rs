@@ -4,7 +4,7 @@
 //! # Invariants
 //!
 //! - I64: An outcome that is in a journal before its work is dispatched (lost messages, or a forger) is refused, and the work
-//!   gets an attempt with another journal, so that the run goes on.
+//!   gets an attempt with another journal, so that the run continues.
 //!   (`tests/tests/queues.rs::outcome_from_before_its_dispatch_does_not_stop_the_run`,
 //!   `supervisor/src/live/tests.rs::outcome_from_before_its_dispatch_gives_the_task_another_attempt`)
 

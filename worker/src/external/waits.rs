@@ -15,8 +15,8 @@
 //!
 //! # Invariants
 //!
-//! - I123: A program or service delegates each task of its reply once, whatever dies, and runs again with their ends and results.
-//!   (`tests/tests/delegation.rs::program_delegates_in_its_reply`,
+//! - I123: A program or service delegates each task of its reply once, also across crashes, and runs again with their ends and
+//!   results. (`tests/tests/delegation.rs::program_delegates_in_its_reply`,
 //!   `worker/src/external/waits.rs::replies_that_wait_are_told_from_results`)
 
 use jiff::Timestamp;

@@ -6,7 +6,7 @@
 //! # Invariants
 //!
 //! - I152: A program gets no file that its agent may not read, and changes none that it may not change; links and files beyond
-//!   the limits stay in its folder, and the result says so.
+//!   the limits stay in its folder, and the result names them.
 //!   (`crates/agent/src/files/working_copy.rs::permissions_hold_for_programs`,
 //!   `crates/agent/src/files/working_copy.rs::limits_and_settings_leave_files_out_with_the_reason`)
 

@@ -14,7 +14,7 @@
 //!
 //! # Invariants
 //!
-//! - I155: A call that a hook refuses, or whose hook fails, does not run or is withheld; the journal holds replies and results as
+//! - I155: A call is not run, or its result is withheld, if a hook refuses it or fails; the journal holds replies and results as
 //!   the hooks left them. (`worker/tests/hooks.rs::hook_redacts_and_refuses_calls`,
 //!   `worker/tests/hooks.rs::hook_that_fails_refuses_its_call`,
 //!   `worker/tests/hooks.rs::rust_hook_is_not_called_for_recorded_steps`)

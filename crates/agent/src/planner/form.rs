@@ -3,9 +3,8 @@
 //!
 //! # Invariants
 //!
-//! - I86: A first plan needs no tools and no long prompt, and what an answer plainly means is completed by code, never guessed:
-//!   any other mistake is refused by the rules.
-//!   (`crates/agent/tests/prompt_size.rs::prompts_of_planners_stay_within_their_limits`,
+//! - I86: A first plan needs no tools and no long prompt, and code completes an answer of plain meaning, without guesses: any
+//!   other mistake is refused by the rules. (`crates/agent/tests/prompt_size.rs::prompts_of_planners_stay_within_their_limits`,
 //!   `crates/agent/tests/planner/small.rs::dependency_on_a_capability_means_its_tasks`,
 //!   `crates/agent/tests/planner/small.rs::prompt_of_a_small_planner_has_no_tools`)
 //! - I89: A planner's turn has the same board, form and tools when it is resumed, also one that began under 0.4.0.

@@ -5,7 +5,7 @@
 //! # Invariants
 //!
 //! - I143: An attempt after a rejection begins with the rejected result, the verdict by criterion and the notes of all earlier
-//!   attempts, or with their conversation, and the same on any worker, whatever is appended to earlier journals.
+//!   attempts, or with their conversation, and the same on any worker, regardless of later entries in earlier journals.
 //!   (`crates/agent/tests/rerun.rs::next_attempt_sees_its_rejected_result_the_verdict_and_the_notes`,
 //!   `crates/agent/tests/rerun.rs::notes_of_all_earlier_attempts_are_kept`,
 //!   `crates/agent/tests/rerun.rs::revision_continues_the_conversation_of_the_rejected_attempt`,

@@ -8,7 +8,7 @@
 //!
 //! # Invariants
 //!
-//! - I42: No check runs twice and no judge is asked twice, whoever takes the review over.
+//! - I42: No check runs twice and no judge gets a request twice, also after a takeover of the review.
 //!   (`critic/tests/review.rs::a_check_before_a_crash_is_not_repeated`,
 //!   `crates/agent/tests/judge.rs::review_resumed_after_any_step_repeats_no_request`)
 

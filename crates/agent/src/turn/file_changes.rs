@@ -6,11 +6,11 @@
 //!
 //! # Invariants
 //!
-//! - I150: What a program changed is recorded before it is written, and written once, whenever the worker is lost; a program
+//! - I150: The changes of a program are recorded before they are written, and written once, at any loss of the worker; a program
 //!   without a recorded end is reported as unknown and never run again.
 //!   (`crates/agent/tests/turn/programs.rs::attempt_with_state_and_a_program_is_resumed_after_any_step`,
 //!   `worker/tests/program_files.rs::changes_of_a_lost_program_are_written_once`)
-//! - I151: Of a file that a program and someone else change, both contents are kept, and the model is told both.
+//! - I151: If a program and another writer change a file, both contents are kept, and the model reads both.
 //!   (`crates/agent/tests/turn/programs.rs::conflicting_changes_lose_nothing`)
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! - I28: Every limit of an attempt ends it with the limit's name and what was produced; any sequence of replies ends in an
+//! - I28: Every limit of an attempt ends it with the limit's name and the output so far; any sequence of replies ends in an
 //!   outcome. (`crates/agent/tests/turn/limits.rs::every_limit_ends_the_turn_and_is_named`,
 //!   `crates/agent/tests/turn/properties.rs::any_replies_end_in_an_outcome_with_all_calls_answered`)
 

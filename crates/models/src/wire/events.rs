@@ -3,7 +3,7 @@
 //!
 //! # Invariants
 //!
-//! - I31: Whatever a provider sends becomes a reply or a typed error, wherever it is cut and whatever it contains.
+//! - I31: Every response of a provider becomes a reply or a typed error, with any content and cut anywhere.
 //!   (`crates/models/tests/conformance/breaks.rs::a_stream_without_finish_reason_is_truncated`,
 //!   `crates/models/src/wire/events.rs::events_and_lines_do_not_depend_on_chunk_boundaries`)
 

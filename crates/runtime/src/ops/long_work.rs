@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! - I264: An owner keeps its lease while it folds and decides on a very large plan: the other tasks of the process go on
+//! - I264: An owner keeps its lease while it folds and decides on a very large plan: the other tasks of the process continue
 //!   meanwhile. (`tests/tests/supervision.rs::owner_keeps_its_lease_while_it_decides_on_a_very_large_plan`,
 //!   `crates/runtime/src/ops/long_work.rs::other_tasks_go_on_during_long_work`)
 

@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! - I213: A change of the status of an A2A task that a push config is for reaches its receiver at least once, with its token and
-//!   credentials, whatever is killed within three days; nobody reads these, another tenant sees no config, and they are removed
-//!   with their run.
+//!   credentials, across kills of any process within three days; no caller reads these, another tenant sees no config, and they
+//!   are removed with their run.
 //!   (`tests/tests/gateway_webhooks.rs::a2a_notifications_arrive_while_gateways_are_killed_and_the_receiver_is_away`,
 //!   `tests/tests/gateway_webhooks.rs::push_configs_show_no_secrets_and_are_removed_with_their_run`,
 //!   `tests/tests/gateway_tenants.rs::tenants_see_nothing_of_each_other`)

@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! - I144: The criteria for the deliverable are checked in every result of the final task, whatever review it has.
+//! - I144: The criteria for the deliverable are checked in every result of the final task, with any kind of review.
 //!   (`protocol/tests/rules/judgement.rs::criteria_of_the_run_are_added_to_the_review_of_the_final_task`)
 
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! - I105: A delegated task is added once, whatever dies between its delegation and its end, and the end of the last one wakes
-//!   its parent. (`tests/tests/delegation.rs::kills_lose_no_child_and_no_wake_up`,
+//! - I105: A delegated task is added once, also if processes die between its delegation and its end, and the end of the last one
+//!   wakes its parent. (`tests/tests/delegation.rs::kills_lose_no_child_and_no_wake_up`,
 //!   `protocol/tests/rules/delegation.rs::repeated_delegation_adds_nothing`,
 //!   `protocol/tests/rules/delegation.rs::parent_wakes_with_all_ends_when_the_last_child_has_ended`)
 //! - I106: No delegated task outlives the attempt that delegated it, however that ends.

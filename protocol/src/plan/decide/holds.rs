@@ -3,8 +3,8 @@
 //!
 //! # Invariants
 //!
-//! - I182: Runs of a session start in the order of their submissions, one after the other, whatever dies; while a run waits,
-//!   nothing of it is dispatched, reserved or timed.
+//! - I182: Runs of a session start in the order of their submissions, one after the other, also across crashes; while a run
+//!   waits, nothing of it is dispatched, reserved or timed.
 //!   (`protocol/tests/rules/holds.rs::held_run_dispatches_reserves_and_times_nothing`,
 //!   `tests/tests/sessions.rs::runs_of_a_session_run_in_their_order_while_supervisors_are_killed`)
 

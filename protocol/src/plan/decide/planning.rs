@@ -3,7 +3,7 @@
 //!
 //! # Invariants
 //!
-//! - I87: A planner without any valid answer leaves a plan that the rules accept, and the run says so.
+//! - I87: A planner without any valid answer leaves a plan that the rules accept, and the end of the run names that.
 //!   (`crates/agent/tests/planner/small.rs::planner_without_any_valid_answer_leaves_a_plain_plan`,
 //!   `protocol/tests/rules/repetition.rs::end_says_that_a_plain_plan_was_carried_out`)
 

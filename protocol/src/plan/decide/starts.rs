@@ -4,8 +4,8 @@
 //!
 //! # Invariants
 //!
-//! - I130: No attempt at a task with start conditions is dispatched before its time and without its event, whatever makes the
-//!   task ready; until then it holds no worker, no place in a queue and no reservation.
+//! - I130: No attempt at a task with start conditions is dispatched before its time and without its event, by any path that makes
+//!   the task ready; until then it holds no worker, no place in a queue and no reservation.
 //!   (`protocol/tests/rules/properties.rs::every_run_of_a_fair_world_ends_for_a_true_reason`,
 //!   `protocol/tests/rules/table.rs::table_of_states_and_inputs_is_unchanged`,
 //!   `tests/tests/waiting.rs::tasks_start_at_their_time_and_after_their_event`)

@@ -5,8 +5,8 @@
 //!
 //! - I78: A run with a damaged or lost log is reported as such in every list, and resuming it fails with the reason.
 //!   (`tests/tests/queues/power_loss.rs::run_with_a_damaged_log_says_so`)
-//! - I261: A command that may reopen an ended run is decided on once, whenever it arrives and whoever dies: the run is reopened,
-//!   or the command is refused and leaves nothing in the lane.
+//! - I261: A command that may reopen an ended run is decided on once, at any time of its arrival and across crashes: the run is
+//!   reopened, or the command is refused and leaves nothing in the lane.
 //!   (`tests/tests/reopen.rs::reopened_run_survives_a_kill_after_any_append`,
 //!   `tests/tests/reopen.rs::command_while_a_run_is_archived_reopens_it`,
 //!   `tests/tests/reopen.rs::suspended_owner_does_not_disturb_a_reopened_run`,

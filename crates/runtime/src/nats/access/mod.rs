@@ -45,7 +45,7 @@
 //!
 //! # Invariants
 //!
-//! - I44: Each identity may do what its role needs, and the server refuses everything else; a whole run meets no refusal.
+//! - I44: Each identity may do what its role needs, and the server refuses all other requests; a whole run meets no refusal.
 //!   (`tests/tests/access.rs::permissions_of_each_role_match_the_table`,
 //!   `tests/tests/access.rs::cluster_works_without_any_permission_violation`)
 //! - I45: A worker's stolen credential reads no other queue, writes no verdict, forges no plan, and receives no replies of

@@ -51,7 +51,7 @@
 //!
 //! # Invariants
 //!
-//! - I170: Whatever dies while runs are deleted and blobs are swept, the other runs keep their results, files and blobs, also
+//! - I170: If processes die while runs are deleted and blobs are swept, the other runs keep their results, files and blobs, also
 //!   those that are stored again meanwhile; in the end nothing of the deleted runs is left.
 //!   (`crates/runtime/tests/retention.rs::everything_of_remaining_runs_is_kept_and_nothing_else`)
 //! - I171: A live run is never deleted, and nothing is while a backup is taken.

@@ -4,7 +4,7 @@
 //!
 //! # Invariants
 //!
-//! - I41: What is stopped ends within a second, down to the connection to a provider and the programs of a tool; a missed stop
+//! - I41: Stopped work ends within a second, down to the connection to a provider and the programs of a tool; a missed stop
 //!   message is noticed at the next lease renewal.
 //!   (`worker/tests/stopping.rs::a_stop_closes_the_provider_request_within_a_second`,
 //!   `worker/tests/stopping.rs::a_stop_kills_a_program_and_its_children_within_a_second`,
