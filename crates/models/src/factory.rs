@@ -199,7 +199,7 @@ impl ModelFactory {
                 )?;
                 let tariff = table.tariff_for_model(provider, &model);
                 let listed_window = table.window_of_model(provider, &model);
-                let model = create_provider_model(spec, resolved)?;
+                let model = create_provider_model(spec, resolved);
                 let breaker = self.shared.breakers.breaker_for_model(model.name());
                 let context_window = self.choose_window(spec, listed_window)?;
                 let model = ProvidedModel { model, ability, context_window, has_provider: true };
@@ -260,31 +260,15 @@ impl ModelFactory {
 /// The temperature of requests to a model whose settings have none. The servers of local models sample from their own default, about
 /// 0.8, at which small models copy passages wrongly. Ollama knows what its models need.
 fn default_temperature(provider: Provider, ability: ModelAbility) -> Option<f64> {
-    let has_own_defaults = provider == Provider::Ollama || !provider.is_local();
-    (ability == ModelAbility::Small && !has_own_defaults).then_some(LOW_TEMPERATURE)
+    (ability == ModelAbility::Small && provider.needs_low_temperature()).then_some(LOW_TEMPERATURE)
 }
 
 /// Creates a provider's model with the layer for structured output.
 fn create_provider_model(
     spec: &ModelSpec,
     ResolvedModel { provider, endpoint }: ResolvedModel,
-) -> Result<Arc<dyn Model>, CreateModelError> {
-    let (native, inner) = match provider {
-        Provider::LongTail(name) => {
-            let model = wire::long_tail::connect_through_genai(name, endpoint)
-                .ok_or_else(|| provider::unknown_provider_error(&spec.name, name))?;
-            (wire::long_tail::native_output_support(name), model)
-        }
-        Provider::OpenAi
-        | Provider::OpenAiResponses
-        | Provider::OpenAiChat
-        | Provider::Anthropic
-        | Provider::Ollama
-        | Provider::LmStudio
-        | Provider::OpenRouter
-        | Provider::OpenAiCompatible => (endpoint.native_output_support(), wire::create_http_model(endpoint)),
-    };
-    let abilities = OutputSupport { native, grammar: provider.is_local() };
+) -> Arc<dyn Model> {
+    let support = OutputSupport { native: endpoint.native_output_support(), grammar: provider.is_local() };
     let structured = match spec.settings.structured {
         StructuredMode::Auto => provider.default_structured_mode(),
         wanted @ (StructuredMode::Native
@@ -292,7 +276,7 @@ fn create_provider_model(
         | StructuredMode::Envelope
         | StructuredMode::Prompt) => wanted,
     };
-    Ok(Arc::new(StructuredModel::new(inner, abilities, structured)))
+    Arc::new(StructuredModel::new(wire::create_http_model(endpoint), support, structured))
 }
 
 /// Loads a file at most once per process.
@@ -318,12 +302,13 @@ mod tests {
     fn small_models_of_local_servers_have_a_low_temperature() {
         use ModelAbility::{Small, Strong};
         for (provider, ability, expected) in [
-            (Provider::OpenAiCompatible, Small, Some(LOW_TEMPERATURE)),
-            (Provider::LmStudio, Small, Some(LOW_TEMPERATURE)),
-            (Provider::OpenAiCompatible, Strong, None),
-            (Provider::Ollama, Small, None),
-            (Provider::OpenRouter, Small, None),
+            ("openai-compatible", Small, Some(LOW_TEMPERATURE)),
+            ("lm-studio", Small, Some(LOW_TEMPERATURE)),
+            ("openai-compatible", Strong, None),
+            ("ollama", Small, None),
+            ("openrouter", Small, None),
         ] {
+            let provider = Provider::from_name(provider).unwrap();
             assert_eq!(default_temperature(provider, ability), expected, "{provider:?} {ability:?}");
         }
     }

@@ -8,6 +8,8 @@ mod stub;
 #[path = "conformance/wires.rs"]
 mod wires;
 
+#[path = "conformance/bedrock.rs"]
+mod bedrock;
 #[path = "conformance/breaks.rs"]
 mod breaks;
 #[path = "conformance/faults.rs"]
@@ -16,10 +18,10 @@ mod faults;
 mod framing;
 #[path = "conformance/images.rs"]
 mod images;
-#[path = "conformance/long_tail.rs"]
-mod long_tail;
 #[path = "conformance/oddities.rs"]
 mod oddities;
+#[path = "conformance/providers.rs"]
+mod providers;
 #[path = "conformance/real.rs"]
 mod real;
 #[path = "conformance/requests.rs"]

@@ -29,7 +29,8 @@ fn resilient(inner: Arc<FakeModel>, change: impl FnOnce(&mut ResilientModel)) ->
         breaker: Arc::new(CircuitBreaker::default()),
         rate_limiter: Arc::new(()),
         observer: Arc::new(()),
-        tariff: ModelTable::load_built_in().tariff_for_model(Provider::OpenAi, "gpt-4o"),
+        tariff: ModelTable::load_built_in()
+            .tariff_for_model(Provider::from_name("openai").unwrap(), "gpt-4o"),
         policy: RetryPolicy::default(),
         ability: ModelAbility::Strong,
         has_provider: true,

@@ -39,12 +39,13 @@ pub enum ModelNameError {
     },
     /// No address is configured.
     #[error(
-        "no address configured for {name}: write {name}@http://127.0.0.1:8081/v1, or set base_url or \
-         OPENAI_COMPATIBLE_BASE_URL"
+        "no address configured for {name}: write {name}@http://127.0.0.1:8081/v1, or set base_url or {variable}"
     )]
     MissingAddress {
         /// The name of the model.
         name: String,
+        /// The variable that determines the address.
+        variable: String,
     },
     /// The address is invalid.
     #[error("the address of {name} is invalid: {why}")]

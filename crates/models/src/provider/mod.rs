@@ -1,5 +1,5 @@
 //! Parses full model names and resolves their address and API key. The environment is an argument. It owns the names,
-//! defaults and environment variables of all providers, and does no I/O.
+//! defaults and environment variables of all providers, and does no I/O; `list` has a row for each.
 //!
 //! A name is `PROVIDER:MODEL`, or `PROVIDER:MODEL@ADDRESS` for an address other than the default; `::` is read as `:`, and
 //! a name without a provider is OpenAI's.
@@ -12,10 +12,14 @@
 //! | `lm-studio`, `lmstudio` | `LM_STUDIO_API_KEY`, if any | `LM_STUDIO_BASE_URL` |
 //! | `openrouter` | `OPENROUTER_API_KEY` | `OPENROUTER_BASE_URL` |
 //! | `openai-compatible` (llama.cpp, vLLM, any gateway) | `OPENAI_COMPATIBLE_API_KEY`, if any | in the name: `openai-compatible:qwen@http://127.0.0.1:8081/v1`, in the setting `base_url`, or `OPENAI_COMPATIBLE_BASE_URL` |
-//! | `gemini` and the rest of the long tail, by the crate `genai` | `GEMINI_API_KEY`, and each provider's usual variable | each provider's own |
+//! | `gemini`, `google` | `GEMINI_API_KEY` | Google's |
+//! | `vertex`, `vertex-ai` (models of Google and Anthropic) | `VERTEX_API_KEY`, an access token | by `VERTEX_PROJECT_ID` and `VERTEX_LOCATION` |
+//! | `bedrock` | `BEDROCK_API_KEY` | by `AWS_REGION` |
+//! | all others | their usual variable | their own |
 //!
 //! In addition there are `script:FILE` and `replay:FILE`.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use reqwest::Url;
@@ -25,34 +29,17 @@ use crate::selection::{ModelSelection, ModelSettings, ModelSpec, StructuredMode}
 use crate::wire::{ModelEndpoint, WireProtocol};
 
 mod error;
+mod list;
 
 pub use error::ModelNameError;
+use list::{Address, Api, OPENAI_BASE_URL, PROVIDERS, ProviderRow};
 
 /// Returns an environment variable by its name.
 pub type EnvironmentLookupRef<'a> = &'a (dyn Fn(&str) -> Option<String> + Send + Sync);
 
-/// The provider of a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Provider {
-    /// OpenAI; the address determines the API.
-    OpenAi,
-    /// OpenAI's Responses API.
-    OpenAiResponses,
-    /// OpenAI's Chat Completions API.
-    OpenAiChat,
-    /// Anthropic.
-    Anthropic,
-    /// Ollama's own API.
-    Ollama,
-    /// LM Studio.
-    LmStudio,
-    /// OpenRouter.
-    OpenRouter,
-    /// Any server with OpenAI's Chat Completions API.
-    OpenAiCompatible,
-    /// A provider that the crate `genai` supports.
-    LongTail(&'static str),
-}
+/// The provider of a model: a row of the list.
+#[derive(Clone, Copy)]
+pub struct Provider(&'static ProviderRow);
 
 /// A parsed model name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,161 +59,110 @@ pub enum ParsedModelName {
     Replay(PathBuf),
 }
 
-const PROVIDERS: [Provider; 8] = [
-    Provider::OpenAi,
-    Provider::OpenAiResponses,
-    Provider::OpenAiChat,
-    Provider::Anthropic,
-    Provider::Ollama,
-    Provider::LmStudio,
-    Provider::OpenRouter,
-    Provider::OpenAiCompatible,
-];
-/// Alternative names of providers.
-const ALIASES: [(&str, Provider); 4] = [
-    ("lmstudio", Provider::LmStudio),
-    ("openai-compat", Provider::OpenAiCompatible),
-    ("google", Provider::LongTail("gemini")),
-    ("vertex-ai", Provider::LongTail("vertex")),
-];
-/// The providers of the crate `genai` and the variables with their API keys.
-const LONG_TAIL: [(&str, &str); 14] = [
-    ("gemini", "GEMINI_API_KEY"),
-    ("vertex", "VERTEX_API_KEY"),
-    ("bedrock", "BEDROCK_API_KEY"),
-    ("groq", "GROQ_API_KEY"),
-    ("xai", "XAI_API_KEY"),
-    ("deepseek", "DEEPSEEK_API_KEY"),
-    ("cohere", "COHERE_API_KEY"),
-    ("mistral", "MISTRAL_API_KEY"),
-    ("together", "TOGETHER_API_KEY"),
-    ("fireworks", "FIREWORKS_API_KEY"),
-    ("nebius", "NEBIUS_API_KEY"),
-    ("zai", "ZAI_API_KEY"),
-    ("moonshot", "MOONSHOT_API_KEY"),
-    ("github", "GITHUB_TOKEN"),
-];
 const SCRIPT_PREFIX: &str = "script";
 const REPLAY_PREFIX: &str = "replay";
 const TIER_PREFIX: &str = "tier";
-
-const OPENAI_BASE_URL: &str = "https://api.openai.com/v1";
+/// The provider of names without one, and the name of OpenAI in the table of models.
+const OPENAI: &str = "openai";
 
 impl Provider {
+    /// Returns the provider with a name, which may be an alternative one.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        let name = name.trim().to_lowercase().replace('_', "-");
+        let has_name = |row: &&ProviderRow| row.name == name || row.aliases.contains(&name.as_str());
+        PROVIDERS.iter().find(has_name).map(Self)
+    }
+
     /// Returns its name, which precedes the colon.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::OpenAi => "openai",
-            Self::OpenAiResponses => "openai-responses",
-            Self::OpenAiChat => "openai-chat",
-            Self::Anthropic => "anthropic",
-            Self::Ollama => "ollama",
-            Self::LmStudio => "lm-studio",
-            Self::OpenRouter => "openrouter",
-            Self::OpenAiCompatible => "openai-compatible",
-            Self::LongTail(name) => name,
-        }
-    }
-
-    fn from_name(name: &str) -> Option<Self> {
-        let name = name.trim().to_lowercase().replace('_', "-");
-        let alias = || ALIASES.iter().find(|(alias, _)| *alias == name).map(|(_, provider)| *provider);
-        let tail = || LONG_TAIL.iter().find(|(tail, _)| *tail == name).map(|(tail, _)| Self::LongTail(tail));
-        PROVIDERS.into_iter().find(|provider| provider.name() == name).or_else(alias).or_else(tail)
+        self.0.name
     }
 
     /// Returns `true` if its servers run small models and enforce any schema by a grammar.
     #[must_use]
     pub fn is_local(self) -> bool {
-        match self {
-            Self::Ollama | Self::LmStudio | Self::OpenAiCompatible => true,
-            Self::OpenAi
-            | Self::OpenAiResponses
-            | Self::OpenAiChat
-            | Self::Anthropic
-            | Self::OpenRouter
-            | Self::LongTail(_) => false,
-        }
+        self.0.dialect.is_local
     }
 
-    /// Returns the default mode for structured output. OpenRouter rejects a schema for the many of its models that do not
-    /// support one, and nearly all of them support tools.
+    /// Returns `true` if small models need a temperature below the default of its servers.
+    #[must_use]
+    pub fn needs_low_temperature(self) -> bool {
+        self.0.needs_low_temperature
+    }
+
+    /// Returns `true` if it sells models of others, which are named `maker/model`.
+    #[must_use]
+    pub fn is_reseller(self) -> bool {
+        self.0.is_reseller
+    }
+
+    /// Returns the default mode for structured output.
     #[must_use]
     pub fn default_structured_mode(self) -> StructuredMode {
-        match self {
-            Self::OpenRouter => StructuredMode::Tool,
-            Self::OpenAi
-            | Self::OpenAiResponses
-            | Self::OpenAiChat
-            | Self::Anthropic
-            | Self::Ollama
-            | Self::LmStudio
-            | Self::OpenAiCompatible
-            | Self::LongTail(_) => StructuredMode::Auto,
-        }
+        self.0.structured
     }
 
     /// Returns its name in the price table.
     #[must_use]
     pub fn price_table_section(self) -> &'static str {
-        match self {
-            Self::OpenAi | Self::OpenAiResponses | Self::OpenAiChat => Self::OpenAi.name(),
-            Self::Anthropic
-            | Self::Ollama
-            | Self::LmStudio
-            | Self::OpenRouter
-            | Self::OpenAiCompatible
-            | Self::LongTail(_) => self.name(),
-        }
+        self.0.table_section
     }
 
-    /// Returns the variable with its API key, and `true` if the key is required.
-    fn api_key_variable(self) -> (&'static str, bool) {
-        match self {
-            Self::OpenAi | Self::OpenAiResponses | Self::OpenAiChat => ("OPENAI_API_KEY", true),
-            Self::Anthropic => ("ANTHROPIC_API_KEY", true),
-            Self::Ollama => ("OLLAMA_API_KEY", false),
-            Self::LmStudio => ("LM_STUDIO_API_KEY", false),
-            Self::OpenRouter => ("OPENROUTER_API_KEY", true),
-            Self::OpenAiCompatible => ("OPENAI_COMPATIBLE_API_KEY", false),
-            Self::LongTail(tail) => {
-                let listed = LONG_TAIL.iter().find(|(name, _)| *name == tail);
-                (listed.map_or("API_KEY", |(_, variable)| variable), true)
-            }
-        }
-    }
-
-    /// Returns the address to use if neither the name nor the settings have one.
-    fn default_address(self, variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
-        let or = |name: &str, default: &str| Some(variable(name).unwrap_or_else(|| default.to_owned()));
-        match self {
-            Self::OpenAi | Self::OpenAiResponses | Self::OpenAiChat => or("OPENAI_BASE_URL", OPENAI_BASE_URL),
-            Self::Anthropic => or("ANTHROPIC_BASE_URL", "https://api.anthropic.com"),
-            Self::Ollama => {
+    /// Returns the address to use if neither the name nor the settings have one; the error is the variable that is missing.
+    fn default_address(self, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, &'static str> {
+        match self.0.address {
+            Address::Fixed(url) => Ok(url.to_owned()),
+            Address::Default(name, url) => Ok(variable(name).unwrap_or_else(|| url.to_owned())),
+            Address::Required(name) => variable(name).ok_or(name),
+            Address::Ollama => {
                 let host = variable("OLLAMA_BASE_URL").or_else(|| variable("OLLAMA_HOST"));
-                Some(ollama_address_from_host(host.as_deref().unwrap_or("127.0.0.1")))
+                Ok(ollama_address_from_host(host.as_deref().unwrap_or("127.0.0.1")))
             }
-            Self::LmStudio => or("LM_STUDIO_BASE_URL", "http://localhost:1234/v1"),
-            Self::OpenRouter => or("OPENROUTER_BASE_URL", "https://openrouter.ai/api/v1"),
-            Self::OpenAiCompatible => variable("OPENAI_COMPATIBLE_BASE_URL"),
-            Self::LongTail(_) => Some(String::new()),
+            Address::Bedrock => {
+                let region = variable("AWS_REGION").or_else(|| variable("AWS_DEFAULT_REGION"));
+                let region = region.as_deref().unwrap_or("us-east-1");
+                Ok(format!("https://bedrock-runtime.{region}.amazonaws.com"))
+            }
+            Address::Vertex => {
+                let project = variable("VERTEX_PROJECT_ID").ok_or("VERTEX_PROJECT_ID")?;
+                let location = variable("VERTEX_LOCATION").unwrap_or_else(|| "global".to_owned());
+                let region = if location == "global" { String::new() } else { format!("{location}-") };
+                let host = format!("https://{region}aiplatform.googleapis.com");
+                Ok(format!("{host}/v1/projects/{project}/locations/{location}"))
+            }
         }
     }
 
-    fn choose_wire_protocol(self, address: &str) -> WireProtocol {
-        match self {
-            Self::OpenAi if address == OPENAI_BASE_URL => WireProtocol::OpenAiResponses,
-            Self::OpenAiResponses => WireProtocol::OpenAiResponses,
-            Self::Anthropic => WireProtocol::Anthropic,
-            Self::Ollama => WireProtocol::Ollama,
-            Self::OpenAi
-            | Self::OpenAiChat
-            | Self::LmStudio
-            | Self::OpenRouter
-            | Self::OpenAiCompatible
-            | Self::LongTail(_) => WireProtocol::OpenAiChat,
+    fn choose_wire_protocol(self, address: &str, model: &str) -> WireProtocol {
+        match self.0.api {
+            Api::Always(wire) => wire,
+            Api::OpenAi if address == OPENAI_BASE_URL => WireProtocol::OpenAiResponses,
+            Api::OpenAi => WireProtocol::OpenAiChat,
+            Api::Vertex if model.starts_with("claude") => WireProtocol::Anthropic,
+            Api::Vertex => WireProtocol::Gemini,
         }
+    }
+
+    /// Returns the name under which its servers know a model.
+    fn model_name_on_wire(self, model: &str) -> String {
+        let prefix = if model.contains('/') { "" } else { self.0.model_prefix };
+        format!("{prefix}{model}")
+    }
+}
+
+impl PartialEq for Provider {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Provider {}
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -238,7 +174,7 @@ pub fn parse_model_name(name: &str) -> Result<ParsedModelName, ModelNameError> {
     let name = name.trim();
     let (before, model) = match name.split_once(':') {
         Some((before, model)) => (before, model.strip_prefix(':').unwrap_or(model).trim()),
-        None => (Provider::OpenAi.name(), name),
+        None => (OPENAI, name),
     };
     match before {
         SCRIPT_PREFIX | REPLAY_PREFIX if model.is_empty() => Err(ModelNameError::MissingModelName {
@@ -263,32 +199,18 @@ fn parse_provider_model(
     let at = text.find("@http://").or_else(|| text.find("@https://"));
     let (model, address) = at.map_or((text, None), |at| (&text[..at], Some(&text[at + 1..])));
     if model.is_empty() {
-        let example = format!("{}:{}", provider.name(), example_model_name(provider));
+        let example = format!("{}:{}", provider.name(), provider.0.example);
         return Err(ModelNameError::MissingModelName { name: truncate_for_message(name), example });
     }
     let address = address.map(|address| validate_base_url(name, address)).transpose()?;
     Ok(ParsedModelName::Model { provider, model: model.to_owned(), address })
 }
 
-fn example_model_name(provider: Provider) -> &'static str {
-    match provider {
-        Provider::OpenAi | Provider::OpenAiResponses | Provider::OpenAiChat => "gpt-6-sol",
-        Provider::Anthropic => "claude-sonnet-5-5",
-        Provider::Ollama => "qwen3:8b",
-        Provider::OpenRouter => "qwen/qwen3.7-plus",
-        Provider::OpenAiCompatible => "qwen@http://127.0.0.1:8081/v1",
-        Provider::LmStudio | Provider::LongTail(_) => "MODEL",
-    }
-}
-
 /// Returns the error for a name whose provider is unknown, with the most similar known one.
-pub(crate) fn unknown_provider_error(name: &str, provider: &str) -> ModelNameError {
+fn unknown_provider_error(name: &str, provider: &str) -> ModelNameError {
     let provider = provider.to_lowercase().replace('_', "-");
-    let names = PROVIDERS
-        .iter()
-        .map(|provider| provider.name())
-        .chain(LONG_TAIL.map(|(tail, _)| tail))
-        .chain([SCRIPT_PREFIX, REPLAY_PREFIX, TIER_PREFIX, "builtin"]);
+    let names =
+        PROVIDERS.iter().map(|row| row.name).chain([SCRIPT_PREFIX, REPLAY_PREFIX, TIER_PREFIX, "builtin"]);
     let near = names.map(|known| (strsim::damerau_levenshtein(known, &provider), known)).min();
     let near = near.filter(|(distance, known)| *distance <= 2.max(known.len() / 4));
     ModelNameError::UnknownProvider {
@@ -301,9 +223,9 @@ pub(crate) fn unknown_provider_error(name: &str, provider: &str) -> ModelNameErr
 /// Lists the supported names, for people.
 #[must_use]
 pub fn list_supported_names() -> String {
-    let providers = PROVIDERS.map(|provider| format!("{}:{}", provider.name(), example_model_name(provider)));
-    let tail: String = LONG_TAIL.iter().map(|(name, _)| format!(", {name}:MODEL")).collect();
-    format!("builtin:extractive, {}{tail}, {SCRIPT_PREFIX}:FILE, {REPLAY_PREFIX}:FILE", providers.join(", "))
+    let providers: Vec<String> =
+        PROVIDERS.iter().map(|row| format!("{}:{}", row.name, row.example)).collect();
+    format!("builtin:extractive, {}, {SCRIPT_PREFIX}:FILE, {REPLAY_PREFIX}:FILE", providers.join(", "))
 }
 
 fn truncate_for_message(name: &str) -> String {
@@ -360,17 +282,19 @@ pub fn resolve_model_endpoint(
     if let Some(address) = &address {
         full_name = format!("{full_name}@{address}");
     }
-    let base =
-        address.or_else(|| spec.settings.base_url.clone()).or_else(|| provider.default_address(&variable));
-    let base_url = match base.ok_or_else(|| ModelNameError::MissingAddress { name: full_name.clone() })? {
-        none if none.is_empty() => none,
-        address => validate_base_url(&full_name, &address)?,
+    let base = match address.or_else(|| spec.settings.base_url.clone()) {
+        Some(address) => address,
+        None => provider.default_address(&variable).map_err(|variable| ModelNameError::MissingAddress {
+            name: full_name.clone(),
+            variable: variable.to_owned(),
+        })?,
     };
+    let base_url = validate_base_url(&full_name, &base)?;
     let key = read_api_key(provider, &spec.settings, &full_name, &variable)?;
-    let wire = provider.choose_wire_protocol(&base_url);
+    let wire = provider.choose_wire_protocol(&base_url, model);
     let settings = add_openai_headers(provider, &spec.settings, &variable);
-    let (model, is_local) = (model.to_owned(), provider.is_local());
-    let endpoint = ModelEndpoint { wire, base_url, key, model, full_name, is_local, settings };
+    let (model, dialect) = (provider.model_name_on_wire(model), provider.0.dialect);
+    let endpoint = ModelEndpoint { wire, dialect, base_url, key, model, full_name, settings };
     Ok(ResolvedModel { provider, endpoint })
 }
 
@@ -380,7 +304,7 @@ fn read_api_key(
     name: &str,
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Option<SecretString>, ModelNameError> {
-    let (usual, needed) = provider.api_key_variable();
+    let (usual, needed) = (provider.0.key_variable, provider.0.needs_key);
     let (holder, needed) = settings.key_variable.as_deref().map_or((usual, needed), |own| (own, true));
     match variable(holder) {
         Some(key) => Ok(Some(SecretString::from(key))),
@@ -398,7 +322,7 @@ fn add_openai_headers(
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> ModelSettings {
     let mut settings = settings.clone();
-    if provider.price_table_section() == Provider::OpenAi.name() {
+    if provider.price_table_section() == OPENAI {
         let headers = [
             ("OpenAI-Organization", ["OPENAI_ORG_ID", "OPENAI_ORGANIZATION"]),
             ("OpenAI-Project", ["OPENAI_PROJECT_ID", "OPENAI_PROJECT"]),
@@ -449,9 +373,9 @@ pub fn default_model_selection(environment: EnvironmentLookupRef<'_>) -> Option<
     };
     let provider = variable("DEEPAGENTS_MODEL_PROVIDER")?;
     let mut settings = ModelSettings::default();
-    let name = match Provider::from_name(&provider) {
-        Some(Provider::Ollama) => named("ollama", "OLLAMA_MODEL_NAME", "qwen3:4b-thinking-2507-q4_K_M"),
-        Some(Provider::LmStudio) => {
+    let name = match Provider::from_name(&provider).map(Provider::name) {
+        Some("ollama") => named("ollama", "OLLAMA_MODEL_NAME", "qwen3:4b-thinking-2507-q4_K_M"),
+        Some("lm-studio") => {
             settings.max_output_tokens = Some(64_000);
             named("lm-studio", "LM_STUDIO_MODEL_NAME", "local-model")
         }

@@ -109,8 +109,78 @@ fn names_determine_provider_and_address() {
 }
 
 #[test]
+fn hosted_providers_have_their_own_address() {
+    const GOOGLE: &str = "https://generativelanguage.googleapis.com/v1beta";
+    const PROJECT: (&str, &str) = ("VERTEX_PROJECT_ID", "p");
+    let chat = WireProtocol::OpenAiChat;
+    let cases: [(&str, EnvironmentVariables, WireProtocol, &str); 20] = [
+        ("gemini:m", &[], WireProtocol::Gemini, GOOGLE),
+        ("google:m", &[], WireProtocol::Gemini, GOOGLE),
+        (
+            "vertex:gemini-3-pro",
+            &[PROJECT],
+            WireProtocol::Gemini,
+            "https://aiplatform.googleapis.com/v1/projects/p/locations/global",
+        ),
+        (
+            "vertex-ai:claude-sonnet-4-5",
+            &[PROJECT, ("VERTEX_LOCATION", "europe-west1")],
+            WireProtocol::Anthropic,
+            "https://europe-west1-aiplatform.googleapis.com/v1/projects/p/locations/europe-west1",
+        ),
+        ("bedrock:m", &[], WireProtocol::Bedrock, "https://bedrock-runtime.us-east-1.amazonaws.com"),
+        (
+            "bedrock:m",
+            &[("AWS_DEFAULT_REGION", "eu-west-1")],
+            WireProtocol::Bedrock,
+            "https://bedrock-runtime.eu-west-1.amazonaws.com",
+        ),
+        (
+            "bedrock:m",
+            &[("AWS_REGION", "eu-north-1"), ("AWS_DEFAULT_REGION", "eu-west-1")],
+            WireProtocol::Bedrock,
+            "https://bedrock-runtime.eu-north-1.amazonaws.com",
+        ),
+        ("bedrock:m@https://b.example/", &[], WireProtocol::Bedrock, "https://b.example"),
+        ("groq:m", &[], chat, "https://api.groq.com/openai/v1"),
+        ("xai:m", &[], chat, "https://api.x.ai/v1"),
+        ("deepseek:m", &[], chat, "https://api.deepseek.com/v1"),
+        ("cohere:m", &[], chat, "https://api.cohere.ai/compatibility/v1"),
+        ("mistral:m", &[], chat, "https://api.mistral.ai/v1"),
+        ("together:m", &[], chat, "https://api.together.xyz/v1"),
+        ("fireworks:m", &[], chat, "https://api.fireworks.ai/inference/v1"),
+        ("nebius:m", &[], chat, "https://api.studio.nebius.ai/v1"),
+        ("zai:m", &[], chat, "https://api.z.ai/api/paas/v4"),
+        ("moonshot:m", &[], chat, "https://api.moonshot.cn/v1"),
+        ("github:m", &[], chat, "https://models.github.ai/inference"),
+        ("groq:m@http://gw/v1", &[], chat, "http://gw/v1"),
+    ];
+    for (name, set, wire, base_url) in cases {
+        let spec = ModelSpec { name: name.into(), settings: ModelSettings::default() };
+        let ParsedModelName::Model { provider, model, address } = parse_model_name(name).unwrap() else {
+            panic!("{name} is not the name of a provider");
+        };
+        let key = (provider.0.key_variable, "k");
+        let environment = environment_from(&[&[key], set].concat());
+        let endpoint =
+            resolve_model_endpoint(&spec, provider, &model, address, &environment).unwrap().endpoint;
+        assert_eq!((endpoint.wire, endpoint.base_url.as_str()), (wire, base_url), "{name}");
+        assert!(!provider.is_local(), "{name}");
+    }
+}
+
+/// A name that two rows share would hide one of them.
+#[test]
+fn names_of_providers_are_unique() {
+    let names: Vec<&str> =
+        PROVIDERS.iter().flat_map(|row| row.aliases.iter().copied().chain([row.name])).collect();
+    let different: std::collections::BTreeSet<&str> = names.iter().copied().collect();
+    assert_eq!(different.len(), names.len(), "{names:?}");
+}
+
+#[test]
 fn errors_explain_how_to_fix_a_name() {
-    let cases: [(&str, EnvironmentVariables, &str); 12] = [
+    let cases: [(&str, EnvironmentVariables, &str); 13] = [
         ("opnai:gpt-6-sol", &[], "did you mean openai?"),
         ("gpt:x", &[], "supported: builtin:extractive, openai:gpt-6-sol"),
         ("openai:", &[], "write openai:gpt-6-sol"),
@@ -120,6 +190,7 @@ fn errors_explain_how_to_fix_a_name() {
         ("anthropic:x", &[("ANTHROPIC_API_KEY", " ")], "set ANTHROPIC_API_KEY"),
         ("openrouter:x", &[("OPENAI_API_KEY", "k")], "set OPENROUTER_API_KEY"),
         ("openai-compatible:x", &[("OPENAI_API_KEY", "k")], "openai-compatible:x@http://127.0.0.1:8081/v1"),
+        ("vertex:gemini-3-pro", &[("VERTEX_API_KEY", "k")], "set base_url or VERTEX_PROJECT_ID"),
         ("openai-compatible:x@http://u:geheim@h/v1", &[], "put the key into an environment variable"),
         ("openai-compatible:x@http://h/v1?key=geheim", &[], "put the key into an environment variable"),
         ("lm-studio:x", &[("LM_STUDIO_BASE_URL", "localhost")], "it is not a URL"),

@@ -108,7 +108,7 @@ pub struct ModelSettings {
 #[schemars(rename = "Structured")]
 pub enum StructuredMode {
     /// The best way for the provider. OpenAI and Anthropic: the provider's JSON schema if the schema can be strict, else
-    /// a tool. OpenRouter and the long tail: a tool. Ollama, LM Studio and openai-compatible: the provider's JSON
+    /// a tool. Gemini: the same without tools, else a tool. All other hosted providers: a tool. Ollama, LM Studio and openai-compatible: the provider's JSON
     /// schema, as an envelope if there are tools too.
     #[default]
     Auto,

@@ -232,7 +232,7 @@ impl ModelTable {
     }
 
     fn find_resold_price(&self, provider: Provider, model: &str) -> Option<ModelPrice> {
-        let (maker, model) = model.split_once('/').filter(|_| provider == Provider::OpenRouter)?;
+        let (maker, model) = model.split_once('/').filter(|_| provider.is_reseller())?;
         let (_, ours) = RESOLD_MAKERS.into_iter().find(|(theirs, _)| *theirs == maker)?;
         self.find_price(ours, model).or_else(|| self.find_price(ours, &model.replace('.', "-")))
     }
@@ -319,7 +319,8 @@ mod tests {
         }
     }
 
-    fn cost_micros_of(provider: Provider, model: &str, usage: Usage) -> u64 {
+    fn cost_micros_of(provider: &str, model: &str, usage: Usage) -> u64 {
+        let provider = Provider::from_name(provider).unwrap();
         ModelTable::load_built_in().tariff_for_model(provider, model).cost_micros(&usage)
     }
 
@@ -341,14 +342,14 @@ mod tests {
     #[test]
     fn cost_depends_on_the_kinds_of_tokens() {
         let million = 1_000_000;
-        let sonnet = |usage| cost_micros_of(Provider::Anthropic, "claude-sonnet-4-6", usage);
+        let sonnet = |usage| cost_micros_of("anthropic", "claude-sonnet-4-6", usage);
         assert_eq!(sonnet(build_usage(million, 0, 0, 0)), 3_000_000);
         assert_eq!(
             sonnet(build_usage(million, 500_000, 250_000, 100_000)),
             750_000 + 150_000 + 937_500 + 1_500_000
         );
         assert_eq!(sonnet(build_usage(0, 10, 10, 0)), 41, "inconsistent counts never give a negative cost");
-        let sol = |input| cost_micros_of(Provider::OpenAi, "gpt-6-sol", build_usage(input, 0, 0, 1_000));
+        let sol = |input| cost_micros_of("openai", "gpt-6-sol", build_usage(input, 0, 0, 1_000));
         assert_eq!((sol(272_000), sol(272_001)), (554_000, 1_103_004));
     }
 
@@ -356,16 +357,16 @@ mod tests {
     fn models_are_found_by_all_their_names() {
         let one = build_usage(1_000_000, 0, 0, 0);
         let cases = [
-            (Provider::OpenAiChat, "gpt-4o-2024-08-06", 2_500_000),
-            (Provider::Anthropic, "claude-opus-4-5-20251101", 5_000_000),
-            (Provider::Anthropic, "claude-sonnet-4-5-latest", 3_000_000),
-            (Provider::OpenRouter, "anthropic/claude-opus-4.5", 5_000_000),
-            (Provider::OpenRouter, "openai/gpt-5.2", 1_750_000),
-            (Provider::OpenRouter, "z-ai/glm-5.2", 930_000),
-            (Provider::LongTail("gemini"), "gemini-2.5-pro", 2_500_000),
-            (Provider::OpenAi, "gpt-unheard-of", 0),
-            (Provider::OpenAi, "z-ai/glm-5.2", 0),
-            (Provider::Ollama, "gpt-4o", 0),
+            ("openai-chat", "gpt-4o-2024-08-06", 2_500_000),
+            ("anthropic", "claude-opus-4-5-20251101", 5_000_000),
+            ("anthropic", "claude-sonnet-4-5-latest", 3_000_000),
+            ("openrouter", "anthropic/claude-opus-4.5", 5_000_000),
+            ("openrouter", "openai/gpt-5.2", 1_750_000),
+            ("openrouter", "z-ai/glm-5.2", 930_000),
+            ("gemini", "gemini-2.5-pro", 2_500_000),
+            ("openai", "gpt-unheard-of", 0),
+            ("openai", "z-ai/glm-5.2", 0),
+            ("ollama", "gpt-4o", 0),
         ];
         for (provider, model, micros) in cases {
             assert_eq!(cost_micros_of(provider, model, one), micros, "{model}");
@@ -379,14 +380,14 @@ mod tests {
         let section = "providers:\n- provider: openai\n  as_of: 2026-11-01\n  source: contract\n  models:\n";
         std::fs::write(&path, format!("{section}    gpt-4o: {{input: 1, output: 2}}\n")).unwrap();
         let prices = ModelTable::load_with_overrides(&path).unwrap();
-        let micros = |model| {
-            prices.tariff_for_model(Provider::OpenAi, model).cost_micros(&build_usage(1_000_000, 0, 0, 0))
-        };
+        let openai = Provider::from_name("openai").unwrap();
+        let micros =
+            |model| prices.tariff_for_model(openai, model).cost_micros(&build_usage(1_000_000, 0, 0, 0));
         assert_eq!((micros("gpt-4o"), micros("gpt-4o-mini")), (1_000_000, 150_000));
         let entry = "    gpt-4o: {context_window: 9000, prompts: small, images: false}\n";
         std::fs::write(&path, format!("{section}{entry}")).unwrap();
         let table = ModelTable::load_with_overrides(&path).unwrap();
-        let (provider, dated) = (Provider::OpenAi, "gpt-4o-2024-08-06");
+        let (provider, dated) = (openai, "gpt-4o-2024-08-06");
         assert_eq!(table.window_of_model(provider, dated), Some(9_000));
         assert_eq!(table.ability_of_model(provider, dated), Some(ModelAbility::Small));
         assert_eq!(table.images_of_model(provider, dated), Some(false));

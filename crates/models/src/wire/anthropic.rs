@@ -1,6 +1,8 @@
 //! Anthropic's Messages API. The stable prefix (tools, system prompt, the conversation so far) is marked for prompt
 //! caching; the results of parallel calls are sent in one turn; signed thinking is returned unchanged in its position.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
 use super::provider_state::{MessagePart, MessagePartOrder, restore_message_parts};
@@ -33,11 +35,15 @@ pub(super) fn supports_output_schemas(model: &str) -> bool {
 /// Returns the request body.
 pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     let mut body = json!({
-        "model": endpoint.model,
         "max_tokens": endpoint.max_output_tokens(request).max(1),
         "messages": messages_to_json(endpoint, request),
         "stream": true,
     });
+    // At Vertex AI the URL names the model, and the body the version.
+    match endpoint.dialect.is_vertex {
+        true => body["anthropic_version"] = json!("vertex-2023-10-16"),
+        false => body["model"] = json!(endpoint.model),
+    }
     let cache_control = json!({"type": "ephemeral"});
     let mut tools: Vec<Value> = tools_sorted_by_name(request)
         .iter()
@@ -50,9 +56,13 @@ pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) ->
     }
     if !tools.is_empty() {
         body["tools"] = Value::Array(tools);
-    } else if let Some(tools) = declare_previously_called_tools(request) {
-        body["tools"] = tools;
-        body["tool_choice"] = json!({"type": "none"});
+    } else {
+        let tool = |name: &str| json!({"name": name, "input_schema": {"type": "object"}});
+        let called: Vec<Value> = previously_called_tools(request).into_iter().map(tool).collect();
+        if !called.is_empty() {
+            body["tools"] = Value::Array(called);
+            body["tool_choice"] = json!({"type": "none"});
+        }
     }
     let form = request.answer.as_ref().and_then(|answer| schema::to_strict_schema(&answer.schema));
     if let Some(schema) = form.filter(|_| supports_output_schemas(&endpoint.model)) {
@@ -62,20 +72,19 @@ pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) ->
     body
 }
 
-/// Declares the tools called earlier in a conversation that offers no tools any more: otherwise the API rejects the calls.
-fn declare_previously_called_tools(request: &Request) -> Option<Value> {
+/// Returns the tools called earlier in a conversation. They must be declared even if it offers no tools any more: otherwise
+/// the API rejects the calls.
+pub(super) fn previously_called_tools(request: &Request) -> BTreeSet<&str> {
     let calls = request.messages.iter().flat_map(|message| match message {
         Message::Assistant { calls, .. } => calls.as_slice(),
         Message::User { .. } | Message::Tool(_) => &[],
     });
-    let names: std::collections::BTreeSet<&str> = calls.map(|call| call.name.as_str()).collect();
-    let tool = |name: &&str| json!({"name": name, "input_schema": {"type": "object"}});
-    (!names.is_empty()).then(|| names.iter().map(tool).collect())
+    calls.map(|call| call.name.as_str()).collect()
 }
 
 /// Sets thinking and sampling. Models from 4.6 on decide themselves how much they think; older ones get a token budget in
 /// addition to the reply's tokens. A thinking model accepts no temperature, nor does any model from 4.7 on.
-fn set_reasoning_fields(endpoint: &ModelEndpoint, body: &mut Value) {
+pub(super) fn set_reasoning_fields(endpoint: &ModelEndpoint, body: &mut Value) {
     let version = ModelVersion::from_model_name(&endpoint.model);
     let effort = endpoint.reasoning_effort().filter(|effort| !matches!(*effort, "none" | "off"));
     let thinks = match (effort, version) {
@@ -154,7 +163,7 @@ fn part_to_content_block(part: &MessagePart<'_>) -> Option<Value> {
     match part {
         MessagePart::Opaque(item) => Some((*item).clone()),
         MessagePart::Text(text, _) => text_content_block(text),
-        MessagePart::Call(call) => {
+        MessagePart::Call(call, _) => {
             let input = parse_arguments_object(call);
             Some(
                 json!({"type": "tool_use", "id": sanitize_call_id(&call.id), "name": call.name, "input": input}),
@@ -177,8 +186,8 @@ fn image_content_block(image: &Image) -> Value {
     }
 }
 
-/// Replaces the characters that Anthropic does not allow in ids; ids of other providers may contain them.
-fn sanitize_call_id(id: &str) -> String {
+/// Replaces the characters that Anthropic and Bedrock do not allow in ids; ids of other providers may contain them.
+pub(super) fn sanitize_call_id(id: &str) -> String {
     id.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '_' }).collect()
 }
 
@@ -270,10 +279,7 @@ impl AnthropicParser {
             "max_tokens" => Some(FinishReason::Length),
             "tool_use" => Some(FinishReason::ToolCalls),
             "refusal" => Some(FinishReason::ContentFilter),
-            "model_context_window_exceeded" => {
-                let message = "the reply reached the end of the model's context window";
-                return Err(json!({"error": {"type": "context_window_exceeded", "message": message}}));
-            }
+            "model_context_window_exceeded" => return Err(window_exceeded_error()),
             _ => Some(FinishReason::Stop),
         };
         Ok(())
@@ -284,7 +290,7 @@ impl AnthropicParser {
         for block in &self.blocks {
             match super::read_text_at(&block.head, "/type") {
                 "text" => order.add_text(block.text.len(), None),
-                "tool_use" => order.add_call(),
+                "tool_use" => order.add_call(None),
                 "thinking" | "redacted_thinking" => order.add_opaque_item(block.head.clone()),
                 _ => {}
             }
@@ -305,6 +311,12 @@ impl AnthropicParser {
         self.record_usage(&message["usage"]);
         self.set_finish_reason(read_text_at(message, "/stop_reason")).map(|()| EventOutcome::Complete)
     }
+}
+
+/// The error for a reply that reached the end of the context window.
+pub(super) fn window_exceeded_error() -> Value {
+    let message = "the reply reached the end of the model's context window";
+    json!({"error": {"type": "context_window_exceeded", "message": message}})
 }
 
 fn append_to_text_field(block: &mut Value, name: &str, words: &str) {

@@ -38,7 +38,7 @@ enum ErrorClass {
 }
 
 /// Codes with a single meaning. The first one found decides.
-const CLASS_BY_ERROR_CODE: [(&str, ErrorClass); 32] = [
+const CLASS_BY_ERROR_CODE: [(&str, ErrorClass); 34] = [
     ("context_length_exceeded", ErrorClass::ContextOverflow),
     ("exceed_context_size_error", ErrorClass::ContextOverflow),
     ("context_window_exceeded", ErrorClass::ContextOverflow),
@@ -61,6 +61,7 @@ const CLASS_BY_ERROR_CODE: [(&str, ErrorClass); 32] = [
     ("too_many_requests", ErrorClass::RateLimited),
     ("resource_exhausted", ErrorClass::RateLimited),
     ("tokens_per_min", ErrorClass::RateLimited),
+    ("throttling", ErrorClass::RateLimited),
     ("overloaded", ErrorClass::Overloaded),
     ("slow_down", ErrorClass::Overloaded),
     ("server_error", ErrorClass::Overloaded),
@@ -71,6 +72,7 @@ const CLASS_BY_ERROR_CODE: [(&str, ErrorClass); 32] = [
     ("not_found", ErrorClass::BadRequest),
     ("invalid_request", ErrorClass::BadRequest),
     ("badrequest", ErrorClass::BadRequest),
+    ("validationexception", ErrorClass::BadRequest),
 ];
 
 /// Phrases that mean that the conversation is too long, in lower case.

@@ -40,6 +40,9 @@ pub(super) enum StreamError {
     /// The data is not UTF-8.
     #[error("an event is not UTF-8: {0}")]
     NotUtf8(String),
+    /// A binary frame is malformed.
+    #[error("an event is malformed: {0}")]
+    BadFrame(&'static str),
 }
 
 /// The bytes of a response.
@@ -161,6 +164,8 @@ pub(super) enum BodyFormat {
     Page,
     /// A field or a comment of server-sent events.
     Event,
+    /// A binary frame: its length in four bytes, of which the first is zero.
+    Frame,
     /// Anything else.
     Other,
     /// No data.
@@ -194,6 +199,7 @@ fn classify_body_prefix(prefix: &[u8]) -> BodyFormat {
         [b'{' | b'[', ..] => BodyFormat::Json,
         [b'<', ..] => BodyFormat::Page,
         [b':', ..] => BodyFormat::Event,
+        [0, ..] => BodyFormat::Frame,
         _ if [&b"data:"[..], b"event:", b"id:", b"retry:", b"data\n", b"data\r"].iter().any(field) => {
             BodyFormat::Event
         }
@@ -269,7 +275,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_kind_of_body_is_detected() {
-        let cases: [(&[&[u8]], BodyFormat); 8] = [
+        let cases: [(&[&[u8]], BodyFormat); 9] = [
+            (&[b"\0", b"\0\x01\x02\0\0"], BodyFormat::Frame),
             (&[b"\xEF", b"\xBB\xBF", b" {}"], BodyFormat::Json),
             (&[b"\r\n", b"d", b"ata: 1\n\n"], BodyFormat::Event),
             (&[b": comment"], BodyFormat::Event),

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
 use super::events::{self, BodyFormat, EventStream, MAX_REPLY_BYTES, ResponseByteStream, StreamError};
 use super::redact::SecretRedactor;
-use super::{ModelEndpoint, WireProtocol, error};
+use super::{ModelEndpoint, WireProtocol, error, frames};
 use crate::model::ModelError;
 
 /// Size limit and timeout for reading the body of an error response: its status is what matters most.
@@ -24,12 +24,36 @@ pub(super) enum ResponseBody {
     Json(Value),
 }
 
+/// The way in which events are separated.
+#[derive(Clone, Copy)]
+enum Framing {
+    /// Server-sent events.
+    Sse,
+    /// One JSON value per line.
+    JsonLines,
+    /// Amazon's binary frames.
+    Frames,
+}
+
+impl Framing {
+    fn of_wire(wire: WireProtocol) -> Self {
+        match wire {
+            WireProtocol::OpenAiChat
+            | WireProtocol::OpenAiResponses
+            | WireProtocol::Anthropic
+            | WireProtocol::Gemini => Self::Sse,
+            WireProtocol::Ollama => Self::JsonLines,
+            WireProtocol::Bedrock => Self::Frames,
+        }
+    }
+}
+
 /// Sends the requests of one endpoint.
 pub(super) struct HttpSender {
     client: reqwest::Client,
     url: String,
     headers: Result<HeaderMap, String>,
-    parse_json_lines: bool,
+    framing: Framing,
     idle: Duration,
     pub(super) redactor: SecretRedactor,
 }
@@ -40,7 +64,7 @@ impl HttpSender {
             client: crate::http_client::shared_client(),
             url: build_request_url(endpoint),
             headers: build_request_headers(endpoint),
-            parse_json_lines: endpoint.wire == WireProtocol::Ollama,
+            framing: Framing::of_wire(endpoint.wire),
             idle: endpoint.settings.idle_timeout(),
             redactor: SecretRedactor::for_endpoint(endpoint),
         }
@@ -84,20 +108,25 @@ impl HttpSender {
             .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
         // A model may think for long before its first token, so the idle timeout begins with the first byte.
         let body = events::apply_idle_timeout(body, self.idle);
-        match start {
-            BodyFormat::Json if self.parse_json_lines => {
+        match (start, self.framing) {
+            (BodyFormat::Json, Framing::JsonLines) => {
                 Ok(ResponseBody::EventStream(events::parse_json_lines(body)))
             }
-            BodyFormat::Json => self.parse_json_body(body).await.map(ResponseBody::Json),
-            BodyFormat::Event if !self.parse_json_lines => {
+            (BodyFormat::Json, Framing::Sse | Framing::Frames) => {
+                self.parse_json_body(body).await.map(ResponseBody::Json)
+            }
+            (BodyFormat::Event, Framing::Sse) => {
                 Ok(ResponseBody::EventStream(events::parse_sse_events(body)))
             }
-            BodyFormat::Empty => Err(ModelError::Truncated { message: "the response is empty".to_owned() }),
-            BodyFormat::Page | BodyFormat::Other => {
+            (BodyFormat::Frame, Framing::Frames) => Ok(ResponseBody::EventStream(frames::parse_frames(body))),
+            (BodyFormat::Empty, _) => {
+                Err(ModelError::Truncated { message: "the response is empty".to_owned() })
+            }
+            (BodyFormat::Page | BodyFormat::Other | BodyFormat::Frame, _) => {
                 let text = self.read_unexpected_body(content_type, body).await?;
                 Err(ModelError::Truncated { message: text })
             }
-            BodyFormat::Event => {
+            (BodyFormat::Event, Framing::JsonLines | Framing::Frames) => {
                 let text = self.read_unexpected_body(content_type, body).await?;
                 Err(ModelError::Protocol { message: text })
             }
@@ -148,9 +177,10 @@ impl HttpSender {
         let message =
             error::redact_and_cut(&format!("{stream_error} (after {events_before} events)"), &self.redactor);
         match stream_error {
-            StreamError::Disconnected(_) | StreamError::IdleTimeout(_) | StreamError::NotUtf8(_) => {
-                ModelError::Truncated { message }
-            }
+            StreamError::Disconnected(_)
+            | StreamError::IdleTimeout(_)
+            | StreamError::NotUtf8(_)
+            | StreamError::BadFrame(_) => ModelError::Truncated { message },
             StreamError::TooLong(..) => ModelError::Protocol { message },
         }
     }
@@ -165,10 +195,23 @@ impl HttpSender {
 /// Returns the endpoint's URL with the path of its API.
 fn build_request_url(endpoint: &ModelEndpoint) -> String {
     let base = endpoint.base_url.trim().trim_end_matches('/');
+    let (model, is_vertex) = (&endpoint.model, endpoint.dialect.is_vertex);
     match endpoint.wire {
         WireProtocol::OpenAiChat => format!("{base}/chat/completions"),
         WireProtocol::OpenAiResponses => format!("{base}/responses"),
+        WireProtocol::Anthropic if is_vertex => {
+            format!("{base}/publishers/anthropic/models/{model}:streamRawPredict")
+        }
         WireProtocol::Anthropic => format!("{}/v1/messages", base.trim_end_matches("/v1")),
+        WireProtocol::Gemini => {
+            let publisher = if is_vertex { "/publishers/google" } else { "" };
+            format!("{base}{publisher}/models/{model}:streamGenerateContent?alt=sse")
+        }
+        // A model's name may be an ARN.
+        WireProtocol::Bedrock => {
+            let model = model.replace(':', "%3A").replace('/', "%2F");
+            format!("{base}/model/{model}/converse-stream")
+        }
         WireProtocol::Ollama => format!("{}/api/chat", base.trim_end_matches("/v1").trim_end_matches("/api")),
     }
 }
@@ -177,10 +220,13 @@ fn build_request_url(endpoint: &ModelEndpoint) -> String {
 fn build_request_headers(endpoint: &ModelEndpoint) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if endpoint.wire == WireProtocol::Anthropic {
+    if let Some(accept) = endpoint.dialect.accept {
+        headers.insert(ACCEPT, HeaderValue::from_static(accept));
+    }
+    if endpoint.wire == WireProtocol::Anthropic && !endpoint.dialect.is_vertex {
         headers.insert("anthropic-version", HeaderValue::from_static("2023-06-01"));
     }
-    if let Some((name, value)) = endpoint.key.as_ref().and_then(|key| auth_header(endpoint.wire, key)) {
+    if let Some((name, value)) = endpoint.key.as_ref().and_then(|key| auth_header(endpoint, key)) {
         headers.insert(name, sensitive_header_value(name, &value)?);
     }
     for (name, value) in &endpoint.settings.extra_headers {
@@ -191,13 +237,17 @@ fn build_request_headers(endpoint: &ModelEndpoint) -> Result<HeaderMap, String> 
     Ok(headers)
 }
 
-fn auth_header(wire: WireProtocol, key: &SecretString) -> Option<(&'static str, String)> {
+fn auth_header(endpoint: &ModelEndpoint, key: &SecretString) -> Option<(&'static str, String)> {
     let key = key.expose_secret().trim();
-    let header = match wire {
-        WireProtocol::Anthropic => ("x-api-key", key.to_owned()),
-        WireProtocol::OpenAiChat | WireProtocol::OpenAiResponses | WireProtocol::Ollama => {
-            ("authorization", format!("Bearer {key}"))
-        }
+    let header = match endpoint.wire {
+        WireProtocol::Anthropic if !endpoint.dialect.is_vertex => ("x-api-key", key.to_owned()),
+        WireProtocol::Gemini if !endpoint.dialect.is_vertex => ("x-goog-api-key", key.to_owned()),
+        WireProtocol::OpenAiChat
+        | WireProtocol::OpenAiResponses
+        | WireProtocol::Anthropic
+        | WireProtocol::Ollama
+        | WireProtocol::Gemini
+        | WireProtocol::Bedrock => ("authorization", format!("Bearer {key}")),
     };
     (!key.is_empty()).then_some(header)
 }

@@ -29,6 +29,8 @@ fn sample_streams() -> Vec<(ParserConstructor, Vec<Value>)> {
         ),
         (|| Box::new(anthropic::AnthropicParser::new(&build_request(), "p:m".into())), anthropic_events()),
         (|| Box::new(ollama::OllamaParser::new(&build_request())), ollama_events()),
+        (|| Box::new(gemini::GeminiParser::new(&build_request(), "p:m".into())), gemini_events()),
+        (|| Box::new(bedrock::BedrockParser::new(&build_request(), "p:m".into())), bedrock_events()),
     ]
 }
 
@@ -79,6 +81,36 @@ fn ollama_events() -> Vec<Value> {
     vec![
         json!({"message": {"content": "x", "thinking": "y", "tool_calls": [call]}, "done": false}),
         json!({"message": {"content": ""}, "done": true, "done_reason": "stop", "prompt_eval_count": 1}),
+    ]
+}
+
+fn gemini_events() -> Vec<Value> {
+    let call = json!({"functionCall": {"id": "a", "name": "ls", "args": {"a": 1}}, "thoughtSignature": "x"});
+    let parts = json!([{"text": "x", "thought": true}, {"text": "y", "thoughtSignature": "x"}, call]);
+    vec![
+        json!({"candidates": [{"content": {"role": "model", "parts": parts}}], "promptFeedback": {}}),
+        json!({"candidates": [{"finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 1,
+            "toolUsePromptTokenCount": 1, "candidatesTokenCount": 1, "thoughtsTokenCount": 1}}),
+    ]
+}
+
+fn bedrock_events() -> Vec<Value> {
+    let delta =
+        |place: u64, delta: Value| json!({"contentBlockDelta": {"contentBlockIndex": place, "delta": delta}});
+    let call = json!({"toolUse": {"toolUseId": "a", "name": "ls"}});
+    let usage =
+        json!({"inputTokens": 1, "outputTokens": 1, "cacheReadInputTokens": 1, "cacheWriteInputTokens": 1});
+    let whole = json!([{"text": "x"}, {"toolUse": {"toolUseId": "a", "name": "ls", "input": {}}},
+        {"reasoningContent": {"reasoningText": {"text": "x", "signature": "y"}}}]);
+    vec![
+        delta(0, json!({"reasoningContent": {"text": "x"}})),
+        delta(0, json!({"reasoningContent": {"signature": "x"}})),
+        delta(1, json!({"text": "x"})),
+        json!({"contentBlockStart": {"contentBlockIndex": 2, "start": call}}),
+        delta(2, json!({"toolUse": {"input": "{}"}})),
+        json!({"messageStop": {"stopReason": "tool_use"}}),
+        json!({"metadata": {"usage": usage}}),
+        json!({"output": {"message": {"content": whole}}, "stopReason": "end_turn", "usage": usage}),
     ]
 }
 

@@ -5,10 +5,10 @@
 //!
 //! ```text
 //! mod        the request from end to end: body → http → events → parser → reply
-//! ├─ openai_chat, openai_responses, anthropic, ollama     one API each
-//! ├─ long_tail        the providers of the crate `genai`
+//! ├─ openai_chat, openai_responses, anthropic, gemini, bedrock, ollama     one API each
 //! ├─ http             the HTTP request; the response is a stream of events or a single JSON value
 //! ├─ events           parses bytes into events (SSE, NDJSON), with size limits
+//! ├─ frames           parses bytes into the events of Amazon's binary streams
 //! ├─ reply_builder    assembles a reply from streamed pieces
 //! ├─ provider_state   opaque provider state and its position among text and calls
 //! ├─ schema           the strict subset of JSON Schema
@@ -32,10 +32,12 @@ use crate::selection::ModelSettings;
 use crate::vision::{sees_images, takes_pdf};
 
 mod anthropic;
+mod bedrock;
 mod error;
 mod events;
+mod frames;
+mod gemini;
 mod http;
-pub mod long_tail;
 mod ollama;
 mod openai_chat;
 mod openai_responses;
@@ -59,6 +61,36 @@ pub enum WireProtocol {
     Anthropic,
     /// Ollama's own chat API: `POST {base_url}/api/chat`.
     Ollama,
+    /// Google's Gemini API: `POST {base_url}/models/{model}:streamGenerateContent`.
+    Gemini,
+    /// Amazon Bedrock's Converse API, with a bearer token: `POST {base_url}/model/{model}/converse-stream`.
+    Bedrock,
+}
+
+/// The ways in which a server differs from others with the same API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dialect {
+    /// It runs local models and enforces any schema by a grammar.
+    pub is_local: bool,
+    /// It is Google Cloud's Vertex AI, which has URLs and credentials of its own for the APIs of Google and Anthropic.
+    pub is_vertex: bool,
+    /// Chat Completions: it switches thinking with the field `thinking`, besides the effort.
+    pub has_thinking_switch: bool,
+    /// Chat Completions: it rejects `stream_options`.
+    pub rejects_stream_options: bool,
+    /// The value of the header `Accept`.
+    pub accept: Option<&'static str>,
+}
+
+impl Dialect {
+    /// No difference.
+    pub const STANDARD: Self = Self {
+        is_local: false,
+        is_vertex: false,
+        has_thinking_switch: false,
+        rejects_stream_options: false,
+        accept: None,
+    };
 }
 
 /// One model at one address.
@@ -66,6 +98,8 @@ pub enum WireProtocol {
 pub struct ModelEndpoint {
     /// The API of the server.
     pub wire: WireProtocol,
+    /// The differences from other servers of this API.
+    pub dialect: Dialect,
     /// The URL, without the path that the wire appends.
     pub base_url: String,
     /// The API key, if any.
@@ -74,8 +108,6 @@ pub struct ModelEndpoint {
     pub model: String,
     /// The full name of the model, `provider:model`.
     pub full_name: String,
-    /// `true` if the server runs local models and enforces any schema by a grammar.
-    pub is_local: bool,
     /// The model's settings. `base_url`, `key_variable` and `structured` are already resolved and ignored here.
     pub settings: ModelSettings,
 }
@@ -116,7 +148,8 @@ impl ModelEndpoint {
                 let structured = anthropic::supports_output_schemas(&self.model);
                 (structured, structured)
             }
-            WireProtocol::Ollama => (true, false),
+            WireProtocol::Ollama | WireProtocol::Gemini => (true, false),
+            WireProtocol::Bedrock => (false, false),
         };
         NativeOutputSupport { structured, tools: true, tools_with_structured: both }
     }
@@ -142,15 +175,15 @@ impl ModelEndpoint {
         }
     }
 
-    /// The way in which the model gets images and PDF files. Only the APIs of Anthropic, OpenAI and Gemini take PDF files;
+    /// The way in which the model gets images and PDF files. Only the APIs of Anthropic, OpenAI and Gemini take PDF files by default;
     /// other servers with the same protocols refuse them, unless the settings say otherwise.
     fn media_support(&self) -> MediaSupport {
         let images = self.image_support();
         let by_default = || {
             let by_protocol = match self.wire {
-                WireProtocol::Anthropic => true,
+                WireProtocol::Anthropic | WireProtocol::Gemini => true,
                 WireProtocol::OpenAiChat | WireProtocol::OpenAiResponses => self.is_openai_host(),
-                WireProtocol::Ollama => false,
+                WireProtocol::Ollama | WireProtocol::Bedrock => false,
             };
             by_protocol && images == ImageSupport::Native && takes_pdf(&self.model)
         };
@@ -252,6 +285,8 @@ impl HttpModel {
             WireProtocol::OpenAiResponses => openai_responses::build_request_body(&self.endpoint, request),
             WireProtocol::Anthropic => anthropic::build_request_body(&self.endpoint, request),
             WireProtocol::Ollama => ollama::build_request_body(&self.endpoint, request),
+            WireProtocol::Gemini => gemini::build_request_body(&self.endpoint, request),
+            WireProtocol::Bedrock => bedrock::build_request_body(&self.endpoint, request),
         }
     }
 
@@ -262,6 +297,8 @@ impl HttpModel {
             WireProtocol::OpenAiResponses => Box::new(openai_responses::ResponsesParser::new(request, name)),
             WireProtocol::Anthropic => Box::new(anthropic::AnthropicParser::new(request, name)),
             WireProtocol::Ollama => Box::new(ollama::OllamaParser::new(request)),
+            WireProtocol::Gemini => Box::new(gemini::GeminiParser::new(request, name)),
+            WireProtocol::Bedrock => Box::new(bedrock::BedrockParser::new(request, name)),
         }
     }
 
@@ -357,6 +394,15 @@ fn images_after_results(messages: &[Message], at: usize) -> Vec<&Image> {
     results.into_iter().rev().flat_map(|result| &result.images).collect()
 }
 
+/// Returns the name of a result's tool, for APIs that need it besides or in place of the call's id.
+fn find_tool_name<'a>(request: &'a Request, call_id: &str) -> &'a str {
+    let calls = request.messages.iter().rev().filter_map(|message| match message {
+        Message::Assistant { calls, .. } => calls.iter().find(|call| call.id == call_id),
+        Message::User { .. } | Message::Tool(_) => None,
+    });
+    calls.map(|call| call.name.as_str()).next().unwrap_or_default()
+}
+
 /// The text before images that are sent after the tool results that they belong to.
 fn introduce_images(images: &[&Image]) -> String {
     let names: Vec<String> = images.iter().map(|image| image.describe()).collect();
@@ -392,9 +438,8 @@ mod tests {
         let native_support = |wire, base_url: &str, model: &str| {
             let (key, settings) = (None, ModelSettings::default());
             let full_name = format!("p:{model}");
-            let (base_url, model, is_local) = (base_url.into(), model.into(), false);
-            ModelEndpoint { wire, base_url, key, model, full_name, is_local, settings }
-                .native_output_support()
+            let (base_url, model, dialect) = (base_url.into(), model.into(), Dialect::STANDARD);
+            ModelEndpoint { wire, dialect, base_url, key, model, full_name, settings }.native_output_support()
         };
         let all = NativeOutputSupport { structured: true, tools: true, tools_with_structured: true };
         let either = NativeOutputSupport { tools_with_structured: false, ..all };
@@ -415,6 +460,8 @@ mod tests {
             neither
         );
         assert_eq!(native_support(WireProtocol::Ollama, "http://localhost:11434", "qwen3"), either);
+        assert_eq!(native_support(WireProtocol::Gemini, "http://localhost:1", "gemini-2.5-pro"), either);
+        assert_eq!(native_support(WireProtocol::Bedrock, "http://localhost:1", "amazon.nova"), neither);
     }
 
     #[test]
@@ -432,11 +479,11 @@ mod tests {
         ] {
             let endpoint = ModelEndpoint {
                 wire: WireProtocol::OpenAiChat,
+                dialect: Dialect::STANDARD,
                 base_url: base_url.into(),
                 key: None,
                 model: "m".into(),
                 full_name: "p:m".into(),
-                is_local: false,
                 settings: ModelSettings::default(),
             };
             let body = openai_chat::build_request_body(&endpoint, &request);
@@ -450,11 +497,11 @@ mod tests {
         settings.extra_headers.insert("Authorization".into(), "Bearer header-secret-1".into());
         let endpoint = ModelEndpoint {
             wire: WireProtocol::OpenAiChat,
+            dialect: Dialect::STANDARD,
             base_url: "https://user:url-secret-1@example.com/v1".into(),
             key: Some("key-secret-1".into()),
             model: "m".into(),
             full_name: "p:m".into(),
-            is_local: false,
             settings,
         };
         let shown = format!("{endpoint:?} {endpoint:#?}");

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
 use super::{
-    EventOutcome, ModelEndpoint, StreamParser, images_after_results, introduce_images, read_number_at,
-    read_text_at, schema, tools_sorted_by_name,
+    EventOutcome, ModelEndpoint, StreamParser, find_tool_name, images_after_results, introduce_images,
+    read_number_at, read_text_at, schema, tools_sorted_by_name,
 };
 use crate::image::image_tokens;
 use crate::model::{Delta, DeltaListener, FinishReason, Message, Reply, Request};
@@ -101,15 +101,6 @@ fn message_to_json(request: &Request, message: &Message) -> Value {
             json!({"role": "tool", "tool_name": find_tool_name(request, &result.call_id), "content": result.text})
         }
     }
-}
-
-/// Returns the name of a result's tool, which Ollama uses instead of call ids.
-fn find_tool_name<'a>(request: &'a Request, call_id: &str) -> &'a str {
-    let calls = request.messages.iter().rev().filter_map(|message| match message {
-        Message::Assistant { calls, .. } => calls.iter().find(|call| call.id == call_id),
-        Message::User { .. } | Message::Tool(_) => None,
-    });
-    calls.map(|call| call.name.as_str()).next().unwrap_or_default()
 }
 
 /// Parses a response.

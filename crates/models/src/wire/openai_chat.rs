@@ -1,6 +1,8 @@
 //! OpenAI's Chat Completions API, as OpenAI and most other servers implement it. Other servers deviate: they only know
 //! `max_tokens`, send no usage, omit ids or indices of calls, send arguments as objects, use one of three fields for the
-//! reasoning, or do not stream. All of that is supported.
+//! reasoning or parts of the content, count the reasoning apart from the reply, or do not stream. All of that is supported.
+
+use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
@@ -17,6 +19,9 @@ use crate::model::{
 /// appended; the others are text.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_details", "reasoning_content", "reasoning"];
 
+/// The type of the parts of the content in which Mistral sends reasoning and expects it back.
+const THINKING_PART: &str = "thinking";
+
 /// Returns the request body.
 pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     let settings = &endpoint.settings;
@@ -25,7 +30,6 @@ pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) ->
         "model": endpoint.model,
         "messages": messages_to_json(endpoint, request),
         "stream": true,
-        "stream_options": {"include_usage": true},
         limit: endpoint.max_output_tokens(request),
     });
     let mut set = |name: &str, value: Option<Value>| {
@@ -33,16 +37,23 @@ pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) ->
             body[name] = value;
         }
     };
+    let takes_options = !endpoint.dialect.rejects_stream_options;
+    set("stream_options", takes_options.then(|| json!({"include_usage": true})));
     set("tools", tools_to_json(request));
     set("response_format", request.answer.as_ref().map(|answer| {
-        let strict = if endpoint.is_local { None } else { schema::to_strict_schema(&answer.schema) };
-        let own = || if endpoint.is_local { schema::to_grammar_schema(&answer.schema) } else { answer.schema.clone() };
+        let strict = if endpoint.dialect.is_local { None } else { schema::to_strict_schema(&answer.schema) };
+        let own = || if endpoint.dialect.is_local { schema::to_grammar_schema(&answer.schema) } else { answer.schema.clone() };
         let (is_strict, schema) = (strict.is_some(), strict.unwrap_or_else(own));
         json!({"type": "json_schema", "json_schema": {"name": answer.name, "strict": is_strict, "schema": schema}})
     }));
     set("temperature", settings.temperature.map(Value::from));
     set("top_p", settings.top_p.map(Value::from));
-    set("reasoning_effort", endpoint.reasoning_effort().map(Value::from));
+    let effort = endpoint.reasoning_effort();
+    let is_off = effort.is_some_and(|effort| matches!(effort, "none" | "off"));
+    let has_switch = endpoint.dialect.has_thinking_switch;
+    let switch = effort.filter(|_| has_switch).map(|_| if is_off { "disabled" } else { "enabled" });
+    set("thinking", switch.map(|switch| json!({"type": switch})));
+    set("reasoning_effort", effort.filter(|_| !(has_switch && is_off)).map(Value::from));
     body
 }
 
@@ -99,7 +110,10 @@ fn message_to_json(endpoint: &ModelEndpoint, message: &Message) -> Value {
             for (name, value) in
                 state.and_then(|provider_state| provider_state.items.as_object()).into_iter().flatten()
             {
-                message[name.as_str()] = value.clone();
+                match name == THINKING_PART {
+                    true => message["content"] = content_with_thinking(value, text),
+                    false => message[name.as_str()] = value.clone(),
+                }
             }
             message
         }
@@ -107,6 +121,13 @@ fn message_to_json(endpoint: &ModelEndpoint, message: &Message) -> Value {
             json!({"role": "tool", "tool_call_id": result.call_id, "content": result.text})
         }
     }
+}
+
+fn content_with_thinking(thinking: &Value, text: &str) -> Value {
+    let part = |text: &Value| json!({"type": "text", "text": text});
+    let thinking = json!({"type": THINKING_PART, THINKING_PART: [part(thinking)]});
+    let text = (!text.is_empty()).then(|| part(&json!(text)));
+    [thinking].into_iter().chain(text).collect()
 }
 
 /// Converts a call. Arguments other than an object are wrapped, because chat templates of local models fail on them.
@@ -156,11 +177,13 @@ impl ChatCompletionsParser {
     fn handle_reasoning_delta(&mut self, delta: &Value, listener: &dyn DeltaListener) {
         let details = delta[REASONING_FIELDS[0]].as_array().map_or(&[][..], Vec::as_slice);
         self.details.extend_from_slice(details);
-        let reasoning_field =
-            REASONING_FIELDS[1..].iter().find_map(|name| Some((*name, delta[*name].as_str()?)));
-        if let Some((name, words)) = reasoning_field.filter(|(_, words)| !words.is_empty()) {
-            self.reasoning.get_or_insert((name, String::new())).1.push_str(words);
-            listener.on_delta(Delta::Reasoning(words));
+        let field = |name: &&'static str| Some((*name, Cow::from(delta[*name].as_str()?)));
+        let reasoning = REASONING_FIELDS[1..].iter().find_map(field);
+        let reasoning = reasoning.unwrap_or_else(|| (THINKING_PART, join_thinking_parts(&delta["content"])));
+        let (name, words) = reasoning;
+        if !words.is_empty() {
+            self.reasoning.get_or_insert((name, String::new())).1.push_str(&words);
+            listener.on_delta(Delta::Reasoning(&words));
         }
     }
 
@@ -172,6 +195,11 @@ impl ChatCompletionsParser {
         ours.cached_tokens = cached.max(read_number_at(usage, "/prompt_cache_hit_tokens"));
         ours.cache_write_tokens = read_number_at(usage, "/prompt_tokens_details/cache_write_tokens");
         ours.reasoning_tokens = read_number_at(usage, "/completion_tokens_details/reasoning_tokens");
+        // xAI counts the reasoning apart from the reply.
+        let with_reasoning = ours.output_tokens.saturating_add(ours.reasoning_tokens);
+        if read_number_at(usage, "/total_tokens") == ours.input_tokens.saturating_add(with_reasoning) {
+            ours.output_tokens = with_reasoning;
+        }
         ours.cost_micros = usage["cost"].as_f64().map_or(0, dollars_to_micros);
     }
 
@@ -191,6 +219,12 @@ fn join_text_parts(content: &Value) -> String {
         Some(parts) => parts.iter().map(|part| read_text_at(part, "/text")).collect(),
         None => read_text_at(content, "").to_owned(),
     }
+}
+
+fn join_thinking_parts(content: &Value) -> Cow<'static, str> {
+    let parts = content.as_array().map_or(&[][..], Vec::as_slice);
+    let thinking = parts.iter().filter(|part| part["type"] == THINKING_PART);
+    thinking.map(|part| join_text_parts(&part[THINKING_PART])).collect::<String>().into()
 }
 
 #[expect(
@@ -230,8 +264,10 @@ impl StreamParser for ChatCompletionsParser {
             self.builder.finish =
                 parse_finish_reason(read_text_at(choice, "/finish_reason")).or(self.builder.finish);
         }
-        if event["usage"].is_object() {
-            self.record_usage(&event["usage"]);
+        // Groq has its own field for streams.
+        let usages = [&event["usage"], &event["x_groq"]["usage"]];
+        if let Some(usage) = usages.into_iter().find(|usage| usage.is_object()) {
+            self.record_usage(usage);
         }
         Ok(EventOutcome::Continue)
     }

@@ -92,7 +92,7 @@ fn part_to_input_item(part: &MessagePart<'_>) -> Value {
         MessagePart::Opaque(input_item) => (*input_item).clone(),
         MessagePart::Text(text, None) => json!({"role": "assistant", "content": text}),
         MessagePart::Text(text, Some(phase)) => json!({"role": "assistant", "content": text, "phase": phase}),
-        MessagePart::Call(call) => {
+        MessagePart::Call(call, _) => {
             json!({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments})
         }
     }
@@ -170,7 +170,7 @@ impl ResponsesParser {
                     }
                 }
                 "function_call" => {
-                    order.add_call();
+                    order.add_call(None);
                     let (id, name) =
                         (read_text_at(input_item, "/call_id"), read_text_at(input_item, "/name"));
                     let arguments = json_to_text(&input_item["arguments"]);

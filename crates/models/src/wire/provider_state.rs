@@ -11,10 +11,10 @@ use crate::model::{ProviderState, ToolCall};
 pub(super) enum MessagePart<'a> {
     /// An opaque item of the provider.
     Opaque(&'a Value),
-    /// Text, with the phase that the provider gave it.
+    /// Text, with the tag that the provider gave it: a phase or a signature.
     Text(&'a str, Option<&'a str>),
-    /// A tool call.
-    Call(&'a ToolCall),
+    /// A tool call, with the tag that the provider gave it.
+    Call(&'a ToolCall, Option<&'a str>),
 }
 
 /// Records the order of the parts of a reply.
@@ -31,17 +31,18 @@ impl MessagePartOrder {
         self.items.push(json!({ "kept": item }));
     }
 
-    /// Adds `bytes` bytes of text; `phase` is the provider's phase of it.
-    pub(super) fn add_text(&mut self, bytes: usize, phase: Option<&str>) {
+    /// Adds `bytes` bytes of text; `tag` is the provider's tag of it.
+    pub(super) fn add_text(&mut self, bytes: usize, tag: Option<&str>) {
         if bytes > 0 {
-            self.has_state |= phase.is_some();
-            self.items.push(json!({ "text": bytes, "phase": phase }));
+            self.has_state |= tag.is_some();
+            self.items.push(json!({ "text": bytes, "tag": tag }));
         }
     }
 
-    /// Adds the next tool call.
-    pub(super) fn add_call(&mut self) {
-        self.items.push(json!({ "call": true }));
+    /// Adds the next tool call; `tag` is the provider's tag of it.
+    pub(super) fn add_call(&mut self, tag: Option<&str>) {
+        self.has_state |= tag.is_some();
+        self.items.push(json!({ "call": true, "tag": tag }));
     }
 
     /// Returns the state to store with the reply; `None` if there is nothing but text and calls.
@@ -63,7 +64,7 @@ pub(super) fn restore_message_parts<'a>(
     restore_recorded_order(items, text, calls).unwrap_or_else(|| {
         let opaque = items.iter().filter_map(|item| item.get("kept")).map(MessagePart::Opaque);
         let words = Some(MessagePart::Text(text, None)).filter(|_| !text.is_empty());
-        opaque.chain(words).chain(calls.iter().map(MessagePart::Call)).collect()
+        opaque.chain(words).chain(calls.iter().map(|call| MessagePart::Call(call, None))).collect()
     })
 }
 
@@ -75,14 +76,15 @@ fn restore_recorded_order<'a>(
     let mut calls = calls.iter();
     let mut parts = Vec::with_capacity(items.len());
     for item in items {
+        let tag = item.get("tag").and_then(Value::as_str);
         if let Some(opaque) = item.get("kept") {
             parts.push(MessagePart::Opaque(opaque));
         } else if let Some(bytes) = item.get("text").and_then(Value::as_u64) {
             let (words, rest) = text.split_at_checked(usize::try_from(bytes).ok()?)?;
-            parts.push(MessagePart::Text(words, item.get("phase").and_then(Value::as_str)));
+            parts.push(MessagePart::Text(words, tag));
             text = rest;
         } else {
-            parts.push(MessagePart::Call(calls.next()?));
+            parts.push(MessagePart::Call(calls.next()?, tag));
         }
     }
     (text.is_empty() && calls.next().is_none()).then_some(parts)
@@ -100,9 +102,9 @@ mod tests {
         let mut order = MessagePartOrder::default();
         order.add_opaque_item(one.clone());
         order.add_text(2, None);
-        order.add_call();
+        order.add_call(None);
         order.add_opaque_item(two.clone());
-        order.add_call();
+        order.add_call(Some("s"));
         let provider_state = order.into_provider_state("p:m").unwrap();
         let (a, b) = (&calls[0], &calls[1]);
         let all = restore_message_parts("p:m", "hi", &calls, Some(&provider_state));
@@ -111,9 +113,9 @@ mod tests {
             [
                 MessagePart::Opaque(&one),
                 MessagePart::Text("hi", None),
-                MessagePart::Call(a),
+                MessagePart::Call(a, None),
                 MessagePart::Opaque(&two),
-                MessagePart::Call(b)
+                MessagePart::Call(b, Some("s"))
             ]
         );
         let changed = restore_message_parts("p:m", "hi!", &calls[..1], Some(&provider_state));
@@ -123,12 +125,12 @@ mod tests {
                 MessagePart::Opaque(&one),
                 MessagePart::Opaque(&two),
                 MessagePart::Text("hi!", None),
-                MessagePart::Call(a)
+                MessagePart::Call(a, None)
             ]
         );
         assert_eq!(
             restore_message_parts("p:other", "", &calls[..1], Some(&provider_state)),
-            [MessagePart::Call(a)]
+            [MessagePart::Call(a, None)]
         );
         assert_eq!(
             restore_message_parts("p:m", "süß", &[], Some(&provider_state)).len(),
@@ -141,7 +143,7 @@ mod tests {
     fn without_opaque_items_there_is_no_state() {
         let mut order = MessagePartOrder::default();
         order.add_text(5, None);
-        order.add_call();
+        order.add_call(None);
         assert_eq!(order.into_provider_state("p:m"), None);
     }
 }

@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use crate::model::{Delta, DeltaListener, FinishReason, Reply, Request, ToolCall};
 
+/// The beginning of the ids of calls whose provider sends none.
+const GENERATED_ID_PREFIX: &str = "call_";
+
 /// A reply that is being streamed.
 #[derive(Default)]
 pub(super) struct ReplyBuilder {
@@ -133,10 +136,17 @@ impl ReplyBuilder {
     fn unique_id(&self, slot: &ToolCallSlot, earlier: &[ToolCall]) -> String {
         let is_taken = |id: &str| earlier.iter().any(|call| call.id == id);
         if slot.id.is_empty() {
-            return format!("call_{}_{}", self.prior_messages, earlier.len());
+            return format!("{GENERATED_ID_PREFIX}{}_{}", self.prior_messages, earlier.len());
         }
         if is_taken(&slot.id) { format!("{}_{}", slot.id, earlier.len()) } else { slot.id.clone() }
     }
+}
+
+/// Returns `true` if a call got its id here, because its provider sends none.
+pub(super) fn is_generated_call_id(id: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers = id.strip_prefix(GENERATED_ID_PREFIX).and_then(|numbers| numbers.split_once('_'));
+    numbers.is_some_and(|(messages, calls)| is_number(messages) && is_number(calls))
 }
 
 /// Converts any JSON value to text: strings unchanged, null as empty text, everything else as JSON.
@@ -212,6 +222,7 @@ mod tests {
             build_calls(&none),
             vec![call_parts("call_3_0", "ls", "{}"), call_parts("call_3_1", "rm", "{}")]
         );
+        assert!(is_generated_call_id("call_3_0") && !is_generated_call_id("call_a_1"));
         let same = [(Some(0), "c", "ls", "{\"x\":1}"), (Some(1), "c", "rm", "{}")];
         assert_eq!(
             build_calls(&same),

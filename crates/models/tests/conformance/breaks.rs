@@ -9,7 +9,8 @@ use tokio::io::AsyncWriteExt;
 
 use crate::stub::{Stub, StubAction, chunked, chunked_keep_alive, head, response, unterminated};
 use crate::wires::{
-    ALL, SSE, content_type, endpoint, events, expected, framed, question, reply_to, reply_to_events,
+    ALL, SSE, TEXT, content_type, endpoint, events, expected, framed, question, reply_to, reply_to_events,
+    stream_bytes,
 };
 
 #[track_caller]
@@ -72,7 +73,7 @@ async fn a_connection_closed_before_the_body_is_a_connection_error() {
 
 #[tokio::test]
 async fn a_connection_closed_in_the_body_means_truncated() {
-    for wire in ALL {
+    for wire in TEXT {
         let text = framed(wire, &events(wire));
         let middle = text.find("wörld").unwrap() + 2;
         let kind = content_type(wire);
@@ -98,11 +99,12 @@ async fn a_connection_closed_in_the_body_means_truncated() {
 /// A stream that ends regularly, but without the event with the finish reason.
 #[tokio::test]
 async fn a_stream_without_finish_reason_is_truncated() {
-    for wire in ALL {
+    for wire in TEXT {
         let all = events(wire);
         let ends = match wire {
             WireProtocol::OpenAiChat | WireProtocol::Anthropic => 2,
-            WireProtocol::OpenAiResponses | WireProtocol::Ollama => 1,
+            WireProtocol::OpenAiResponses | WireProtocol::Gemini | WireProtocol::Ollama => 1,
+            WireProtocol::Bedrock => 2,
         };
         for count in 0..=all.len() - ends {
             let text = framed(wire, &all[..count]).replace("data: [DONE]\n\n", "");
@@ -131,7 +133,7 @@ async fn a_stream_that_breaks_after_the_finish_reason_is_a_reply() {
 
 #[tokio::test]
 async fn idle_streams_time_out_unless_they_send_keep_alives() {
-    for wire in ALL {
+    for wire in TEXT {
         let text = framed(wire, &events(wire));
         let half = unterminated(content_type(wire), &[&text.as_bytes()[..text.len() / 2]]);
         let stub = Stub::new([half.clone(), vec![StubAction::AwaitClose]].concat()).await;
@@ -206,7 +208,7 @@ async fn other_bodies_are_reported_as_what_they_are() {
 
 #[tokio::test]
 async fn events_that_are_not_json_or_utf8_are_broken_replies() {
-    for wire in ALL {
+    for wire in TEXT {
         let broken: &[u8] = if wire == WireProtocol::Ollama {
             b"{\"message\": nonsense}\n"
         } else {
@@ -232,7 +234,7 @@ async fn events_that_are_not_json_or_utf8_are_broken_replies() {
 
 #[tokio::test]
 async fn an_endless_event_is_a_protocol_error() {
-    for wire in ALL {
+    for wire in TEXT {
         let start: &[u8] = if wire == WireProtocol::Ollama { b"{\"a\":\"" } else { b"data: {\"a\":\"" };
         let flood = vec![b'x'; 1 << 20];
         let pieces: Vec<&[u8]> = std::iter::once(start).chain(std::iter::repeat_n(&flood[..], 12)).collect();
@@ -258,7 +260,7 @@ async fn a_large_event_is_parsed_quickly() {
 
 #[tokio::test]
 async fn keep_alives_do_not_extend_the_request_timeout() {
-    for wire in ALL {
+    for wire in TEXT {
         let line: &[u8] = if wire == WireProtocol::Ollama { b"\n" } else { b": keep-alive\n\n" };
         let mut actions = unterminated(content_type(wire), &[line]);
         let again = actions[1].clone();
@@ -278,7 +280,7 @@ async fn keep_alives_do_not_extend_the_request_timeout() {
 
 #[tokio::test]
 async fn cancelling_a_request_closes_the_connection() {
-    for wire in ALL {
+    for wire in TEXT {
         let text = framed(wire, &events(wire)[..2]);
         let mut actions =
             unterminated(content_type(wire), &[text.replace("data: [DONE]\n\n", "").as_bytes()]);
@@ -295,7 +297,7 @@ async fn cancelling_a_request_closes_the_connection() {
 #[tokio::test]
 async fn connections_are_reused_after_a_reply() {
     for wire in ALL {
-        let response = chunked_keep_alive(content_type(wire), framed(wire, &events(wire)).as_bytes());
+        let response = chunked_keep_alive(content_type(wire), &stream_bytes(wire, &events(wire)));
         let twice =
             [response.clone(), vec![StubAction::Next], response, vec![StubAction::AwaitClose]].concat();
         let stub = Stub::in_turn(vec![twice, vec![]]).await;

@@ -18,7 +18,9 @@ fn body(wire: WireProtocol, code: &str, message: &str) -> Value {
         WireProtocol::Anthropic => {
             json!({"type": "error", "error": {"type": code, "message": message}, "request_id": "req_1"})
         }
+        WireProtocol::Gemini => json!({"error": {"message": message, "status": code}}),
         WireProtocol::Ollama => json!({ "error": message }),
+        WireProtocol::Bedrock => json!({ "message": message }),
     }
 }
 
@@ -126,6 +128,28 @@ async fn errors_inside_a_stream_are_errors() {
             WireProtocol::Ollama,
             json!({"error": "an error was encountered while running the model"}),
             "overloaded",
+        ),
+        (
+            WireProtocol::Gemini,
+            json!({"error": {"code": 429, "message": "slow down", "status": "RESOURCE_EXHAUSTED"}}),
+            "rate limited",
+        ),
+        (WireProtocol::Gemini, json!({"promptFeedback": {"blockReason": "SAFETY"}}), "content filter"),
+        (
+            WireProtocol::Bedrock,
+            json!({"throttlingException": {"message": "Too many requests"}}),
+            "rate limited",
+        ),
+        (WireProtocol::Bedrock, json!({"modelStreamErrorException": {"message": "gone"}}), "overloaded"),
+        (
+            WireProtocol::Bedrock,
+            json!({"validationException": {"message": "Input is too long for requested model."}}),
+            "context overflow",
+        ),
+        (
+            WireProtocol::Bedrock,
+            json!({"messageStop": {"stopReason": "model_context_window_exceeded"}}),
+            "context overflow",
         ),
     ];
     for (wire, event, expected) in cases {

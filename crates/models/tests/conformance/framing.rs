@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 
 use crate::stub::{StubAction, chunked, head, response};
 use crate::wires::{
-    ALL, DeltaLog, SSE, assert_same, content_type, events, expected, framed, question, reply_to, streaming,
+    ALL, DeltaLog, SSE, assert_same, content_type, events, expected, framed, question, reply_to,
+    stream_bytes, streaming,
 };
 use millrace_models::wire::WireProtocol;
 
-fn stream(wire: WireProtocol) -> String {
-    framed(wire, &events(wire))
+fn stream(wire: WireProtocol) -> Vec<u8> {
+    stream_bytes(wire, &events(wire))
 }
 
 async fn reads_the_same(wire: WireProtocol, what: &str, actions: Vec<StubAction>) {
@@ -38,8 +39,8 @@ async fn replies_are_streamed_to_the_listener() {
 #[tokio::test]
 async fn single_byte_chunks_are_parsed() {
     for wire in ALL {
-        let text = stream(wire);
-        let bytes: Vec<&[u8]> = text.as_bytes().chunks(1).collect();
+        let stream = stream(wire);
+        let bytes: Vec<&[u8]> = stream.chunks(1).collect();
         reads_the_same(wire, "byte by byte", chunked(content_type(wire), &bytes)).await;
     }
 }
@@ -47,10 +48,10 @@ async fn single_byte_chunks_are_parsed() {
 #[tokio::test]
 async fn chunk_boundaries_do_not_matter() {
     for wire in ALL {
-        let text = stream(wire);
-        let cuts: Vec<usize> = (0..text.len()).step_by(13).collect();
+        let stream = stream(wire);
+        let cuts: Vec<usize> = (0..stream.len()).step_by(13).collect();
         let all = cuts.into_iter().map(|cut| {
-            let (one, two) = text.as_bytes().split_at(cut);
+            let (one, two) = stream.split_at(cut);
             let mut actions = chunked(content_type(wire), &[one, two]);
             actions.insert(2, StubAction::Pause(Duration::from_millis(1)));
             reads_the_same(wire, "cut in two", actions)
@@ -62,7 +63,7 @@ async fn chunk_boundaries_do_not_matter() {
 #[tokio::test]
 async fn byte_order_marks_line_breaks_and_comments_do_not_matter() {
     for wire in SSE {
-        let text = stream(wire);
+        let text = framed(wire, &events(wire));
         let bare = text.replace("data: ", "data:");
         let noisy = text.replace("data: ", ": keep-alive\n\nid: 7\nretry: 10\nunknown: x\ndata: ");
         let cases = [
@@ -78,7 +79,7 @@ async fn byte_order_marks_line_breaks_and_comments_do_not_matter() {
             reads_the_same(wire, what, chunked(content_type(wire), &[text.as_bytes()])).await;
         }
     }
-    let lines = stream(WireProtocol::Ollama);
+    let lines = framed(WireProtocol::Ollama, &events(WireProtocol::Ollama));
     let cases = [
         ("a byte order mark", format!("\u{feff}{lines}")),
         ("CRLF and blank lines", lines.replace('\n', "\r\n\r\n")),
@@ -98,7 +99,7 @@ async fn byte_order_marks_line_breaks_and_comments_do_not_matter() {
 async fn compressed_streams_are_decompressed() {
     for wire in ALL {
         let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-        packer.write_all(stream(wire).as_bytes()).unwrap();
+        packer.write_all(&stream(wire)).unwrap();
         let packed = packer.finish().unwrap();
         let headers = [("content-type", content_type(wire)), ("content-encoding", "gzip")];
         reads_the_same(wire, "gzip", response(200, &headers, packed)).await;
@@ -109,10 +110,10 @@ async fn compressed_streams_are_decompressed() {
 async fn the_content_type_does_not_matter() {
     for wire in ALL {
         for kind in ["text/plain", "application/json", "application/octet-stream", "text/html"] {
-            reads_the_same(wire, kind, chunked(kind, &[stream(wire).as_bytes()])).await;
+            reads_the_same(wire, kind, chunked(kind, &[&stream(wire)])).await;
         }
         let mut bare = vec![StubAction::Send(head(200, &[]))];
-        bare.push(StubAction::Send(stream(wire).into_bytes()));
+        bare.push(StubAction::Send(stream(wire)));
         reads_the_same(wire, "no content type, no length", bare).await;
     }
 }
@@ -148,6 +149,25 @@ fn unstreamed(wire: WireProtocol) -> Value {
             ],
             "usage": {"input_tokens": 30, "cache_read_input_tokens": 60, "cache_creation_input_tokens": 10, "output_tokens": 20,
                 "output_tokens_details": {"thinking_tokens": 7}}})
+        }
+        WireProtocol::Gemini => {
+            json!({"candidates": [{"index": 0, "finishReason": "STOP", "content": {"role": "model", "parts": [
+                {"text": "Let me see.", "thought": true},
+                {"text": "Hello wörld"},
+                {"functionCall": {"id": "call_a", "name": "ls", "args": {"path": "a"}}, "thoughtSignature": "c2ln"},
+                {"functionCall": {"id": "call_b", "name": "read", "args": {"path": "ü", "lines": [1, 2]}}},
+            ]}}],
+            "usageMetadata": {"promptTokenCount": 100, "candidatesTokenCount": 13, "thoughtsTokenCount": 7,
+                "cachedContentTokenCount": 60}})
+        }
+        WireProtocol::Bedrock => {
+            json!({"stopReason": "tool_use", "output": {"message": {"role": "assistant", "content": [
+                {"reasoningContent": {"reasoningText": {"text": "Let me see.", "signature": "EqQB"}}},
+                {"text": "Hello wörld"},
+                {"toolUse": {"toolUseId": "call_a", "name": "ls", "input": {"path": "a"}}},
+                {"toolUse": {"toolUseId": "call_b", "name": "read", "input": {"path": "ü", "lines": [1, 2]}}},
+            ]}},
+            "usage": {"inputTokens": 30, "cacheReadInputTokens": 60, "cacheWriteInputTokens": 10, "outputTokens": 20}})
         }
         WireProtocol::Ollama => {
             json!({"done": true, "done_reason": "stop", "prompt_eval_count": 100, "eval_count": 20,

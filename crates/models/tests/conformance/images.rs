@@ -4,11 +4,11 @@
 use millrace_models::ModelSettings;
 use millrace_models::image::Image;
 use millrace_models::model::{Message, Request, ToolCall, ToolResult};
-use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model, long_tail};
+use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model};
 use serde_json::{Value, json};
 
 use crate::stub::{Stub, chunked};
-use crate::wires::{ALL, content_type, endpoint, events, framed, question};
+use crate::wires::{ALL, content_type, endpoint, events, question, stream_bytes};
 
 /// The smallest valid PNG header of 2 by 3 pixels.
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x02\0\0\0\x03\x08\x02\0\0\0";
@@ -41,7 +41,7 @@ fn request() -> Request {
 }
 
 async fn sent(wire: WireProtocol, request: &Request, change: impl Fn(&mut ModelEndpoint)) -> Value {
-    let stub = Stub::new(chunked(content_type(wire), &[framed(wire, &events(wire)).as_bytes()])).await;
+    let stub = Stub::new(chunked(content_type(wire), &[&stream_bytes(wire, &events(wire))])).await;
     let mut endpoint = endpoint(wire, &stub.url());
     endpoint.settings.images = Some(true);
     change(&mut endpoint);
@@ -101,28 +101,35 @@ async fn each_api_gets_images_in_its_own_form() {
 }
 
 #[tokio::test]
-async fn gemini_gets_images_after_the_results() {
-    let end = json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "ok"}]}, "finishReason": "STOP"}]});
-    let stub = Stub::new(chunked("text/event-stream", &[format!("data: {end}\r\n\r\n").as_bytes()])).await;
-    let endpoint = ModelEndpoint {
-        model: "gemini-2.5-pro".into(),
-        full_name: "gemini:gemini-2.5-pro".into(),
-        ..endpoint(WireProtocol::OpenAiChat, &stub.url())
-    };
-    let model = long_tail::connect_through_genai("gemini", endpoint).unwrap();
-    model.reply(&request(), &()).await.unwrap();
-    let body = stub.only_request().json();
-    let contents = body["contents"].as_array().unwrap();
+async fn gemini_and_bedrock_get_images_after_the_results() {
+    let gemini = sent(WireProtocol::Gemini, &request(), |_| ()).await;
+    let contents = gemini["contents"].as_array().unwrap();
     let image = json!({"inlineData": {"mimeType": "image/png", "data": BASE64}});
-    let inline = |part: &Value| {
-        // Both spellings are documented.
-        let data = part.get("inlineData").or_else(|| part.get("inline_data")).cloned().unwrap();
-        let media_type = data.get("mimeType").or_else(|| data.get("mime_type")).cloned().unwrap();
-        json!({"inlineData": {"mimeType": media_type, "data": data["data"]}})
+    let response = |id: &str, name: &str| {
+        let output = json!({"output": format!("{name} was read")});
+        json!({"functionResponse": {"name": "read", "response": output, "id": id}})
     };
-    assert!(contents[2].to_string().contains("functionResponse"), "{body:#}");
-    assert_eq!(contents[3]["parts"][0]["text"], INTRODUCTION, "{body:#}");
-    assert_eq!((inline(&contents[3]["parts"][1]), inline(&contents[3]["parts"][2])), (image.clone(), image));
+    assert_eq!(
+        contents[2..],
+        [
+            json!({"role": "user", "parts": [response("c1", "/a.png"), response("c2", "/b.png")]}),
+            json!({"role": "user", "parts": [{"text": INTRODUCTION}, image, image]}),
+            json!({"role": "user", "parts": [{"text": "Compare them."}]}),
+        ],
+        "{gemini:#}"
+    );
+
+    let bedrock = sent(WireProtocol::Bedrock, &request(), |_| ()).await;
+    let image = json!({"image": {"format": "png", "source": {"bytes": BASE64}}});
+    let result = |id: &str, name: &str| {
+        let content = json!([{"text": format!("{name} was read")}]);
+        json!({"toolResult": {"toolUseId": id, "content": content}})
+    };
+    let blocks = json!([
+        result("c1", "/a.png"), result("c2", "/b.png"), {"text": INTRODUCTION}, image, image,
+        {"text": "Compare them."},
+    ]);
+    assert_eq!(bedrock["messages"][2], json!({"role": "user", "content": blocks}), "{bedrock:#}");
 }
 
 #[tokio::test]
@@ -188,17 +195,13 @@ async fn each_api_that_takes_pdf_files_gets_them_in_its_own_form() {
     let file = json!({"type": "file", "file": {"filename": "mill.pdf", "file_data": url}});
     assert_eq!(chat["messages"][4]["content"][1], file, "{chat:#}");
 
-    let end = json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "ok"}]}, "finishReason": "STOP"}]});
-    let stub = Stub::new(chunked("text/event-stream", &[format!("data: {end}\r\n\r\n").as_bytes()])).await;
-    let endpoint = ModelEndpoint {
-        model: "gemini-2.5-pro".into(),
-        full_name: "gemini:gemini-2.5-pro".into(),
-        ..endpoint(WireProtocol::OpenAiChat, &stub.url())
-    };
-    let model = long_tail::connect_through_genai("gemini", endpoint).unwrap();
-    model.reply(&pdf_request(), &()).await.unwrap();
-    let body = stub.only_request().json().to_string();
-    assert!(body.contains("application/pdf") && body.contains(data), "{body}");
+    let gemini = sent(WireProtocol::Gemini, &pdf_request(), |_| ()).await;
+    let file = json!({"inlineData": {"mimeType": "application/pdf", "data": data}});
+    assert_eq!(gemini["contents"][3]["parts"][1], file, "{gemini:#}");
+
+    let bedrock = sent(WireProtocol::Bedrock, &pdf_request(), takes).await;
+    let file = json!({"document": {"format": "pdf", "name": "mill-1", "source": {"bytes": data}}});
+    assert_eq!(bedrock["messages"][2]["content"][2], file, "{bedrock:#}");
 }
 
 #[tokio::test]
@@ -207,7 +210,8 @@ async fn models_that_take_no_pdf_files_get_a_text() {
     let request = pdf_request();
     for wire in ALL {
         let body = sent(wire, &request, |endpoint| {
-            endpoint.settings.pdf = (wire == WireProtocol::Anthropic).then_some(false);
+            endpoint.settings.pdf =
+                matches!(wire, WireProtocol::Anthropic | WireProtocol::Gemini).then_some(false);
             endpoint.model = "claude-sonnet-4-6".into();
         });
         let text = body.await.to_string();

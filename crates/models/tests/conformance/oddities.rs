@@ -30,13 +30,20 @@ fn call(id: &str, name: &str, arguments: &str) -> (String, String, String) {
 /// Interleaved deltas of two calls, starting with the second call.
 #[tokio::test]
 async fn calls_are_ordered_by_index_not_by_arrival() {
-    for wire in [WireProtocol::OpenAiChat, WireProtocol::OpenAiResponses, WireProtocol::Anthropic] {
+    let split_calls = [
+        WireProtocol::OpenAiChat,
+        WireProtocol::OpenAiResponses,
+        WireProtocol::Anthropic,
+        WireProtocol::Bedrock,
+    ];
+    for wire in split_calls {
         let all = events(wire);
         let (of_first, of_second) = match wire {
             WireProtocol::OpenAiChat => (5..7, 7..10),
             WireProtocol::OpenAiResponses => (9..12, 12..16),
             WireProtocol::Anthropic => (11..15, 15..19),
-            WireProtocol::Ollama => unreachable!("its calls are not split"),
+            WireProtocol::Gemini | WireProtocol::Ollama => unreachable!("its calls are not split"),
+            WireProtocol::Bedrock => (8..11, 11..15),
         };
         let (mut first, mut second) = (all[of_first.clone()].iter(), all[of_second.clone()].iter());
         let mut mixed = all[..of_first.start].to_vec();
@@ -111,6 +118,23 @@ async fn reported_cost_and_cached_tokens_are_returned() {
             .unwrap();
     let usage = reply.usage;
     assert_eq!((usage.cost_micros, usage.cached_tokens, usage.cache_write_tokens), (1_234, 4, 3));
+}
+
+/// Groq sends usage in a field of its own, and xAI counts the reasoning apart from the reply.
+#[tokio::test]
+async fn usage_is_found_and_includes_the_reasoning() {
+    let counts = |output: u64, total: u64| {
+        json!({"prompt_tokens": 32, "completion_tokens": output, "total_tokens": total,
+            "completion_tokens_details": {"reasoning_tokens": 94}})
+    };
+    let ends = |usage: Value| [chunk(json!({"content": "hi"})), usage];
+    let groq =
+        json!({"choices": [{"delta": {}, "finish_reason": "stop"}], "x_groq": {"usage": counts(103, 135)}});
+    let xai = json!({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": counts(9, 135)});
+    for end in [groq, xai] {
+        let usage = reply_to_events(WireProtocol::OpenAiChat, &ends(end)).await.unwrap().usage;
+        assert_eq!((usage.input_tokens, usage.output_tokens, usage.reasoning_tokens), (32, 103, 94));
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use millrace_models::ModelSettings;
 use millrace_models::model::{AnswerSchema, FinishReason, Message, Model, ModelError, Request, ToolResult};
-use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model};
+use millrace_models::wire::{Dialect, ModelEndpoint, WireProtocol, create_http_model};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ fn model(change: impl Fn(&mut ModelEndpoint)) -> Option<Arc<dyn Model>> {
     let full_name = format!("openai-compatible:{name}");
     let mut endpoint = ModelEndpoint {
         wire: WireProtocol::OpenAiChat,
+        dialect: Dialect { is_local: true, ..Dialect::STANDARD },
         base_url,
         key: None,
         model: name,
         full_name,
-        is_local: true,
         settings,
     };
     change(&mut endpoint);

@@ -9,10 +9,10 @@ use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model};
 use serde_json::{Value, json};
 
 use crate::stub::{ReceivedRequest, Stub, chunked};
-use crate::wires::{ALL, KEY, content_type, conversation, endpoint, events, framed, path, question};
+use crate::wires::{ALL, KEY, content_type, conversation, endpoint, events, path, question, stream_bytes};
 
 async fn sent(wire: WireProtocol, request: &Request, change: impl Fn(&mut ModelEndpoint)) -> ReceivedRequest {
-    let stub = Stub::new(chunked(content_type(wire), &[framed(wire, &events(wire)).as_bytes()])).await;
+    let stub = Stub::new(chunked(content_type(wire), &[&stream_bytes(wire, &events(wire))])).await;
     let mut endpoint = endpoint(wire, &stub.url());
     change(&mut endpoint);
     create_http_model(endpoint).reply(request, &()).await.unwrap();
@@ -36,6 +36,8 @@ fn name(wire: WireProtocol) -> &'static str {
         WireProtocol::OpenAiResponses => "openai_responses",
         WireProtocol::Anthropic => "anthropic",
         WireProtocol::Ollama => "ollama",
+        WireProtocol::Gemini => "gemini",
+        WireProtocol::Bedrock => "bedrock",
     }
 }
 
@@ -46,7 +48,14 @@ async fn method_path_and_headers_are_those_of_the_api() {
         assert_eq!(received.line, format!("POST {} HTTP/1.1", path(wire)), "{wire:?}");
         let mut names: Vec<&str> = received.headers.iter().map(|(name, _)| name.as_str()).collect();
         names.sort_unstable();
-        let credential = if wire == WireProtocol::Anthropic { "x-api-key" } else { "authorization" };
+        let (credential, value) = match wire {
+            WireProtocol::Anthropic => ("x-api-key", KEY.to_owned()),
+            WireProtocol::Gemini => ("x-goog-api-key", KEY.to_owned()),
+            WireProtocol::OpenAiChat
+            | WireProtocol::OpenAiResponses
+            | WireProtocol::Ollama
+            | WireProtocol::Bedrock => ("authorization", format!("Bearer {KEY}")),
+        };
         let mut expected = vec![
             "accept",
             "accept-encoding",
@@ -59,10 +68,8 @@ async fn method_path_and_headers_are_those_of_the_api() {
         if wire == WireProtocol::Anthropic {
             expected.push("anthropic-version");
             assert_eq!(received.header("anthropic-version"), Some("2023-06-01"));
-            assert_eq!(received.header("x-api-key"), Some(KEY));
-        } else {
-            assert_eq!(received.header("authorization"), Some(format!("Bearer {KEY}").as_str()));
         }
+        assert_eq!(received.header(credential), Some(value.as_str()));
         expected.sort_unstable();
         assert_eq!(names, expected, "{wire:?}");
         assert_eq!(received.header("content-type"), Some("application/json"));
@@ -107,11 +114,9 @@ async fn settings_are_translated_to_the_api() {
 async fn without_a_key_no_credential_is_sent_and_extra_headers_win() {
     for wire in ALL {
         let received = sent(wire, &question(), |endpoint| endpoint.key = None).await;
-        assert_eq!(
-            (received.header("authorization"), received.header("x-api-key")),
-            (None, None),
-            "{wire:?}"
-        );
+        for credential in ["authorization", "x-api-key", "x-goog-api-key"] {
+            assert_eq!(received.header(credential), None, "{wire:?}");
+        }
         let received = sent(wire, &question(), |endpoint| {
             endpoint.settings.extra_headers.insert("Authorization".into(), "Custom abc".into());
         })
@@ -129,6 +134,7 @@ async fn base_urls_work_with_and_without_their_usual_suffix() {
         (WireProtocol::Anthropic, "/anthropic", "/anthropic/v1/messages"),
         (WireProtocol::Ollama, "/v1", "/api/chat"),
         (WireProtocol::Ollama, "/api/", "/api/chat"),
+        (WireProtocol::Bedrock, "/", "/model/anthropic.claude-sonnet-4-6/converse-stream"),
     ];
     for (wire, end, expected) in cases {
         let received = sent(wire, &question(), |endpoint| endpoint.base_url += end).await;
@@ -147,17 +153,15 @@ async fn continued_conversations_begin_with_the_same_bytes() {
         after.messages.truncate(4);
         let turns = |received: &ReceivedRequest| {
             let mut body = received.json();
-            let turns = if wire == WireProtocol::OpenAiResponses {
-                body["input"].take()
-            } else {
-                body["messages"].take()
-            };
+            let name = ["input", "contents", "messages"].into_iter().find(|name| body[*name].is_array());
+            let turns = body[name.unwrap()].take();
             let mut turns = turns.as_array().unwrap().clone();
             // Cache markers are not part of the cached prefix.
             turns.iter_mut().filter_map(|turn| turn["content"].as_array_mut()).flatten().for_each(|block| {
                 block.as_object_mut().unwrap().remove("cache_control");
             });
-            (turns, [body["tools"].take(), body["system"].take(), body["instructions"].take()])
+            let head = ["tools", "toolConfig", "system", "systemInstruction", "instructions"];
+            (turns, head.map(|name| body[name].take()))
         };
         let (short, head) = turns(&sent(wire, &before, |_| ()).await);
         let (long, same_head) = turns(&sent(wire, &after, |_| ()).await);
@@ -186,6 +190,69 @@ async fn older_anthropic_models_get_a_thinking_budget_or_none() {
     assert_eq!((&old["thinking"], &old["temperature"]), (&Value::Null, &json!(0.5)));
     let off = body("claude-opus-4-8", "none").await;
     assert_eq!((&off["thinking"], &off["temperature"]), (&Value::Null, &Value::Null));
+}
+
+/// At Bedrock each maker's models have their own fields for reasoning.
+#[tokio::test]
+async fn reasoning_at_bedrock_depends_on_the_maker() {
+    let body = async |model: &str, effort: Option<&str>| {
+        let change = |endpoint: &mut ModelEndpoint| {
+            endpoint.model = model.into();
+            endpoint.settings.reasoning_effort = effort.map(str::to_owned);
+            endpoint.settings.temperature = Some(0.5);
+        };
+        let mut body = sent(WireProtocol::Bedrock, &question(), change).await.json();
+        (body["inferenceConfig"].take(), body["additionalModelRequestFields"].take())
+    };
+    let limits = json!({"maxTokens": 1000, "temperature": 0.5});
+    let nova = |level: &str| {
+        let config = json!({"type": "enabled", "maxReasoningEffort": level});
+        json!({"inferenceConfig": {"reasoningConfig": config}})
+    };
+    assert_eq!(body("us.amazon.nova-2-lite-v1:0", None).await, (limits.clone(), Value::Null));
+    assert_eq!(body("us.amazon.nova-2-lite-v1:0", Some("low")).await, (limits.clone(), nova("low")));
+    assert_eq!(body("amazon.nova-2-lite-v1:0", Some("high")).await, (Value::Null, nova("high")));
+    let effort = json!({"reasoning": {"effort": "low"}});
+    assert_eq!(body("openai.gpt-oss-120b-1:0", Some("low")).await, (limits.clone(), effort));
+    assert_eq!(body("meta.llama3-1-70b-instruct-v1:0", Some("low")).await, (limits, Value::Null));
+    let budget = json!({"thinking": {"type": "enabled", "budget_tokens": 2048}});
+    let older = body("us.anthropic.claude-sonnet-4-5-20250929-v1:0", Some("low")).await;
+    assert_eq!(older, (json!({"maxTokens": 3048}), budget));
+    let adaptive = json!({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}});
+    let newer = body("anthropic.claude-opus-4-7", Some("high")).await;
+    assert_eq!(newer, (json!({"maxTokens": 1000}), adaptive));
+}
+
+#[tokio::test]
+async fn older_gemini_models_get_a_thinking_budget() {
+    let thinking = async |model: &str, effort: &str| {
+        let change = |endpoint: &mut ModelEndpoint| {
+            endpoint.model = model.into();
+            endpoint.settings.reasoning_effort = Some(effort.into());
+        };
+        let body = sent(WireProtocol::Gemini, &question(), change).await.json();
+        body["generationConfig"]["thinkingConfig"].clone()
+    };
+    let budget = json!({"includeThoughts": true, "thinkingBudget": 8000});
+    assert_eq!(thinking("gemini-2.5-pro", "medium").await, budget);
+    let level = json!({"includeThoughts": true, "thinkingLevel": "MEDIUM"});
+    assert_eq!(thinking("gemini-3.8-flash", "medium").await, level);
+    assert_eq!(thinking("gemini-2.5-pro", "none").await, json!({"includeThoughts": true}));
+}
+
+#[tokio::test]
+async fn deepseek_gets_a_switch_for_thinking() {
+    let switch = async |effort: Option<&str>| {
+        let change = |endpoint: &mut ModelEndpoint| {
+            endpoint.dialect.has_thinking_switch = true;
+            endpoint.settings.reasoning_effort = effort.map(str::to_owned);
+        };
+        let mut body = sent(WireProtocol::OpenAiChat, &question(), change).await.json();
+        (body["thinking"].take(), body["reasoning_effort"].take())
+    };
+    assert_eq!(switch(None).await, (Value::Null, Value::Null));
+    assert_eq!(switch(Some("high")).await, (json!({"type": "enabled"}), json!("high")));
+    assert_eq!(switch(Some("none")).await, (json!({"type": "disabled"}), Value::Null));
 }
 
 #[tokio::test]
@@ -228,7 +295,8 @@ async fn local_servers_get_bounds_and_optional_fields() {
     let mut request = question();
     request.answer =
         Some(millrace_models::model::AnswerSchema { name: "findings".into(), schema: schema.clone() });
-    let local = sent(WireProtocol::OpenAiChat, &request, |endpoint| endpoint.is_local = true).await.json();
+    let local =
+        sent(WireProtocol::OpenAiChat, &request, |endpoint| endpoint.dialect.is_local = true).await.json();
     assert_eq!(local["response_format"]["json_schema"]["schema"], schema);
     assert_eq!(sent(WireProtocol::Ollama, &request, |_| ()).await.json()["format"], schema);
     let hosted = sent(WireProtocol::OpenAiChat, &request, |_| ()).await.json();
@@ -248,13 +316,16 @@ async fn blank_texts_are_omitted_for_anthropic() {
     assert_eq!(turns[0]["content"].as_array().unwrap().len(), 2, "{body:#}");
 }
 
-/// Anthropic rejects calls to undeclared tools, but the last request of an agent may offer no tools.
+/// These APIs reject calls to undeclared tools, but the last request of an agent may offer no tools.
 #[tokio::test]
-async fn earlier_called_tools_are_declared_to_anthropic() {
+async fn earlier_called_tools_are_declared_to_anthropic_and_bedrock() {
     let mut request = conversation();
     request.tools.clear();
     let body = sent(WireProtocol::Anthropic, &request, |_| ()).await.json();
     let tool = |name: &str| json!({"name": name, "input_schema": {"type": "object"}});
     assert_eq!(body["tools"], json!([tool("ls"), tool("read")]));
     assert_eq!(body["tool_choice"], json!({"type": "none"}));
+    let body = sent(WireProtocol::Bedrock, &request, |_| ()).await.json();
+    let tool = |name: &str| json!({"toolSpec": {"name": name, "inputSchema": {"json": {"type": "object"}}}});
+    assert_eq!(body["toolConfig"]["tools"], json!([tool("ls"), tool("read")]));
 }

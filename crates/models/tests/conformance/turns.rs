@@ -6,7 +6,7 @@ use millrace_models::wire::{WireProtocol, create_http_model};
 use serde_json::{Value, json};
 
 use crate::stub::{Stub, chunked};
-use crate::wires::{content_type, endpoint, events, framed, question, reply_to_events, streaming};
+use crate::wires::{content_type, endpoint, events, question, reply_to_events, stream_bytes, streaming};
 
 /// Returns the conversation after a reply and the results of its calls.
 fn next(reply: Reply) -> Request {
@@ -34,11 +34,14 @@ async fn sent_again(wire: WireProtocol, change: impl Fn(&mut ProviderState)) -> 
     let (_first, model) = streaming(wire).await;
     let mut reply = model.reply(&question(), &()).await.unwrap();
     reply.provider_state.as_mut().into_iter().for_each(change);
-    let stub = Stub::new(chunked(content_type(wire), &[framed(wire, &events(wire)).as_bytes()])).await;
+    let stub = Stub::new(chunked(content_type(wire), &[&stream_bytes(wire, &events(wire))])).await;
     create_http_model(endpoint(wire, &stub.url())).reply(&next(reply), &()).await.unwrap();
     let mut body = stub.only_request().json();
     match wire {
-        WireProtocol::Anthropic => body["messages"][1]["content"].as_array().unwrap().clone(),
+        WireProtocol::Anthropic | WireProtocol::Bedrock => {
+            body["messages"][1]["content"].as_array().unwrap().clone()
+        }
+        WireProtocol::Gemini => body["contents"][1]["parts"].as_array().unwrap().clone(),
         WireProtocol::OpenAiResponses => body["input"].as_array().unwrap()[1..5].to_vec(),
         WireProtocol::OpenAiChat | WireProtocol::Ollama => vec![body["messages"][2].take()],
     }
@@ -59,6 +62,89 @@ async fn signed_thinking_returns_to_anthropic_in_its_position() {
         sent_again(WireProtocol::Anthropic, |provider_state| provider_state.model = "anthropic:other".into())
             .await;
     assert_eq!(to_another, all[1..]);
+}
+
+#[tokio::test]
+async fn signed_reasoning_returns_to_bedrock_in_its_position() {
+    let text = json!({"text": "Let me see.", "signature": "EqQB"});
+    let call = |id: &str, name: &str, input: Value| json!({"toolUse": {"toolUseId": id, "name": name, "input": input}});
+    let all = [
+        json!({"reasoningContent": {"reasoningText": text}}),
+        json!({"text": "Hello wörld"}),
+        call("call_a", "ls", json!({"path": "a"})),
+        call("call_b", "read", json!({"path": "ü", "lines": [1, 2]})),
+    ];
+    assert_eq!(sent_again(WireProtocol::Bedrock, |_| ()).await, all);
+    let to_another =
+        sent_again(WireProtocol::Bedrock, |provider_state| provider_state.model = "bedrock:other".into())
+            .await;
+    assert_eq!(to_another, all[1..]);
+}
+
+#[tokio::test]
+async fn signatures_return_to_gemini_with_their_calls() {
+    let call =
+        |id: &str, name: &str, args: Value| json!({"functionCall": {"id": id, "name": name, "args": args}});
+    let mut first = call("call_a", "ls", json!({"path": "a"}));
+    let second = call("call_b", "read", json!({"path": "ü", "lines": [1, 2]}));
+    first["thoughtSignature"] = json!("c2ln");
+    let parts = [json!({"text": "Hello wörld"}), first.clone(), second.clone()];
+    assert_eq!(sent_again(WireProtocol::Gemini, |_| ()).await, parts);
+    first["thoughtSignature"] = json!("skip_thought_signature_validator");
+    let to_another =
+        sent_again(WireProtocol::Gemini, |provider_state| provider_state.model = "gemini:other".into()).await;
+    assert_eq!(
+        to_another,
+        [parts[0].clone(), first, second],
+        "newer models reject a call without a signature"
+    );
+}
+
+/// The signature of a text may come with the text, or after it with an empty one.
+#[tokio::test]
+async fn signatures_return_to_gemini_with_their_texts() {
+    let chunk = |part: Value| json!({"candidates": [{"content": {"parts": [part]}}]});
+    let mut end = chunk(json!({"text": "", "thoughtSignature": "YnR3"}));
+    end["candidates"][0]["finishReason"] = json!("STOP");
+    let events = [
+        chunk(json!({"text": "Hel"})),
+        chunk(json!({"text": "lo", "thoughtSignature": "YWJj"})),
+        chunk(json!({"text": " there"})),
+        end,
+    ];
+    let reply = reply_to_events(WireProtocol::Gemini, &events).await.unwrap();
+    let stub = Stub::new(vec![]).await;
+    let _ = create_http_model(endpoint(WireProtocol::Gemini, &stub.url())).reply(&next(reply), &()).await;
+    assert_eq!(
+        stub.only_request().json()["contents"][1]["parts"],
+        json!([
+            {"text": "Hel"},
+            {"text": "lo", "thoughtSignature": "YWJj"},
+            {"text": " there"},
+            {"text": "", "thoughtSignature": "YnR3"},
+        ])
+    );
+}
+
+/// Mistral sends reasoning in parts of the content, and rejects it anywhere else.
+#[tokio::test]
+async fn thinking_parts_return_in_the_content() {
+    let chunk = |delta: Value| json!({"choices": [{"index": 0, "delta": delta}]});
+    let thinking = |text: &str| json!([{"type": "thinking", "thinking": [{"type": "text", "text": text}]}]);
+    let call = json!({"id": "a", "function": {"name": "ls", "arguments": "{}"}});
+    let events = [
+        chunk(json!({"content": thinking("Let me ")})),
+        chunk(json!({"content": thinking("see.")})),
+        chunk(json!({"content": "Hello", "tool_calls": [call]})),
+        json!({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}),
+    ];
+    let reply = reply_to_events(WireProtocol::OpenAiChat, &events).await.unwrap();
+    assert_eq!(reply.text, "Hello");
+    let stub = Stub::new(vec![]).await;
+    let _ = create_http_model(endpoint(WireProtocol::OpenAiChat, &stub.url())).reply(&next(reply), &()).await;
+    let message = &stub.only_request().json()["messages"][2];
+    let content = json!([thinking("Let me see.")[0], {"type": "text", "text": "Hello"}]);
+    assert_eq!((&message["content"], message.get("thinking")), (&content, None), "{message:#}");
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 //! The wires under test: for each, the stream of one common reply, and helpers for requests and errors. Every test runs
-//! for all wires.
+//! for all wires that it applies to.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use millrace_models::model::{
     AnswerSchema, Delta, DeltaListener, FinishReason, Message, Model, ModelError, ProviderState, Reply,
     Request, ToolCall, ToolResult, ToolSpec,
 };
-use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model};
+use millrace_models::wire::{Dialect, ModelEndpoint, WireProtocol, create_http_model};
 use millrace_protocol::result::Usage;
 use serde_json::{Value, json};
 
@@ -16,12 +16,28 @@ use crate::stub::{Stub, StubAction, chunked, response};
 
 pub const KEY: &str = "sk-conformance-0123456789";
 
-pub const ALL: [WireProtocol; 4] =
-    [WireProtocol::OpenAiChat, WireProtocol::OpenAiResponses, WireProtocol::Anthropic, WireProtocol::Ollama];
+/// All wires.
+pub const ALL: [WireProtocol; 6] = [
+    WireProtocol::OpenAiChat,
+    WireProtocol::OpenAiResponses,
+    WireProtocol::Anthropic,
+    WireProtocol::Gemini,
+    WireProtocol::Ollama,
+    WireProtocol::Bedrock,
+];
+
+/// The wires that stream text. [`crate::bedrock`] tests the frames of the other one.
+pub const TEXT: [WireProtocol; 5] = [
+    WireProtocol::OpenAiChat,
+    WireProtocol::OpenAiResponses,
+    WireProtocol::Anthropic,
+    WireProtocol::Gemini,
+    WireProtocol::Ollama,
+];
 
 /// The wires that stream server-sent events.
-pub const SSE: [WireProtocol; 3] =
-    [WireProtocol::OpenAiChat, WireProtocol::OpenAiResponses, WireProtocol::Anthropic];
+pub const SSE: [WireProtocol; 4] =
+    [WireProtocol::OpenAiChat, WireProtocol::OpenAiResponses, WireProtocol::Anthropic, WireProtocol::Gemini];
 
 /// Returns an endpoint with a reasoning model.
 pub fn endpoint(wire: WireProtocol, base_url: &str) -> ModelEndpoint {
@@ -30,14 +46,16 @@ pub fn endpoint(wire: WireProtocol, base_url: &str) -> ModelEndpoint {
         WireProtocol::OpenAiResponses => ("gpt-5", "openai"),
         WireProtocol::Anthropic => ("claude-sonnet-4-6", "anthropic"),
         WireProtocol::Ollama => ("qwen3:4b", "ollama"),
+        WireProtocol::Gemini => ("gemini-3-pro", "gemini"),
+        WireProtocol::Bedrock => ("anthropic.claude-sonnet-4-6", "bedrock"),
     };
     ModelEndpoint {
         wire,
+        dialect: Dialect { is_local: wire == WireProtocol::Ollama, ..Dialect::STANDARD },
         base_url: base_url.to_owned(),
         key: Some(KEY.into()),
         model: model.to_owned(),
         full_name: format!("{provider}:{model}"),
-        is_local: wire == WireProtocol::Ollama,
         settings: ModelSettings::default(),
     }
 }
@@ -48,19 +66,31 @@ pub fn path(wire: WireProtocol) -> &'static str {
         WireProtocol::OpenAiResponses => "/responses",
         WireProtocol::Anthropic => "/v1/messages",
         WireProtocol::Ollama => "/api/chat",
+        WireProtocol::Gemini => "/models/gemini-3-pro:streamGenerateContent?alt=sse",
+        WireProtocol::Bedrock => "/model/anthropic.claude-sonnet-4-6/converse-stream",
     }
 }
 
 pub fn content_type(wire: WireProtocol) -> &'static str {
     match wire {
-        WireProtocol::OpenAiChat | WireProtocol::OpenAiResponses | WireProtocol::Anthropic => {
-            "text/event-stream; charset=utf-8"
-        }
+        WireProtocol::OpenAiChat
+        | WireProtocol::OpenAiResponses
+        | WireProtocol::Anthropic
+        | WireProtocol::Gemini => "text/event-stream; charset=utf-8",
         WireProtocol::Ollama => "application/x-ndjson",
+        WireProtocol::Bedrock => "application/vnd.amazon.eventstream",
     }
 }
 
-/// Formats events for a wire.
+/// Formats events for any wire.
+pub fn stream_bytes(wire: WireProtocol, events: &[Value]) -> Vec<u8> {
+    if wire == WireProtocol::Bedrock {
+        return events.iter().flat_map(crate::bedrock::frame_event).collect();
+    }
+    framed(wire, events).into_bytes()
+}
+
+/// Formats events for a wire that streams text.
 pub fn framed(wire: WireProtocol, events: &[Value]) -> String {
     match wire {
         WireProtocol::OpenAiChat => {
@@ -71,7 +101,9 @@ pub fn framed(wire: WireProtocol, events: &[Value]) -> String {
             let name = |event: &Value| event["type"].as_str().unwrap().to_owned();
             events.iter().map(|event| format!("event: {}\ndata: {event}\n\n", name(event))).collect()
         }
+        WireProtocol::Gemini => events.iter().map(|event| format!("data: {event}\n\n")).collect(),
         WireProtocol::Ollama => events.iter().map(|event| format!("{event}\n")).collect(),
+        WireProtocol::Bedrock => panic!("its stream is no text"),
     }
 }
 
@@ -82,6 +114,8 @@ pub fn events(wire: WireProtocol) -> Vec<Value> {
         WireProtocol::OpenAiResponses => responses_events(),
         WireProtocol::Anthropic => anthropic_events(),
         WireProtocol::Ollama => ollama_events(),
+        WireProtocol::Gemini => gemini_events(),
+        WireProtocol::Bedrock => bedrock_events(),
     }
 }
 
@@ -195,6 +229,58 @@ fn ollama_events() -> Vec<Value> {
     ]
 }
 
+fn gemini_events() -> Vec<Value> {
+    let chunk =
+        |part: Value| json!({"candidates": [{"content": {"role": "model", "parts": [part]}, "index": 0}]});
+    let call =
+        |id: &str, name: &str, args: Value| json!({"functionCall": {"id": id, "name": name, "args": args}});
+    let mut first = call("call_a", "ls", json!({"path": "a"}));
+    first["thoughtSignature"] = json!("c2ln");
+    let mut last = chunk(call("call_b", "read", json!({"path": "ü", "lines": [1, 2]})));
+    last["candidates"][0]["finishReason"] = json!("STOP");
+    last["usageMetadata"] = json!({"promptTokenCount": 100, "candidatesTokenCount": 13, "thoughtsTokenCount": 7,
+        "cachedContentTokenCount": 60, "totalTokenCount": 120});
+    vec![
+        chunk(json!({"text": "Let me ", "thought": true})),
+        chunk(json!({"text": "see.", "thought": true})),
+        chunk(json!({"text": "Hello "})),
+        chunk(json!({"text": "wörld"})),
+        chunk(first),
+        last,
+    ]
+}
+
+/// Each event has one field with its type, as the frames' headers name it.
+fn bedrock_events() -> Vec<Value> {
+    let delta =
+        |place: u64, delta: Value| json!({"contentBlockDelta": {"contentBlockIndex": place, "delta": delta}});
+    let stop = |place: u64| json!({"contentBlockStop": {"contentBlockIndex": place}});
+    let start = |place: u64, id: &str, name: &str| {
+        let call = json!({"toolUse": {"toolUseId": id, "name": name}});
+        json!({"contentBlockStart": {"contentBlockIndex": place, "start": call}})
+    };
+    vec![
+        json!({"messageStart": {"role": "assistant"}}),
+        delta(0, json!({"reasoningContent": {"text": "Let me "}})),
+        delta(0, json!({"reasoningContent": {"text": "see."}})),
+        delta(0, json!({"reasoningContent": {"signature": "EqQB"}})),
+        stop(0),
+        delta(1, json!({"text": "Hello "})),
+        delta(1, json!({"text": "wörld"})),
+        stop(1),
+        start(2, "call_a", "ls"),
+        delta(2, json!({"toolUse": {"input": "{\"path\":\"a\"}"}})),
+        stop(2),
+        start(3, "call_b", "read"),
+        delta(3, json!({"toolUse": {"input": "{\"path\":\"ü\","}})),
+        delta(3, json!({"toolUse": {"input": "\"lines\":[1,2]}"}})),
+        stop(3),
+        json!({"messageStop": {"stopReason": "tool_use"}}),
+        json!({"metadata": {"usage": {"inputTokens": 30, "cacheReadInputTokens": 60, "cacheWriteInputTokens": 10,
+            "outputTokens": 20, "totalTokens": 120}, "metrics": {"latencyMs": 1}}}),
+    ]
+}
+
 /// The common reply, without the ids and counts that Ollama does not send.
 pub fn expected(wire: WireProtocol) -> Reply {
     let call = |id: &str, name: &str, arguments: &str| ToolCall {
@@ -211,8 +297,9 @@ pub fn expected(wire: WireProtocol) -> Reply {
         ..Usage::default()
     };
     match wire {
-        WireProtocol::OpenAiChat | WireProtocol::OpenAiResponses => {}
+        WireProtocol::OpenAiChat | WireProtocol::OpenAiResponses | WireProtocol::Gemini => {}
         WireProtocol::Anthropic => usage.cache_write_tokens = 10,
+        WireProtocol::Bedrock => (usage.cache_write_tokens, usage.reasoning_tokens) = (10, 0),
         WireProtocol::Ollama => {
             (first, second) = ("call_1_0", "call_1_1");
             (usage.cached_tokens, usage.reasoning_tokens) = (0, 0);
@@ -294,7 +381,7 @@ pub fn conversation() -> Request {
 
 /// Returns a stub that streams the common reply, and the model that uses it.
 pub async fn streaming(wire: WireProtocol) -> (Stub, Arc<dyn Model>) {
-    serving(wire, chunked(content_type(wire), &[framed(wire, &events(wire)).as_bytes()])).await
+    serving(wire, chunked(content_type(wire), &[&stream_bytes(wire, &events(wire))])).await
 }
 
 pub async fn serving(wire: WireProtocol, actions: Vec<StubAction>) -> (Stub, Arc<dyn Model>) {
@@ -311,7 +398,7 @@ pub async fn reply_to(wire: WireProtocol, actions: Vec<StubAction>) -> Result<Re
 
 /// Returns the reply made from events.
 pub async fn reply_to_events(wire: WireProtocol, events: &[Value]) -> Result<Reply, ModelError> {
-    reply_to(wire, chunked(content_type(wire), &[framed(wire, events).as_bytes()])).await
+    reply_to(wire, chunked(content_type(wire), &[&stream_bytes(wire, events)])).await
 }
 
 /// Returns the error made from a JSON response.
