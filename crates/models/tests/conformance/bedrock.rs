@@ -18,7 +18,7 @@ pub fn frame_event(event: &Value) -> Vec<u8> {
     let (of_type, message) =
         if is_error { (":exception-type", "exception") } else { (":event-type", "event") };
     // A header whose value is no text must be passed over.
-    let date = [&[5][..], b":date", &[8], &[0; 8]].concat();
+    let date = [&[5][..], b":date", &[8], &[0x41; 8]].concat();
     let headers = [
         date,
         text_header(of_type, kind),
@@ -66,6 +66,8 @@ async fn a_stream_that_ends_anywhere_is_truncated() {
         assert!(matches!(error, ModelError::Truncated { .. }), "{count} events: {error:?}");
     }
     let stream = stream();
+    let cut = reply_to_bytes(&stream[..100]).await.unwrap_err().to_string();
+    assert!(cut.contains("the last event is incomplete"), "{cut}");
     let before_stop = all[..all.len() - 2].iter().flat_map(frame_event).count();
     for cut in (1..before_stop).step_by(97) {
         for actions in [
