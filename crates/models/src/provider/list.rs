@@ -1,10 +1,10 @@
 //! The list of providers: one row each. A further server with OpenAI's Chat Completions API is one more line, by [`hosted`].
-//! Names, variables, addresses and what differs between servers of one API are data here and nowhere else.
+//! It owns the names, variables and addresses, and the differences between servers of one API.
 
 use crate::selection::StructuredMode;
 use crate::wire::{Dialect, WireProtocol};
 
-/// What is known of a provider.
+/// A provider's name, key, address, API and dialect.
 pub(super) struct ProviderRow {
     /// The name, which precedes the colon.
     pub(super) name: &'static str,
@@ -24,7 +24,7 @@ pub(super) struct ProviderRow {
     pub(super) structured: StructuredMode,
     /// The name in the table of models.
     pub(super) table_section: &'static str,
-    /// `true` if it sells models of others, which are named `maker/model`.
+    /// `true` if it resells models under the names `maker/model`.
     pub(super) is_reseller: bool,
     /// `true` if its servers sample from a default that makes small models copy passages wrongly.
     pub(super) needs_low_temperature: bool,
@@ -54,7 +54,7 @@ pub(super) enum Address {
 pub(super) enum Api {
     /// Always the same one.
     Always(WireProtocol),
-    /// The Responses API at OpenAI's own address, Chat Completions anywhere else.
+    /// The Responses API at OpenAI's own address, Chat Completions at any other.
     OpenAi,
     /// The API of the model's maker: Anthropic or Google.
     Vertex,

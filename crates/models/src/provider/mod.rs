@@ -92,7 +92,7 @@ impl Provider {
         self.0.needs_low_temperature
     }
 
-    /// Returns `true` if it sells models of others, which are named `maker/model`.
+    /// Returns `true` if it resells models under the names `maker/model`.
     #[must_use]
     pub fn is_reseller(self) -> bool {
         self.0.is_reseller

@@ -1,5 +1,5 @@
 //! Parses the frames of Amazon's event streams (`application/vnd.amazon.eventstream`): two lengths and their checksum, headers,
-//! a payload, and a checksum. Each frame becomes a JSON object with one field, which is named after the event's type.
+//! a payload, and a checksum. Each frame becomes a JSON object with one field, whose name is the event's type.
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt};

@@ -126,7 +126,7 @@ async fn signatures_return_to_gemini_with_their_texts() {
     );
 }
 
-/// Mistral sends reasoning in parts of the content, and rejects it anywhere else.
+/// Mistral sends reasoning in parts of the content, and rejects it in other fields.
 #[tokio::test]
 async fn thinking_parts_return_in_the_content() {
     let chunk = |delta: Value| json!({"choices": [{"index": 0, "delta": delta}]});
