@@ -59,7 +59,7 @@ fn thousand_documents_are_indexed_and_searched_quickly() {
     let queries = ["w17 w4000 w25000", "w1 w2 w3 w4 w5", "w29000", "\"w5 w9\" w12"];
     for query in queries {
         let start = Instant::now();
-        let hits = (0..20).map(|_| corpus.search(query, 20, 2).unwrap().hits.len()).sum::<usize>() / 20;
+        let hits = (0..20).map(|_| corpus.search(query, 20, 2).hits.len()).sum::<usize>() / 20;
         println!("{query:20} {hits:3} passages in {:.2?}", start.elapsed() / 20);
     }
 }

@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use super::{Findings, Passage, content};
 use crate::citations;
-use crate::corpus::{Corpus, Document, split_into_terms};
+use crate::corpus::{Corpus, Document, tokenize};
 
 /// The most lines that code cites for one statement.
 const MAX_LINES: usize = 3;
@@ -270,8 +270,8 @@ fn find_foreign_words(
     lines: &[CitableLine<'_>],
     corpus: &Corpus,
 ) -> BTreeMap<String, String> {
-    let counts = corpus.search(&objective.replace('"', " "), 1, 1).map(|results| results.words);
-    let unknown = counts.unwrap_or_default().into_iter().filter(|count| count.documents == 0);
+    let counts = corpus.search(&objective.replace('"', " "), 1, 1).words;
+    let unknown = counts.into_iter().filter(|count| count.documents == 0);
     let stems = unknown
         .flat_map(|count| words_of(&count.word).into_iter().map(move |stem| (stem, count.word.clone())));
     let is_known = |stem: &String| {
@@ -461,7 +461,7 @@ fn repeats(notes: &str, output: &str) -> bool {
 /// The stems of the words of a text, without stop words and numbers.
 fn words_of(text: &str) -> BTreeSet<String> {
     let is_number = |stem: &str| stem.starts_with(|c: char| c.is_ascii_digit());
-    let terms = split_into_terms(text).into_iter().map(|term| term.stem);
+    let terms = tokenize(text).into_iter().map(|term| term.stem);
     terms.filter(|stem| !is_number(stem)).collect()
 }
 

@@ -8,9 +8,10 @@ mod index;
 pub mod pages;
 mod passage;
 mod reading;
+mod search;
 mod skipped;
 mod store;
-mod terms;
+mod tokens;
 mod walk;
 
 use std::collections::HashMap;
@@ -20,18 +21,19 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 pub use document::{Document, DocumentPlace};
-pub use index::{SearchHit, SearchResults, WordDocumentCount};
 pub(crate) use reading::encode_hex;
 pub(crate) use reading::{BinaryContent, normalize_text, read_binary_content};
 pub use reading::{InputFile, MAX_BYTES, MAX_LINE};
+pub use search::{SearchHit, SearchResults, WordDocumentCount};
 pub use skipped::{SUPPORTED, SkipReason, SkippedFile};
-pub(crate) use terms::split_into_terms;
+pub(crate) use tokens::tokenize;
 pub use walk::{FolderWalkError, ListedFile, list_folder_files};
 
 use millrace_protocol::result::{Source, SourceKind};
 
-use index::{CorpusIndex, IndexedDocuments};
+use index::CorpusIndex;
 use pages::PageSet;
+use search::IndexedDocuments;
 
 /// The documents of a run and the web pages of an attempt, ready for searching and reading. A clone shares them.
 #[derive(Clone)]
@@ -53,9 +55,6 @@ struct RunDocuments {
 /// The reason that a corpus can't be opened. An unreadable document is not such an error: it is skipped and listed.
 #[derive(Debug, thiserror::Error)]
 pub enum CorpusError {
-    /// The index can't be built or searched.
-    #[error("cannot index the documents: {0}")]
-    Index(#[from] tantivy::TantivyError),
     /// The cache folder can't be used.
     #[error("cannot use the document cache {path}: {source}")]
     Cache {
@@ -84,12 +83,12 @@ impl Corpus {
     /// one is used; any number of processes may do so concurrently.
     ///
     /// # Errors
-    /// The index can't be built, or the cache folder can't be written.
+    /// The cache folder can't be written.
     pub fn build_or_load(files: Vec<InputFile>, cache: Option<&Path>) -> Result<Self, CorpusError> {
         match cache {
             None => {
                 let (documents, skipped) = reading::read_documents(files);
-                let index = CorpusIndex::in_memory(&documents)?;
+                let index = CorpusIndex::build(&documents);
                 Ok(Self::new(documents, skipped, index))
             }
             Some(cache) => store::open_or_build_corpus(files, cache),
@@ -179,21 +178,12 @@ impl Corpus {
 
     /// The best passages of documents and pages for a query, best first, at most `limit` in total and `per_document` from one document. Words
     /// match by stem; words in double quotes must be adjacent.
-    ///
-    /// # Errors
-    /// The index can't be read.
-    pub fn search(
-        &self,
-        query: &str,
-        limit: usize,
-        per_document: usize,
-    ) -> Result<SearchResults<'_>, CorpusError> {
+    #[must_use]
+    pub fn search(&self, query: &str, limit: usize, per_document: usize) -> SearchResults<'_> {
         let of_run = IndexedDocuments::new(&self.run.index, self.run.documents.iter());
-        let of_pages = match self.pages.documents.is_empty() {
-            true => None,
-            false => Some(IndexedDocuments::new(self.pages.open_index()?, self.web_pages())),
-        };
+        let of_pages = (!self.pages.documents.is_empty())
+            .then(|| IndexedDocuments::new(self.pages.index(), self.web_pages()));
         let parts: Vec<IndexedDocuments<'_>> = [of_run].into_iter().chain(of_pages).collect();
-        Ok(index::search(&parts, query, limit, per_document)?)
+        search::search(&parts, query, limit, per_document)
     }
 }

@@ -113,12 +113,8 @@ impl PageSet {
     }
 
     /// Returns the index of the pages, and builds it the first time.
-    pub fn open_index(&self) -> Result<&CorpusIndex, CorpusError> {
-        if let Some(index) = self.index.get() {
-            return Ok(index);
-        }
-        let index = CorpusIndex::in_memory(self.documents.iter().map(AsRef::as_ref))?;
-        Ok(self.index.get_or_init(|| index))
+    pub fn index(&self) -> &CorpusIndex {
+        self.index.get_or_init(|| CorpusIndex::build(self.documents.iter().map(AsRef::as_ref)))
     }
 }
 

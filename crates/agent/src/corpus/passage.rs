@@ -1,6 +1,8 @@
 //! Splits a document into passages, the unit of search. Borders are those of paragraphs unless these are too long; a
 //! passage is a range of whole lines.
 
+use serde::{Deserialize, Serialize};
+
 use super::Document;
 
 /// A passage of this many characters takes no further paragraphs.
@@ -9,7 +11,7 @@ const MIN_PASSAGE_SIZE: usize = 800;
 const MAX_PASSAGE_SIZE: usize = 1_200;
 
 /// An inclusive range of lines, from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Passage {
     pub first: usize,
     pub last: usize,

@@ -8,6 +8,7 @@ use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use millrace_protocol::wire;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -16,7 +17,7 @@ use super::reading::{self, InputFile};
 use super::{Corpus, CorpusError, Document, SkippedFile};
 
 /// Incremented with each change of the stored data or of the term analysis.
-pub(super) const FORMAT: u32 = 4;
+pub(super) const FORMAT: u32 = 5;
 
 const DOCUMENTS: &str = "documents.json";
 const INDEX: &str = "index";
@@ -33,7 +34,11 @@ pub(super) fn load_corpus(folder: &Path) -> Option<Corpus> {
     let file = fs::File::open(folder.join(DOCUMENTS)).ok()?;
     let contents: StoredCorpus<Vec<Document>, Vec<SkippedFile>> =
         serde_json::from_reader(BufReader::new(file)).ok()?;
-    let index = CorpusIndex::open(&folder.join(INDEX)).ok()?;
+    let index: CorpusIndex =
+        wire::decode_message_pack(&fs::read(folder.join(INDEX)).ok()?, "the index of the documents").ok()?;
+    if !index.fits_documents(contents.documents.len()) {
+        return None;
+    }
     Some(Corpus::new(contents.documents, contents.skipped, index))
 }
 
@@ -54,7 +59,7 @@ pub(super) fn open_or_build_corpus(files: Vec<InputFile>, cache: &Path) -> Resul
     let (documents, skipped) = reading::read_documents(files);
     // A file that needed too much time or memory may be readable later, or in another process.
     if !skipped.iter().all(|file| file.reason.is_lasting()) {
-        let index = CorpusIndex::in_memory(&documents)?;
+        let index = CorpusIndex::build(&documents);
         return Ok(Corpus::new(documents, skipped, index));
     }
     let building = CorpusBuild::create_folder(cache, &key)?;
@@ -64,7 +69,7 @@ pub(super) fn open_or_build_corpus(files: Vec<InputFile>, cache: &Path) -> Resul
     match load_corpus(&folder) {
         Some(corpus) => Ok(corpus),
         None => {
-            let index = CorpusIndex::in_memory(&documents)?;
+            let index = CorpusIndex::build(&documents);
             Ok(Corpus::new(documents, skipped, index))
         }
     }
@@ -90,12 +95,14 @@ impl CorpusBuild {
         let folder = cache.join(format!("{key}.building-{}-{number}", std::process::id()));
         // A process with the same id may have crashed here before.
         drop(fs::remove_dir_all(&folder));
-        fs::create_dir_all(folder.join(INDEX)).map_err(io_error_at(&folder))?;
+        fs::create_dir_all(&folder).map_err(io_error_at(&folder))?;
         Ok(Self { folder })
     }
 
     fn write_corpus(&self, documents: &[Document], skipped: &[SkippedFile]) -> Result<(), CorpusError> {
-        drop(CorpusIndex::on_disk(documents, &self.folder.join(INDEX))?);
+        let index = wire::encode_body(&CorpusIndex::build(documents));
+        let path = self.folder.join(INDEX);
+        fs::write(&path, index).map_err(io_error_at(&path))?;
         let path = self.folder.join(DOCUMENTS);
         let mut file = BufWriter::new(fs::File::create(&path).map_err(io_error_at(&path))?);
         serde_json::to_writer(&mut file, &StoredCorpus { documents, skipped })
@@ -162,7 +169,7 @@ mod tests {
     }
 
     fn read_contents(corpus: &Corpus) -> (Vec<Document>, Vec<SkippedFile>, Vec<String>) {
-        let results = corpus.search("leases", 5, 5).unwrap();
+        let results = corpus.search("leases", 5, 5);
         let hits =
             results.hits.iter().map(|hit| format!("{} {} {}", hit.document.path, hit.first_line, hit.score));
         (corpus.documents().to_vec(), corpus.skipped_files().to_vec(), hits.collect())
@@ -235,7 +242,7 @@ mod tests {
     fn a_damaged_cached_corpus_is_rebuilt() {
         let cache = tempfile::tempdir().unwrap();
         let folder = cache.path().join(sample_cache_key());
-        for broken in [DOCUMENTS, "index/meta.json"] {
+        for broken in [DOCUMENTS, INDEX] {
             let expected = read_contents(&Corpus::build_or_load(sample_files(), Some(cache.path())).unwrap());
             fs::write(folder.join(broken), "{").unwrap();
             assert!(load_corpus(&folder).is_none());

@@ -203,7 +203,7 @@ impl SessionInputs {
             corpus.documents().iter().filter(|document| document.image.is_none()).map(whole).collect()
         } else {
             let query: String = order.objective.replace('"', " ").chars().take(MAX_QUERY).collect();
-            let hits = corpus.search(&query, LABELLED_PASSAGES, 3).ok()?.hits;
+            let hits = corpus.search(&query, LABELLED_PASSAGES, 3).hits;
             let least = hits.first().map_or(0.0, |best| best.score) * MIN_RELATIVE_SCORE;
             let hits = hits.into_iter().filter(|hit| hit.document.image.is_none());
             let shown = hits.filter(|hit| hit.score >= least).map(|hit| ShownPassage {

@@ -120,9 +120,7 @@ fn search_corpus(corpus: &Corpus, arguments: &SearchDocumentsArguments) -> Resul
     }
     let limit = arguments.limit.unwrap_or(DEFAULT_PASSAGES).clamp(1, MAX_PASSAGES) as usize;
     let per_document = arguments.per_document.unwrap_or(MAX_PASSAGES).max(1) as usize;
-    let results = corpus.search(&arguments.query, limit, per_document).map_err(|fault| {
-        ToolError::Failed { message: "the search failed".into(), detail: fault.to_string() }
-    })?;
+    let results = corpus.search(&arguments.query, limit, per_document);
     if results.words.is_empty() {
         let text = "the query has no searchable word; common words such as 'the' or 'how' are ignored";
         return Err(ToolError::Refused(text.into()));
@@ -133,7 +131,7 @@ fn search_corpus(corpus: &Corpus, arguments: &SearchDocumentsArguments) -> Resul
 /// The best passages for a text, in the format of `search_documents`; `None` if there are none.
 pub(crate) fn find_passages(corpus: &Corpus, text: &str, limit: usize) -> Option<String> {
     let query: String = text.chars().take(MAX_QUERY).collect();
-    let results = corpus.search(&query.replace('"', " "), limit, 2).ok()?;
+    let results = corpus.search(&query.replace('"', " "), limit, 2);
     (!results.hits.is_empty()).then(|| format_search_results(corpus, &results))
 }
 

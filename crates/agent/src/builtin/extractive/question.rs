@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use millrace_protocol::result::Quotation;
 
-use crate::corpus::split_into_terms;
+use crate::corpus::tokenize;
 
 /// Words of questions and instructions that describe the work, not the subject; as stems.
 const TASK_WORDS: &[&str] = &[
@@ -173,7 +173,7 @@ pub(super) struct Question {
 
 impl Question {
     pub fn parse(text: &str) -> Self {
-        let all = split_into_terms(text);
+        let all = tokenize(text);
         let of_substance: Vec<_> =
             all.iter().filter(|term| !TASK_WORDS.contains(&term.stem.as_str())).cloned().collect();
         // A question of such words only is searched as it is.
@@ -189,11 +189,8 @@ impl Question {
 
     /// The terms that no quotation contains.
     pub fn find_unanswered_terms(&self, quotations: &[Quotation]) -> Vec<QueryTerm> {
-        let quoted: BTreeSet<String> = quotations
-            .iter()
-            .flat_map(|quotation| split_into_terms(&quotation.text))
-            .map(|term| term.stem)
-            .collect();
+        let quoted: BTreeSet<String> =
+            quotations.iter().flat_map(|quotation| tokenize(&quotation.text)).map(|term| term.stem).collect();
         self.terms.iter().filter(|term| term.stems.is_disjoint(&quoted)).cloned().collect()
     }
 
@@ -209,7 +206,7 @@ impl QueryTerm {
         let mut stems = BTreeSet::from([stem.to_owned()]);
         for row in SYNONYMS {
             let row_stems: Vec<String> =
-                row.iter().flat_map(|word| split_into_terms(word)).map(|term| term.stem).collect();
+                row.iter().flat_map(|word| tokenize(word)).map(|term| term.stem).collect();
             if row_stems.iter().any(|other| other == stem) {
                 words.extend(row.iter().filter(|other| **other != word).map(|&other| other.to_owned()));
                 stems.extend(row_stems);
@@ -221,7 +218,7 @@ impl QueryTerm {
 
 /// `true` if a text contains any searchable term.
 pub(super) fn has_searchable_terms(text: &str) -> bool {
-    split_into_terms(text).iter().any(|term| !TASK_WORDS.contains(&term.stem.as_str()))
+    tokenize(text).iter().any(|term| !TASK_WORDS.contains(&term.stem.as_str()))
 }
 
 fn classify_question(text: &str) -> QuestionKind {
@@ -269,7 +266,7 @@ mod tests {
     fn a_term_includes_its_synonyms() {
         let question = Question::parse("When does it end?");
         let end = &question.terms[0];
-        let stem = |word| split_into_terms(word)[0].stem.clone();
+        let stem = |word| tokenize(word)[0].stem.clone();
         assert!(end.stems.contains(&stem("terminates")) && end.stems.contains(&stem("expired")));
         assert_eq!(end.words[0], "end");
     }

@@ -7,7 +7,7 @@ use super::conversation::NumberedLines;
 use super::question::{Question, QuestionKind};
 use super::sentences::{self, Sentence, SentenceKind};
 use crate::citations;
-use crate::corpus::split_into_terms;
+use crate::corpus::tokenize;
 
 /// The minimum share of a question that an answer covers.
 const LEAST_COVER: f64 = 0.34;
@@ -215,8 +215,7 @@ impl MatchedTerms {
             let own = question.terms.iter().position(|wanted| wanted.stem == stem);
             own.or_else(|| question.terms.iter().position(|wanted| wanted.stems.contains(stem)))
         };
-        let sequence: Vec<Option<usize>> =
-            split_into_terms(text).iter().map(|term| place(&term.stem)).collect();
+        let sequence: Vec<Option<usize>> = tokenize(text).iter().map(|term| place(&term.stem)).collect();
         let covers = sequence.iter().flatten().copied().collect();
         Self { sequence, covers }
     }

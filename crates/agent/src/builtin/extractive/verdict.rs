@@ -11,7 +11,7 @@ use super::criteria;
 use super::question::{QueryTerm, Question};
 use crate::citations;
 use crate::citations::collapse_whitespace;
-use crate::corpus::split_into_terms;
+use crate::corpus::tokenize;
 use crate::critic::{CriterionJudgement, Judgement, ReviewTask};
 use crate::model::{Reply, Request};
 use crate::roles::{PRODUCER, RESEARCH};
@@ -209,7 +209,7 @@ impl DocumentReview<'_> {
     /// a term must be right.
     fn check_coverage(&self) -> Vec<String> {
         let notes = self.task.result.notes.as_deref().unwrap_or_default();
-        let noted: BTreeSet<String> = split_into_terms(notes).into_iter().map(|term| term.stem).collect();
+        let noted: BTreeSet<String> = tokenize(notes).into_iter().map(|term| term.stem).collect();
         let search = self.exchanges.iter().find(|exchange| exchange.tool == SEARCH);
         let Some(search) = search else {
             return self.explain_unsearched_documents(notes);

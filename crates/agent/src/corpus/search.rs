@@ -1,0 +1,342 @@
+//! The search in one index or in several as if they were one. It owns the query syntax, the ranking and its tie-break:
+//! equal scores are in the order of the documents and their lines, so that a search has one result on any machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Document;
+use super::index::{CorpusIndex, FieldStatistics, IndexedField};
+use super::tokens::tokenize;
+
+/// The weight of a word in a document's path or title, relative to one in the passage.
+const ABOUT_WEIGHT: f64 = 0.4;
+/// The maximum number of words of a query that are used.
+const MAX_QUERY_WORDS: usize = 64;
+
+/// The results of a search.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SearchResults<'a> {
+    /// The best passages, best first.
+    pub hits: Vec<SearchHit<'a>>,
+    /// Each word of the query with its document frequency, in the query's order.
+    pub words: Vec<WordDocumentCount>,
+    /// The documents that contain none of the words, by path.
+    pub without: Vec<&'a Document>,
+}
+
+/// A matching passage.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SearchHit<'a> {
+    /// Its document.
+    pub document: &'a Document,
+    /// Its first line, from 1.
+    pub first_line: usize,
+    /// Its last line.
+    pub last_line: usize,
+    /// The relevance score; only the order is meaningful.
+    pub score: f32,
+}
+
+/// A word of a query and its document frequency.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WordDocumentCount {
+    /// The word as written in the query.
+    pub word: String,
+    /// The number of documents that contain it, in any of its forms.
+    pub documents: usize,
+}
+
+/// Documents and their index.
+pub(super) struct IndexedDocuments<'a> {
+    index: &'a CorpusIndex,
+    documents: Vec<&'a Document>,
+}
+
+impl<'a> IndexedDocuments<'a> {
+    pub fn new(index: &'a CorpusIndex, documents: impl IntoIterator<Item = &'a Document>) -> Self {
+        Self { index, documents: documents.into_iter().collect() }
+    }
+}
+
+/// Searches documents with several indices: scores are computed from the statistics of all of them.
+pub(super) fn search<'a>(
+    parts: &[IndexedDocuments<'a>],
+    query: &str,
+    limit: usize,
+    per_document: usize,
+) -> SearchResults<'a> {
+    let words = split_query_words(query);
+    let mut scores: Vec<PartScores> = parts.iter().map(PartScores::new).collect();
+    let mut counts: Vec<(usize, WordDocumentCount)> = Vec::with_capacity(words.len());
+    for (stem, QueryWord { start, written }) in words {
+        let documents = score_word(parts, &stem, &mut scores);
+        counts.push((start, WordDocumentCount { word: written, documents }));
+    }
+    counts.sort_by_key(|(start, _)| *start);
+
+    let phrases = parse_phrases(query);
+    let mut hits = Vec::new();
+    let mut without = Vec::new();
+    for (part, scores) in parts.iter().zip(&scores) {
+        hits.extend(part.list_best_passages(scores, &phrases, per_document));
+        let unmatched = part.documents.iter().zip(&scores.has_word).filter(|(_, has_word)| !**has_word);
+        without.extend(unmatched.map(|(document, _)| *document));
+    }
+    sort_best_first(&mut hits);
+    hits.truncate(limit);
+    SearchResults { hits, words: counts.into_iter().map(|(_, count)| count).collect(), without }
+}
+
+/// A word of a query: its start and its original form.
+struct QueryWord {
+    start: usize,
+    written: String,
+}
+
+/// The words of a query by stem.
+fn split_query_words(query: &str) -> BTreeMap<String, QueryWord> {
+    let mut words = BTreeMap::new();
+    for token in tokenize(query) {
+        if words.len() == MAX_QUERY_WORDS {
+            break;
+        }
+        let written = query[token.start..token.end].to_owned();
+        words.entry(token.stem).or_insert(QueryWord { start: token.start, written });
+    }
+    words
+}
+
+/// Stems and their positions relative to the first one.
+type Phrase = Vec<(String, usize)>;
+
+/// The parts of a query in double quotes that have more than one word.
+fn parse_phrases(query: &str) -> Vec<Phrase> {
+    let quoted = query.split('"').skip(1).step_by(2).map(tokenize);
+    let phrases = quoted.map(|tokens| {
+        let first = tokens.first().map_or(0, |token| token.position);
+        let tokens = tokens.into_iter().take(MAX_QUERY_WORDS);
+        tokens.map(|token| (token.stem, token.position - first)).collect::<Phrase>()
+    });
+    phrases.filter(|phrase| phrase.len() > 1).collect()
+}
+
+/// The scores of an index's passages, and the documents that contain any word of the query in their text.
+struct PartScores {
+    passages: Vec<f64>,
+    has_word: Vec<bool>,
+}
+
+impl PartScores {
+    fn new(part: &IndexedDocuments<'_>) -> Self {
+        Self { passages: vec![0.0; part.index.passages.len()], has_word: vec![false; part.documents.len()] }
+    }
+}
+
+/// Adds the scores of a word; returns the number of documents that contain it in their text.
+fn score_word(parts: &[IndexedDocuments<'_>], stem: &str, scores: &mut [PartScores]) -> usize {
+    let text = WordWeight::new(parts, stem, |index| &index.text);
+    let about = WordWeight::new(parts, stem, |index| &index.about);
+    let mut documents = 0;
+    for (IndexedDocuments { index, .. }, scores) in parts.iter().zip(scores) {
+        let mut last = None;
+        for posting in index.text.postings(stem) {
+            let Some(passage) = index.passages.get(posting.unit) else { continue };
+            scores.passages[posting.unit] += text.score(posting.count, index.text.length_of(posting.unit));
+            if last.replace(passage.document) != Some(passage.document) {
+                documents += 1;
+                scores.has_word[passage.document] = true;
+            }
+        }
+        for posting in index.about.postings(stem) {
+            let score = ABOUT_WEIGHT * about.score(posting.count, index.about.length_of(posting.unit));
+            scores.passages[index.passages_of_document(posting.unit)]
+                .iter_mut()
+                .for_each(|sum| *sum += score);
+        }
+    }
+    documents
+}
+
+/// The weight of a word in a field of all indices.
+struct WordWeight {
+    statistics: FieldStatistics,
+    weight: f64,
+}
+
+impl WordWeight {
+    fn new(
+        parts: &[IndexedDocuments<'_>],
+        stem: &str,
+        field: impl Fn(&CorpusIndex) -> &IndexedField,
+    ) -> Self {
+        let fields = || parts.iter().map(|part| field(part.index));
+        let statistics =
+            fields().map(IndexedField::statistics).fold(FieldStatistics::default(), FieldStatistics::plus);
+        let containing: usize = fields().map(|field| field.postings(stem).count()).sum();
+        Self { statistics, weight: statistics.compute_word_weight(containing as u64) }
+    }
+
+    fn score(&self, count: usize, length: u32) -> f64 {
+        self.weight * self.statistics.compute_frequency_factor(count, length)
+    }
+}
+
+impl<'a> IndexedDocuments<'a> {
+    /// The passages with a score that contain all phrases, in the order of the corpus by document; of each document the best
+    /// `per_document`, best first.
+    fn list_best_passages(
+        &self,
+        scores: &PartScores,
+        phrases: &[Phrase],
+        per_document: usize,
+    ) -> Vec<SearchHit<'a>> {
+        let with_phrase: Vec<BTreeSet<usize>> =
+            phrases.iter().map(|phrase| find_passages_with_phrase(&self.index.text, phrase)).collect();
+        let mut best = Vec::new();
+        let mut numbers = 0..self.index.passages.len();
+        for of_document in self.index.passages.chunk_by(|a, b| a.document == b.document) {
+            let Some(&document) = self.documents.get(of_document[0].document) else { continue };
+            let mut hits = Vec::new();
+            for (passage, number) in of_document.iter().zip(&mut numbers) {
+                let score = scores.passages[number] as f32;
+                if score > 0.0 && with_phrase.iter().all(|passages| passages.contains(&number)) {
+                    let (first_line, last_line) = (passage.lines.first, passage.lines.last);
+                    hits.push(SearchHit { document, first_line, last_line, score });
+                }
+            }
+            sort_best_first(&mut hits);
+            best.extend(hits.into_iter().take(per_document));
+        }
+        best
+    }
+}
+
+/// The passages in which the words of a phrase are adjacent.
+fn find_passages_with_phrase(text: &IndexedField, phrase: &Phrase) -> BTreeSet<usize> {
+    let mut starts: Option<BTreeSet<(usize, usize)>> = None;
+    for (stem, offset) in phrase {
+        let found = text.postings(stem).flat_map(|posting| {
+            let positions = posting.positions().filter_map(|position| position.checked_sub(*offset));
+            positions.map(move |start| (posting.unit, start)).collect::<Vec<_>>()
+        });
+        starts = Some(match starts {
+            None => found.collect(),
+            Some(before) => found.filter(|start| before.contains(start)).collect(),
+        });
+    }
+    starts.unwrap_or_default().into_iter().map(|(passage, _)| passage).collect()
+}
+
+/// Sorts passages by their score; those with equal scores stay in their order.
+fn sort_best_first(hits: &mut [SearchHit<'_>]) {
+    hits.sort_by(|a, b| b.score.total_cmp(&a.score));
+}
+#[cfg(test)]
+mod tests {
+    use crate::corpus::{Corpus, InputFile};
+
+    fn build_corpus(files: &[(&str, &str)]) -> Corpus {
+        let files = files
+            .iter()
+            .map(|(path, text)| InputFile { path: (*path).into(), bytes: text.as_bytes().to_vec() });
+        Corpus::build_or_load(files.collect(), None).unwrap()
+    }
+
+    fn search_paths_and_lines(
+        corpus: &Corpus,
+        query: &str,
+        limit: usize,
+        per_document: usize,
+    ) -> Vec<(String, usize)> {
+        let results = corpus.search(query, limit, per_document);
+        results.hits.iter().map(|hit| (hit.document.path.clone(), hit.first_line)).collect()
+    }
+
+    #[test]
+    fn words_match_in_any_form_and_phrases_only_exactly() {
+        let corpus = build_corpus(&[
+            ("a.txt", "The licensing of patents.\n\nMore on something else."),
+            ("b.txt", "A patent licence was granted."),
+            ("c.txt", "Grant the licence, patent or not."),
+        ]);
+        let mut results = search_paths_and_lines(&corpus, "licenses patents", 10, 10);
+        results.sort();
+        assert_eq!(results.len(), 3);
+        assert_eq!(search_paths_and_lines(&corpus, "\"patent license\"", 10, 10), [("b.txt".to_owned(), 1)]);
+        let counts = corpus.search("granting zebra", 10, 10);
+        let shown: Vec<(&str, usize)> = counts.words.iter().map(|w| (w.word.as_str(), w.documents)).collect();
+        assert_eq!(shown, [("granting", 2), ("zebra", 0)]);
+        assert_eq!(counts.without.iter().map(|d| d.path.as_str()).collect::<Vec<_>>(), ["a.txt"]);
+    }
+
+    #[test]
+    fn pages_are_ranked_with_the_documents_as_in_one_index() {
+        let texts = [
+            ("a.txt", "The wheel turns in the race, and the race turns the wheel."),
+            ("b.txt", "A race of water."),
+            ("c.txt", "The wheel of the upper mill is made of oak and iron, and it is old."),
+            ("d.txt", "Nothing of the kind."),
+        ];
+        let scores = |corpus: &Corpus| -> Vec<(String, f32)> {
+            let results = corpus.search("wheel race oak", 10, 10);
+            results.hits.iter().map(|hit| (hit.document.path.clone(), hit.score)).collect()
+        };
+        let page = |path: &str, text: &str| {
+            let page = crate::corpus::pages::WebPage {
+                url: path.into(),
+                requested_url: None,
+                name: path.into(),
+                title: Some(path.into()),
+                accessed_at: jiff::Timestamp::UNIX_EPOCH,
+                sha256: String::new(),
+                places: Vec::new(),
+            };
+            std::sync::Arc::new(crate::corpus::Document::from_web_page(page, &format!("{text}\n")))
+        };
+        let joint =
+            build_corpus(&texts[..2]).with_pages(texts[2..].iter().map(|(p, t)| page(p, t)).collect());
+        let whole = build_corpus(&texts).search("wheel race oak", 10, 10).without.len();
+        let results = joint.search("wheel race oak", 10, 10);
+        assert_eq!(results.without.len(), whole);
+        assert_eq!(results.words[0].documents, 2);
+        let (joint, whole) = (scores(&joint), scores(&build_corpus(&texts)));
+        let order = |all: &[(String, f32)]| all.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
+        assert_eq!(order(&joint), order(&whole));
+        let is_equal = |((_, a), (_, b)): (&(String, f32), &(String, f32))| (a - b).abs() < 1e-4;
+        assert!(joint.iter().zip(&whole).all(is_equal), "{joint:?} {whole:?}");
+    }
+
+    #[test]
+    fn malformed_queries_are_harmless() {
+        let corpus = build_corpus(&[("a.txt", "plain words")]);
+        let endless = "word ".repeat(10_000);
+        for query in
+            ["", "\"", "\"\"", "+ - && ( [ * ? : ^ ~ \\", "text:a AND NOT (b", "\u{0} \u{202e}", &endless]
+        {
+            assert!(corpus.search(query, 5, 5).hits.len() <= 1, "{query}");
+        }
+    }
+
+    #[test]
+    fn one_document_does_not_crowd_out_the_others() {
+        let long = "The lease ends at noon, as any lease does.\n\n".repeat(400);
+        let corpus = build_corpus(&[
+            ("a.txt", &long),
+            ("b.txt", "A lease is mentioned once in all of these many words."),
+        ]);
+        let results = search_paths_and_lines(&corpus, "lease", 5, 2);
+        assert_eq!(results.iter().filter(|(path, _)| path == "a.txt").count(), 2);
+        assert!(results.iter().any(|(path, _)| path == "b.txt"));
+        let first: Vec<usize> =
+            results.iter().filter(|(path, _)| path == "a.txt").map(|(_, line)| *line).collect();
+        assert!(first[0] < first[1], "equally good passages are in document order");
+    }
+
+    #[test]
+    fn a_document_is_also_found_by_its_name() {
+        let corpus = build_corpus(&[
+            ("Apache-2.0.txt", "This text names nobody."),
+            ("MIT.txt", "Neither does this one."),
+        ]);
+        assert_eq!(search_paths_and_lines(&corpus, "apache", 5, 5), [("Apache-2.0.txt".to_owned(), 1)]);
+    }
+}
