@@ -12,6 +12,7 @@
 mod archive;
 mod child;
 mod format;
+mod html_tree;
 mod mail;
 pub mod markdown;
 mod office;

@@ -2,9 +2,9 @@
 //! end the whole process: hence the depth is measured on the parsed tree before conversion, not guessed from the text.
 //! The caller provides the thread and its stack size.
 
-use htmd::HtmlToMarkdown;
+use crate::html_tree::prepare;
+use dom_query::Document;
 use html5ever::tendril::TendrilSink;
-use markup5ever_rcdom::RcDom;
 
 /// The levels that every tree has: the document, `html`, `body`, and a final text.
 const ALWAYS: usize = 4;
@@ -24,16 +24,28 @@ pub struct TooDeep(pub usize);
 /// # Errors
 /// The elements are nested deeper than `deepest`.
 pub fn html_to_markdown(html: &str, skipped: &[&str], deepest: usize) -> Result<String, TooDeep> {
-    let mut parser = html5ever::parse_document(RcDom::default(), html5ever::ParseOpts::default());
+    parse_html(html, deepest).map(|document| document_to_markdown(&document, skipped))
+}
+
+/// Parses a page.
+///
+/// # Errors
+/// The elements are nested deeper than `deepest`.
+pub fn parse_html(html: &str, deepest: usize) -> Result<Document, TooDeep> {
+    let mut parser = html5ever::parse_document(Document::default(), html5ever::ParseOpts::default());
     for piece in split_into_pieces(html, PIECE.max(html.len() / LOOKS)) {
         parser.process(piece.into());
-        let root = parser.tokenizer.sink.sink.document.clone();
-        if is_deeper(vec![root], |node| node.children.borrow().clone(), deepest) {
+        if is_deeper(&parser.tokenizer.sink.sink, deepest) {
             return Err(TooDeep(deepest));
         }
     }
-    let converter = HtmlToMarkdown::builder().skip_tags(skipped.to_vec()).build();
-    Ok(converter.tree_to_markdown(&parser.finish().document))
+    Ok(parser.finish())
+}
+
+/// Converts a parsed page to Markdown, without the elements in `skipped` (at least one). Changes the page.
+pub fn document_to_markdown(document: &Document, skipped: &[&str]) -> String {
+    prepare(document, skipped);
+    document.root().md(Some(&["head"])).to_string()
 }
 
 /// Splits a text into pieces of about `size` bytes.
@@ -46,12 +58,12 @@ fn split_into_pieces(text: &str, size: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-/// `true` if the elements of a tree are nested deeper than `deepest`, not counting the levels that every tree has.
+/// `true` if the elements of a page are nested deeper than `deepest`, not counting the levels that every tree has.
 /// Iterates level by level instead of recursing.
-pub fn is_deeper<N>(root: Vec<N>, children: impl Fn(&N) -> Vec<N>, deepest: usize) -> bool {
-    let mut level = root;
+fn is_deeper(document: &Document, deepest: usize) -> bool {
+    let mut level = vec![document.root()];
     for _ in 0..deepest + ALWAYS {
-        level = level.iter().flat_map(&children).collect();
+        level = level.iter().flat_map(|node| node.children_it(false)).collect();
         if level.is_empty() {
             return false;
         }

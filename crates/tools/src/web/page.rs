@@ -2,11 +2,10 @@
 //! the pages of PDF and office documents, which are parsed in a process of their own. Pages are untrusted: the work on them is
 //! bounded, and a failure has no effect on anything else.
 
-use dom_query::{Document, NodeRef};
 use dom_smoothie::Readability;
 use encoding_rs::{UTF_8, WINDOWS_1252};
 use millrace_agent::corpus::pages::PageText;
-use millrace_documents::markdown::{TooDeep, is_deeper};
+use millrace_documents::markdown::{TooDeep, document_to_markdown, parse_html};
 use millrace_documents::text::find_declared_encoding;
 use millrace_documents::{BinaryFormat, Extractor, TextPart};
 use millrace_protocol::safe_text::strip_control_characters;
@@ -17,6 +16,9 @@ const MAX_NESTING: usize = 1_000;
 const PARSER_STACK_SIZE: usize = 128 * 1024 * 1024;
 /// If the readable part is less than one in this many bytes of the page, it was chosen badly and the whole page is used.
 const READABLE_SHARE: usize = 10;
+/// The elements of a page that are no text.
+const SKIPPED: [&str; 10] =
+    ["script", "style", "noscript", "template", "svg", "img", "iframe", "title", "button", "form"];
 /// Maximum length of a title in characters.
 const MAX_TITLE: usize = 200;
 
@@ -182,23 +184,15 @@ pub(crate) async fn convert_to_page(text_kind: TextKind, text: String, url: Stri
 }
 
 fn readable_page(html: &str, url: &str) -> Result<Page, String> {
-    let whole = html_to_markdown(html)?;
-    let parsed = Document::from(html);
-    if is_deeper(vec![parsed.root()], NodeRef::children, MAX_NESTING) {
-        return Err(html_error(TooDeep(MAX_NESTING)));
-    }
+    let parsed = parse_html(html, MAX_NESTING).map_err(html_error)?;
+    let whole = document_to_markdown(&parsed.clone(), &SKIPPED);
     let title = parsed.select_single("title").text().to_string();
     let article = Readability::with_document(parsed, Some(url), None).and_then(|mut page| page.parse()).ok();
-    let best = article.as_ref().and_then(|article| html_to_markdown(&article.content).ok());
+    let best = article.and_then(|article| parse_html(&article.content, MAX_NESTING).ok());
+    let best = best.map(|best| document_to_markdown(&best, &SKIPPED));
     let text = best.filter(|best| best.len() * READABLE_SHARE >= whole.len()).unwrap_or(whole);
     let title = Some(crate::untrusted::one_line(&title, MAX_TITLE)).filter(|title| !title.is_empty());
     Ok(Page { title, text: readable_lines(&text) })
-}
-
-fn html_to_markdown(html: &str) -> Result<String, String> {
-    let skipped =
-        ["script", "style", "noscript", "template", "svg", "img", "iframe", "title", "button", "form"];
-    millrace_documents::markdown::html_to_markdown(html, &skipped, MAX_NESTING).map_err(html_error)
 }
 
 fn html_error(fault: TooDeep) -> String {
