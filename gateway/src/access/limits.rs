@@ -4,10 +4,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use governor::clock::DefaultClock;
-use governor::state::keyed::HashMapStateStore;
-use governor::{Quota, RateLimiter};
 use millrace_runtime::ops::metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -35,11 +33,38 @@ enum LimitKey {
     Address(IpAddr),
 }
 
-type Limiter = RateLimiter<LimitKey, HashMapStateStore<LimitKey>, DefaultClock>;
+/// Limits the requests of each key by the generic cell rate algorithm (ITU-T I.371): a key may use all requests of a second at once.
+struct RateLimiter {
+    /// The time between two requests at the full rate.
+    interval: Duration,
+    /// The time at which each key has used its requests up.
+    used_until: Mutex<HashMap<LimitKey, Instant>>,
+}
+
+impl RateLimiter {
+    fn per_second(requests: NonZeroU32) -> Self {
+        Self { interval: Duration::from_secs(1) / requests.get(), used_until: Mutex::default() }
+    }
+
+    /// Counts a request, and returns `true` if it is within the limit.
+    fn allows(&self, key: LimitKey, now: Instant) -> bool {
+        let mut used_until = self.used_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if used_until.len() > MAX_KEYS {
+            used_until.retain(|_, until| *until > now);
+        }
+        let until = used_until.entry(key).or_insert(now);
+        let after = (*until).max(now) + self.interval;
+        let is_allowed = after <= now + Duration::from_secs(1);
+        if is_allowed {
+            *until = after;
+        }
+        is_allowed
+    }
+}
 
 /// Enforces the limits.
 pub struct LimitEnforcer {
-    limiter: Option<Limiter>,
+    limiter: Option<RateLimiter>,
     streams: Option<NonZeroU32>,
     open_streams: Arc<Mutex<HashMap<LimitKey, u32>>>,
     /// The metric of open streams, if there is one.
@@ -106,7 +131,7 @@ impl LimitEnforcer {
     /// Creates one, which counts open streams in a metric if there is one.
     #[must_use]
     pub fn new(limits: CallerLimits, stream_count: Option<Gauge>) -> Self {
-        let limiter = limits.requests.map(|requests| RateLimiter::hashmap(Quota::per_second(requests)));
+        let limiter = limits.requests.map(RateLimiter::per_second);
         Self { limiter, streams: limits.streams, open_streams: Arc::default(), stream_count }
     }
 
@@ -129,12 +154,13 @@ impl LimitEnforcer {
 
     fn count(&self, key: LimitKey) -> Result<(), Problem> {
         let Some(limiter) = &self.limiter else { return Ok(()) };
-        if limiter.len() > MAX_KEYS {
-            limiter.retain_recent();
+        if limiter.allows(key, Instant::now()) {
+            return Ok(());
         }
-        limiter.check_key(&key).map_err(|_| {
-            Problem::new(ProblemKind::RateLimited, "there were too many requests within a second; send fewer")
-        })
+        Err(Problem::new(
+            ProblemKind::RateLimited,
+            "there were too many requests within a second; send fewer",
+        ))
     }
 
     /// Returns the permission to hold a stream open.
@@ -179,6 +205,18 @@ mod tests {
 
     fn caller(name: &str) -> Caller {
         Caller { name: name.into(), scopes: ScopeSet::all(), token: None, address: None, is_local: false }
+    }
+
+    #[test]
+    fn requests_are_spread_over_the_second_after_a_burst() {
+        let limiter = RateLimiter::per_second(NonZeroU32::new(4).unwrap());
+        let key = || LimitKey::Holder("ann".into());
+        let start = Instant::now();
+        let allowed = |after: u64| {
+            let now = start + Duration::from_millis(after);
+            (0..10).filter(|_| limiter.allows(key(), now)).count()
+        };
+        assert_eq!((allowed(0), allowed(249), allowed(250), allowed(1_000), allowed(9_000)), (4, 0, 1, 3, 4));
     }
 
     #[test]
