@@ -5,7 +5,6 @@
 pub mod child_process;
 pub mod execute;
 mod http_client;
-#[cfg(feature = "mcp")]
 pub mod mcp;
 mod untrusted;
 pub mod web;

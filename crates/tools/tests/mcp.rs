@@ -1,7 +1,6 @@
 //! Real MCP servers: `mcp-server-time`, and one based on the official Python package, over both transports. If they are
 //! not available, the tests are skipped with a message.
 #![allow(clippy::unwrap_used, reason = "helpers of tests too")]
-#![cfg(feature = "mcp")]
 
 use std::fs;
 use std::path::PathBuf;

@@ -11,7 +11,6 @@ mod url_policy;
 pub use millrace_address_policy::{Cidr, DnsLookup};
 
 pub use download::{Download, DownloadError, download};
-#[cfg(feature = "mcp")]
 pub(crate) use fetch::error_chain;
 pub use fetch::{DEFAULT_CHARS, FetchTool, MAX_BODY, MAX_REDIRECTS};
 pub use search::{Endpoint, MAX_RESULTS, SearchError, SearchSettings, SearchTool};
