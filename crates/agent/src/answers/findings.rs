@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::{content, labels, marks};
 use crate::citations::{self, collapse_whitespace};
-use crate::corpus::{Corpus, Document};
+use crate::corpus::{Corpus, Document, fold_words};
 use crate::model::AnswerSchema;
 use crate::spec::AnswerForm;
 use crate::tool::{schema_of, unknown_document_error};
@@ -320,10 +320,8 @@ fn verify_copied_text(
 /// Returns the share of the words of `text` that are in `lines`.
 pub(super) fn share_of_common_words(text: &str, lines: &str) -> f64 {
     let words = |text: &str| -> Vec<String> {
-        let parts = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
         // Numbers are ignored: small models often copy line numbers.
-        let words = parts.filter(|word| !word.bytes().all(|byte| byte.is_ascii_digit()));
-        words.map(str::to_lowercase).collect()
+        fold_words(text).filter(|word| word.contains(char::is_alphabetic)).collect()
     };
     let in_lines: BTreeSet<String> = words(lines).into_iter().collect();
     let in_text = words(text);

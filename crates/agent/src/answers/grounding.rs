@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use super::{Findings, Passage, content};
 use crate::citations;
-use crate::corpus::{Corpus, Document, tokenize};
+use crate::corpus::{Corpus, Document, fold_words, tokenize};
 
 /// The most lines that code cites for one statement.
 const MAX_LINES: usize = 3;
@@ -483,8 +483,8 @@ fn numbers_of(text: &str, in_words: bool) -> BTreeSet<String> {
         numbers.insert(text[start..at].replace(',', ""));
     }
     if in_words {
-        let words = text.split(|c: char| !c.is_alphabetic()).map(str::to_lowercase);
-        let values = words.filter_map(|word| NUMBER_WORDS.iter().position(|number| *number == word));
+        let values =
+            fold_words(text).filter_map(|word| NUMBER_WORDS.iter().position(|number| *number == word));
         numbers.extend(values.map(|value| value.to_string()));
     }
     numbers

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::result::TaskResult;
 
+use crate::corpus::fold_words;
+
 /// The share of a result's sentences that make it a repetition.
 const REPEATED_SHARE: f64 = 0.8;
 /// A sentence with fewer words says too little to count.
@@ -35,8 +37,7 @@ fn split_into_plain_sentences(text: &str) -> Vec<String> {
     let mut plain: Vec<String> = Vec::new();
     let mut open: Vec<String> = Vec::new();
     for sentence in sentences {
-        let words = sentence.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
-        open.extend(words.map(str::to_lowercase));
+        open.extend(fold_words(sentence));
         if open.len() >= MIN_WORDS {
             plain.push(std::mem::take(&mut open).join(" "));
         }

@@ -274,3 +274,69 @@ impl<'a> FieldBuilder<'a> {
         field
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::wire;
+
+    use super::*;
+
+    fn sample_documents() -> Vec<Document> {
+        let text = |number: usize| {
+            let words: Vec<String> = (0..900).map(|at| format!("w{}", (at * at + number) % 257)).collect();
+            words.chunks(9).map(|line| line.join(" ") + "\n").collect::<String>()
+        };
+        (0..5).map(|number| Document::from_text(&format!("d{number}"), "title", "", text(number))).collect()
+    }
+
+    #[test]
+    fn postings_are_the_positions_in_the_text() {
+        let documents = sample_documents();
+        let index = CorpusIndex::build(&documents);
+        let mut found = 0;
+        for word in ["w0", "w1", "w130", "w256"] {
+            let mut units = Vec::new();
+            for posting in index.text.postings(word) {
+                let IndexedPassage { document, lines } = index.passages[posting.unit];
+                let text = documents[document].line_range(lines.first, lines.last);
+                let words = split_into_words(text);
+                for position in posting.positions() {
+                    let (start, end) = words[position];
+                    assert_eq!(&text[start..end], word);
+                    found += 1;
+                }
+                assert_eq!(posting.positions().count(), posting.count);
+                units.push(posting.unit);
+            }
+            assert!(units.is_sorted() && !units.is_empty(), "{word} {units:?}");
+        }
+        let written: Vec<&str> =
+            documents.iter().flat_map(|document| document.text().split_whitespace()).collect();
+        assert_eq!(found, written.iter().filter(|word| ["w0", "w1", "w130", "w256"].contains(word)).count());
+        assert_eq!(index.text.statistics().words as usize, written.len());
+        assert_eq!(index.text.postings("w257").count(), 0);
+    }
+
+    #[test]
+    fn the_same_documents_give_the_same_bytes() {
+        let build = || wire::encode_body(&CorpusIndex::build(&sample_documents()));
+        assert_eq!(build(), build());
+    }
+
+    #[test]
+    fn a_damaged_index_is_searched_without_a_panic() {
+        let bytes = wire::encode_body(&CorpusIndex::build(&sample_documents()));
+        for at in (0..bytes.len()).step_by(37) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x55;
+            let Ok(index) = wire::decode_message_pack::<CorpusIndex>(&damaged, "index") else { continue };
+            if index.fits_documents(5) {
+                let found = index.text.postings("w1").chain(index.text.postings("w256"));
+                assert!(
+                    found.flat_map(|posting| posting.positions().collect::<Vec<_>>()).count() < bytes.len()
+                );
+            }
+        }
+        assert!(!CorpusIndex::build(&sample_documents()).fits_documents(4));
+    }
+}

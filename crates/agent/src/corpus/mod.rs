@@ -26,7 +26,7 @@ pub(crate) use reading::{BinaryContent, normalize_text, read_binary_content};
 pub use reading::{InputFile, MAX_BYTES, MAX_LINE};
 pub use search::{SearchHit, SearchResults, WordDocumentCount};
 pub use skipped::{SUPPORTED, SkipReason, SkippedFile};
-pub(crate) use tokens::tokenize;
+pub(crate) use tokens::{fold_words, tokenize};
 pub use walk::{FolderWalkError, ListedFile, list_folder_files};
 
 use millrace_protocol::result::{Source, SourceKind};

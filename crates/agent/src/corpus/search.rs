@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Document;
 use super::index::{CorpusIndex, FieldStatistics, IndexedField};
+use super::passage::Passage;
 use super::tokens::tokenize;
 
 /// The weight of a word in a document's path or title, relative to one in the passage.
@@ -192,14 +193,12 @@ impl<'a> IndexedDocuments<'a> {
         let with_phrase: Vec<BTreeSet<usize>> =
             phrases.iter().map(|phrase| find_passages_with_phrase(&self.index.text, phrase)).collect();
         let mut best = Vec::new();
-        let mut numbers = 0..self.index.passages.len();
-        for of_document in self.index.passages.chunk_by(|a, b| a.document == b.document) {
-            let Some(&document) = self.documents.get(of_document[0].document) else { continue };
+        for (number, &document) in self.documents.iter().enumerate() {
             let mut hits = Vec::new();
-            for (passage, number) in of_document.iter().zip(&mut numbers) {
-                let score = scores.passages[number] as f32;
-                if score > 0.0 && with_phrase.iter().all(|passages| passages.contains(&number)) {
-                    let (first_line, last_line) = (passage.lines.first, passage.lines.last);
+            for at in self.index.passages_of_document(number) {
+                let score = scores.passages[at] as f32;
+                if score > 0.0 && with_phrase.iter().all(|passages| passages.contains(&at)) {
+                    let Passage { first: first_line, last: last_line } = self.index.passages[at].lines;
                     hits.push(SearchHit { document, first_line, last_line, score });
                 }
             }
@@ -230,8 +229,10 @@ fn find_passages_with_phrase(text: &IndexedField, phrase: &Phrase) -> BTreeSet<u
 fn sort_best_first(hits: &mut [SearchHit<'_>]) {
     hits.sort_by(|a, b| b.score.total_cmp(&a.score));
 }
+
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::corpus::{Corpus, InputFile};
 
     fn build_corpus(files: &[(&str, &str)]) -> Corpus {
@@ -338,5 +339,75 @@ mod tests {
             ("MIT.txt", "Neither does this one."),
         ]);
         assert_eq!(search_paths_and_lines(&corpus, "apache", 5, 5), [("Apache-2.0.txt".to_owned(), 1)]);
+    }
+
+    fn score_documents(documents: &[Document], query: &str) -> Vec<(String, f32)> {
+        let index = CorpusIndex::build(documents);
+        let results = search(&[IndexedDocuments::new(&index, documents)], query, 10, 10);
+        results.hits.into_iter().map(|hit| (hit.document.path.clone(), hit.score)).collect()
+    }
+
+    /// Three passages of 3, 2 and 1 words, so that the average is 2; each name has 2 words.
+    fn short_documents() -> [Document; 3] {
+        [("p1", "one", "Lease, lease, noon"), ("p2", "two", "A lease ends"), ("p3", "lease", "Water")]
+            .map(|(path, title, text)| Document::from_text(path, title, "", format!("{text}.\n")))
+    }
+
+    #[test]
+    fn scores_are_those_of_bm25() {
+        // In two of three passages: ln(1 + 1.5 / 2.5). Twice in 3 words: 2 * 2.2 / (2 + 1.2 * (0.25 + 0.75 * 3 / 2)).
+        let lease = 1.6_f64.ln();
+        let twice = 4.4 / 3.65;
+        // In one of three passages, or names: ln(1 + 2.5 / 1.5). Once in as many words as the average: 1.
+        let rare = (1.0_f64 + 2.5 / 1.5).ln();
+        let table = [
+            ("lease", vec![("p1", lease * twice), ("p2", lease), ("p3", 0.4 * rare)]),
+            ("leases end", vec![("p2", lease + rare), ("p1", lease * twice), ("p3", 0.4 * rare)]),
+            ("water water", vec![("p3", rare * 2.2 / (1.0 + 1.2 * 0.625))]),
+        ];
+        for (query, expected) in table {
+            let found = score_documents(&short_documents(), query);
+            let paths = |all: &[(String, f32)]| all.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
+            assert_eq!(paths(&found), expected.iter().map(|(path, _)| *path).collect::<Vec<_>>(), "{query}");
+            for ((path, score), (_, by_hand)) in found.iter().zip(expected) {
+                assert!((f64::from(*score) - by_hand).abs() < 1e-6, "{query} {path} {score} {by_hand}");
+            }
+        }
+    }
+
+    #[test]
+    fn phrases_are_found_with_their_stop_words_only() {
+        let corpus = build_corpus(&[
+            ("a.txt", "The end of the lease."),
+            ("b.txt", "The end: lease it."),
+            ("c.txt", "The lease, and its end."),
+        ]);
+        assert_eq!(search_paths_and_lines(&corpus, "\"end of the lease\"", 5, 5), [("a.txt".to_owned(), 1)]);
+        assert_eq!(search_paths_and_lines(&corpus, "\"end lease\"", 5, 5), [("b.txt".to_owned(), 1)]);
+    }
+
+    #[test]
+    fn words_are_found_in_scripts_without_spaces() {
+        let corpus = build_corpus(&[
+            ("zh.txt", "租约在中午结束。合同每年续签一次。"),
+            ("ja.txt", "賃貸契約は正午にサーバーで終わります。"),
+            ("th.txt", "สัญญาเช่าสิ้นสุดตอนเที่ยง"),
+        ]);
+        let first =
+            |query| search_paths_and_lines(&corpus, query, 5, 5).first().cloned().map(|(path, _)| path);
+        assert_eq!(first("合同什么时候续签？").as_deref(), Some("zh.txt"));
+        assert_eq!(first("サーバー").as_deref(), Some("ja.txt"));
+        assert_eq!(first("สิ้นสุด").as_deref(), Some("th.txt"));
+        assert_eq!(first("\"中午结束\"").as_deref(), Some("zh.txt"));
+        assert_eq!(first("\"结束中午\""), None);
+    }
+
+    #[test]
+    fn equal_passages_are_in_the_order_of_the_corpus() {
+        let files: Vec<String> = (0..40).map(|number| format!("d{number:02}.txt")).collect();
+        let corpus =
+            build_corpus(&files.iter().map(|path| (path.as_str(), "A lease ends.")).collect::<Vec<_>>());
+        let found = search_paths_and_lines(&corpus, "the end of leases", 40, 1);
+        assert_eq!(found.into_iter().map(|(path, _)| path).collect::<Vec<_>>(), files);
     }
 }

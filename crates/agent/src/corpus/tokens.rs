@@ -42,6 +42,11 @@ pub(crate) fn tokenize(text: &str) -> Vec<Token> {
         .collect()
 }
 
+/// The words of a text in order, folded but not stemmed, with the stop words.
+pub(crate) fn fold_words(text: &str) -> impl Iterator<Item = String> {
+    split_into_words(text).into_iter().map(|(start, end)| fold_word(&text[start..end]))
+}
+
 /// The start and end of each word in order, with the stop words.
 pub(super) fn split_into_words(text: &str) -> Vec<(usize, usize)> {
     let mut words = Vec::new();
@@ -274,5 +279,38 @@ mod tests {
         let text = "How do the Contributor's patents end?";
         let words: Vec<&str> = tokenize(text).iter().map(|token| &text[token.start..token.end]).collect();
         assert_eq!(words, ["Contributor", "patents", "end"]);
+    }
+
+    #[test]
+    fn words_are_those_of_their_scripts() {
+        let table: [(&str, &[&str]); 12] = [
+            ("中国人民。鱼", &["中国", "国人", "人民", "鱼"]),
+            ("東京タワーへ行く", &["東京", "京タ", "タワ", "ワー", "ーへ", "へ行", "行く"]),
+            ("使用 Rust 2024版", &["使用", "rust", "2024", "版"]),
+            ("ภาษาไทย", &["ภา", "าษ", "ษา", "าไ", "ไท", "ทย"]),
+            ("ที่นี่", &["ที่นี่"]),
+            ("हिन्दी", &["हिन्द"]),
+            ("книги книгой", &["книг", "книг"]),
+            ("الكتاب كتاب", &["كتاب", "كتاب"]),
+            ("Zürich ZU\u{308}RICH", &["zurich", "zurich"]),
+            ("ｆｕｌｌ\u{ad}width ﬁle", &["fullwidth", "file"]),
+            ("report.pdf l'eau max_size", &["report", "pdf", "l", "eau", "max", "size"]),
+            ("3.5 mm, 1,500 at 11:00", &["3.5", "mm", "1,500", "11", "00"]),
+        ];
+        for (text, stems) in table {
+            assert_eq!(stem_words(text), stems, "{text}");
+        }
+    }
+
+    #[test]
+    fn tokens_point_at_their_characters_and_count_every_word() {
+        let text = "Das Ende — the end of 契約期間.";
+        let tokens = tokenize(text);
+        let places: Vec<(&str, usize)> =
+            tokens.iter().map(|token| (&text[token.start..token.end], token.position)).collect();
+        let expected = [("Das", 0), ("Ende", 1), ("end", 3), ("契約", 5), ("約期", 6), ("期間", 7)];
+        assert_eq!(places, expected);
+        let endless = format!("{} word", "x".repeat(MAX_WORD + 1));
+        assert_eq!(tokenize(&endless).iter().map(|token| token.position).collect::<Vec<_>>(), [1]);
     }
 }

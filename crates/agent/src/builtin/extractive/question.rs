@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use millrace_protocol::result::Quotation;
 
-use crate::corpus::tokenize;
+use crate::corpus::{fold_words, tokenize};
 
 /// Words of questions and instructions that describe the work, not the subject; as stems.
 const TASK_WORDS: &[&str] = &[
@@ -222,11 +222,7 @@ pub(super) fn has_searchable_terms(text: &str) -> bool {
 }
 
 fn classify_question(text: &str) -> QuestionKind {
-    let words: Vec<String> = text
-        .split(|c: char| !c.is_alphanumeric())
-        .filter(|word| !word.is_empty())
-        .map(str::to_lowercase)
-        .collect();
+    let words: Vec<String> = fold_words(text).collect();
     let pair = |first: &str, second: &[&str]| {
         words.windows(2).any(|two| two[0] == first && second.contains(&two[1].as_str()))
     };

@@ -7,7 +7,7 @@ use super::conversation::NumberedLines;
 use super::question::{Question, QuestionKind};
 use super::sentences::{self, Sentence, SentenceKind};
 use crate::citations;
-use crate::corpus::tokenize;
+use crate::corpus::{fold_words, tokenize};
 
 /// The minimum share of a question that an answer covers.
 const LEAST_COVER: f64 = 0.34;
@@ -241,8 +241,7 @@ fn compute_weighted_coverage(covers: &BTreeSet<usize>, weights: &[f64]) -> f64 {
 }
 
 fn states_obligation(text: &str) -> bool {
-    let mut words = text.split(|c: char| !c.is_alphanumeric());
-    words.any(|word| BINDING.contains(&word.to_lowercase().as_str()))
+    fold_words(text).any(|word| BINDING.contains(&word.as_str()))
 }
 
 fn compute_score_bonus(
@@ -253,8 +252,7 @@ fn compute_score_bonus(
     words: &MatchedTerms,
 ) -> f64 {
     let text = &sentence.text;
-    let lower: Vec<String> =
-        text.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).map(str::to_lowercase).collect();
+    let lower: Vec<String> = fold_words(text).collect();
     let count = |of: &[&str]| lower.iter().filter(|word| of.contains(&word.as_str())).count();
     let mut bonus = 0.08 * words.count_adjacent_pairs().min(2) as f64;
     let heaviest = (0..weights.len()).max_by(|&a, &b| weights[a].total_cmp(&weights[b]));
