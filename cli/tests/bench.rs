@@ -1,8 +1,6 @@
 //! `millrace bench` with tiny plans: all figures are measured and reported, and all folders are removed. The figures
 //! themselves are meaningless. Skipped, with a message, without a nats-server.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -12,9 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-mod support;
-
-use support::{MILLRACE, needs_nats_server};
+use crate::support::{MILLRACE, needs_nats_server};
 
 fn run_bench_command(folder: &Path, arguments: &[&str]) -> Output {
     let data = folder.to_str().unwrap();

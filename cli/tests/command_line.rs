@@ -1,8 +1,6 @@
 //! The command line: typos, missing clusters, interrupts, closed pipes. Runs the real `millrace` binary; each test has its
 //! own data folder and stops its cluster at its end.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::io::pipe;
 use std::net::TcpListener;
@@ -13,10 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-#[path = "support/user.rs"]
-mod user;
-
-use user::{CHAIN, CliUser, PATIENCE};
+use crate::support::user::{CHAIN, CliUser, PATIENCE};
 
 /// A task that runs for the whole test.
 const LONG: &str = "

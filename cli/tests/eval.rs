@@ -1,8 +1,6 @@
 //! `millrace eval`: evaluations without a model and with scripted ones, on local clusters and on a named one, interrupted
 //! and continued.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -13,10 +11,7 @@ use std::time::Instant;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-#[path = "support/user.rs"]
-mod user;
-
-use user::{CliUser, PATIENCE};
+use crate::support::user::{CliUser, CommandOutput, PATIENCE};
 
 /// The evaluation of a model that plans one task, which a program does.
 const EVALUATION: &str = r#"
@@ -200,8 +195,7 @@ fn configurations_are_compared_with_each_other_and_with_their_ceiling() {
 fn a_corrected_fact_is_scored_again_without_a_new_measurement() {
     let user = user_with_evaluation();
     let arguments = ["eval", "evaluation.yaml", "--configuration", "right", "--only", "pay", "--json"];
-    let line =
-        |output: &user::CommandOutput| find_configuration(&read_lines(&output.out), "right", "run").clone();
+    let line = |output: &CommandOutput| find_configuration(&read_lines(&output.out), "right", "run").clone();
     assert_eq!(line(user.run_command(&arguments).assert_exit_code(0))["facts_found"], 1);
     user.write_file("evaluation.yaml", &EVALUATION.replace("[the 25th]", "[the 26th]"));
     let again = user.run_command(&arguments);

@@ -4,8 +4,6 @@
 //! processes, not about what they do. Each test has its own data folder; those that need a nats-server share one cache and
 //! are skipped, with a message, if there is none.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -20,9 +18,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-mod support;
-
-use support::{MILLRACE, find_or_fetch_nats_server, needs_nats_server};
+use crate::support::{MILLRACE, find_or_fetch_nats_server, needs_nats_server};
 const DEADLINE: Duration = Duration::from_secs(120);
 
 // ---- a machine with a nats-server ----

@@ -1,8 +1,6 @@
 //! `millrace nats-config` and `millrace doctor`: the real binary writes a folder, a real nats-server uses it, and clients
 //! try to connect. The permissions of each identity have tests of their own in `tests/`.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,9 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-mod support;
-
-use support::{MILLRACE, find_check_result, needs_nats_server};
+use crate::support::{MILLRACE, find_check_result, needs_nats_server};
 const DEADLINE: Duration = Duration::from_secs(120);
 /// The default identities of a folder.
 const IDENTITIES: [&str; 13] = [

@@ -1,20 +1,13 @@
 //! Questions to persons: the real `millrace` binary against local clusters with real supervisors, workers and a nats-server.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Stdio};
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
-#[path = "support/terminal.rs"]
-mod terminal;
-#[path = "support/user.rs"]
-mod user;
-
-use terminal::Terminal;
-use user::{CliUser, PATIENCE};
+use crate::support::terminal::Terminal;
+use crate::support::user::{CliUser, PATIENCE};
 
 /// A task that needs an approval, and one that asks two questions at once.
 const RELEASE: &str = "

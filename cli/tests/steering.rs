@@ -1,16 +1,11 @@
 //! Control commands: the real `millrace` binary against local clusters with real supervisors, workers and a nats-server.
 //! Each test has its own data folder and stops its cluster at its end.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 
 use serde_json::Value;
 
-#[path = "support/user.rs"]
-mod user;
-
-use user::{CHAIN, CliUser};
+use crate::support::user::{CHAIN, CliUser};
 
 #[test]
 fn a_run_is_paused_changed_and_resumed_with_authors() {

@@ -1,17 +1,13 @@
 //! Critics against a real NATS server, and a complete run driven by the test: plan, research, report, each with its review.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-mod support;
-
+use crate::support::{
+    Cluster, PATIENCE, await_verdict, build_order, build_order_for_work, build_review_order, count_entries,
+    start_critic, start_worker, with_review_brief,
+};
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{ReviewPolicy, Work};
 use millrace_protocol::result::ErrorKind;
 use millrace_protocol::work::{InputResult, Order, ReviewBrief, WorkOutcome};
 use serde_json::json;
-use support::{
-    Cluster, PATIENCE, await_verdict, build_order, build_order_for_work, build_review_order, count_entries,
-    start_critic, start_worker, with_review_brief,
-};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_result_of_echo_passes_unless_marked_for_rejection() {

@@ -1,20 +1,16 @@
 //! Reviews by checks and by panels against a real NATS server, with real documents, real programs and killed critics.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-mod support;
-
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{
+    Cluster, PATIENCE, await_verdict, count_entries, review_order_for_new_result, start_critic, start_worker,
+    with_review_brief,
+};
 use millrace_protocol::plan::{DocumentSet, ReviewCheck};
 use millrace_protocol::result::{ErrorKind, Quotation, Source, SourceKind, TaskError, TaskResult};
 use millrace_protocol::work::{JournalEntry, JudgePanel, Order, ReviewBrief, WorkOutcome};
 use serde_json::{Value, json};
-use support::{
-    Cluster, PATIENCE, await_verdict, count_entries, review_order_for_new_result, start_critic, start_worker,
-    with_review_brief,
-};
 
 /// Returns the text of a licence in the repository.
 fn read_licence(name: &str) -> String {

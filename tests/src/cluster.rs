@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use millrace_protocol::registry;
@@ -18,16 +17,6 @@ pub use crate::processes::{
 };
 use crate::program::millrace_program;
 use crate::{NatsServer, ServerOptions, wait_for_value};
-
-/// A lock that gives a test the machine to itself: clusters would share two cores, and measurements must not.
-pub struct MachineLock(#[expect(dead_code, reason = "held, not used")] MutexGuard<'static, ()>);
-
-/// Waits until no other test of this process has the machine.
-#[must_use]
-pub fn lock_machine() -> MachineLock {
-    static MACHINE: Mutex<()> = Mutex::new(());
-    MachineLock(MACHINE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
-}
 
 /// The settings of a test cluster.
 #[derive(Debug, Clone)]

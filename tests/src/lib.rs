@@ -19,6 +19,7 @@ pub mod cluster;
 pub mod crashes;
 pub mod history;
 pub mod hostile;
+pub mod machine;
 pub mod machines;
 pub mod measure;
 pub mod nats_cluster;

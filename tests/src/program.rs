@@ -12,21 +12,45 @@ use std::sync::OnceLock;
 #[must_use]
 pub fn millrace_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let path = std::env::var_os("MILLRACE_TEST_PROGRAM").filter(|path| !path.is_empty());
-        path.map_or_else(|| role_program("millrace"), PathBuf::from)
-    })
+    PROGRAM.get_or_init(|| named_program().unwrap_or_else(|| role_program("millrace")))
 }
 
-/// The program of a role on its own, such as `millrace-worker`: the one in the target folder that this test is from, built
-/// first if its sources are newer.
+fn named_program() -> Option<PathBuf> {
+    std::env::var_os("MILLRACE_TEST_PROGRAM").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// The program of a role on its own, such as `millrace-worker`: the one beside `$MILLRACE_TEST_PROGRAM`, or in the target folder
+/// that this test is from, built first if its sources are newer.
 ///
 /// # Panics
 /// It can't be built.
 #[must_use]
 pub fn role_program(name: &str) -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(build_programs).join(name)
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let beside = || Some(named_program()?.parent()?.to_owned());
+    FOLDER.get_or_init(|| beside().unwrap_or_else(build_programs)).join(name)
+}
+
+/// The environment variable of a test that runs in a process of its own.
+const CHILD_VARIABLE: &str = "MILLRACE_TEST_CHILD";
+
+/// Runs a test of this program, named by its path with the crate, once more in a process of its own: it measures the process.
+/// Returns `false` in that process.
+///
+/// # Panics
+/// The test fails there.
+#[must_use]
+pub fn run_in_own_process(test: &str) -> bool {
+    if std::env::var_os(CHILD_VARIABLE).is_some() {
+        return false;
+    }
+    let (_, test) = test.split_once("::").expect("a path with the crate");
+    let mut child = Command::new(std::env::current_exe().expect("the path of this program"));
+    child.args(["--exact", test, "--nocapture"]).env(CHILD_VARIABLE, "1");
+    let output = child.output().expect("this program can be started");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    true
 }
 
 /// Builds all programs, which takes half a second if nothing has changed, and returns their folder: `target/debug`.
@@ -59,7 +83,7 @@ fn build_programs() -> PathBuf {
             "--workspace",
             "--bins",
             "--test",
-            "docs",
+            "repository",
             "--profile",
             profile,
         ])

@@ -5,7 +5,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -16,14 +16,15 @@ use futures::future::LocalBoxFuture;
 use futures::{FutureExt, StreamExt, stream};
 use tokio::runtime;
 
+use crate::machine::share_machine;
 use crate::testbed::TestBed;
 
 /// How many cases run at once. They wait most of the time, for timeouts and slow models, so that two cores are enough.
 const CONCURRENCY: usize = 16;
 
-/// A case: a test's name in its binary, and what it does on the shared cluster.
+/// A case: its test, and what it does on the shared cluster.
 pub struct SuiteCase {
-    /// The name that `--list` prints, without the binary.
+    /// The path of the test: the crate and the name that `--list` prints.
     pub name: &'static str,
     /// Runs the case; it fails by a panic.
     pub run: for<'a> fn(&'a TestBed) -> LocalBoxFuture<'a, ()>,
@@ -49,7 +50,7 @@ macro_rules! shared_cluster_tests {
             std::sync::LazyLock::new(|| $crate::suite::SharedClusterSuite::new(CASES, || Box::pin($open)));
 
         static CASES: &[$crate::suite::SuiteCase] = &[$($($crate::suite::SuiteCase {
-            name: concat!("cases::", stringify!($module), "::", stringify!($case)),
+            name: concat!(module_path!(), "::cases::", stringify!($module), "::", stringify!($case)),
             run: |testbed| Box::pin($module::$case(testbed)),
         }),+),+];
 
@@ -57,8 +58,7 @@ macro_rules! shared_cluster_tests {
             $(mod $module {
                 $(#[test]
                 fn $case() {
-                    let name = concat!("cases::", stringify!($module), "::", stringify!($case));
-                    super::super::SUITE.wait_for_case(name);
+                    super::super::SUITE.wait_for_case(concat!(module_path!(), "::", stringify!($case)));
                 })+
             })+
         }
@@ -89,8 +89,9 @@ impl SharedClusterSuite {
             return result;
         }
         let selected = list_selected_tests();
-        let is_selected =
-            |case: &&SuiteCase| case.name == name || selected.iter().any(|test| test == case.name);
+        let is_listed =
+            |case: &SuiteCase| case.name.split_once("::").is_some_and(|(_, test)| selected.contains(test));
+        let is_selected = |case: &&SuiteCase| case.name == name || is_listed(case);
         let mut batch = Vec::new();
         for case in self.cases.iter().filter(is_selected) {
             let (sender, receiver) = channel();
@@ -106,8 +107,8 @@ impl SharedClusterSuite {
 
 /// The tests that this process runs, by the filters on its command line: what `--list` prints. Empty if it can't be
 /// listed; then each case opens a cluster of its own.
-fn list_selected_tests() -> Vec<String> {
-    let Ok(program) = std::env::current_exe() else { return Vec::new() };
+fn list_selected_tests() -> BTreeSet<String> {
+    let Ok(program) = std::env::current_exe() else { return BTreeSet::new() };
     let mut list = Command::new(program);
     list.args(std::env::args_os().skip(1)).arg("--list").stdin(Stdio::null()).stderr(Stdio::null());
     let output = list.output().map(|output| output.stdout).unwrap_or_default();
@@ -121,6 +122,7 @@ fn run_cases(
     batch: Vec<(&'static SuiteCase, Sender<CaseResult>)>,
 ) {
     CAPTURES_PANICS.set(true);
+    let _shared = share_machine();
     let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime for the cases").block_on(async {
         let testbed = match catch_panic(open()).await {

@@ -2,21 +2,15 @@
 //! role may do what it needs; the server refuses everything else. Messages that the server can't refuse are detected as
 //! forged and ignored.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/http.rs"]
-mod http;
-#[path = "access/place.rs"]
-mod place;
-#[path = "access/raw.rs"]
-mod raw;
+pub mod place;
+pub mod raw;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::gateway::http;
 use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
 use millrace_protocol::plan::{
     Decision, EndReason, Event, JournalKey, ReviewPolicy, RunEvent, TaskSpec, Work,
@@ -30,8 +24,9 @@ use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::store::archive;
 use millrace_runtime::work::{queue, registry};
 use millrace_runtime::{Bus, log};
-use millrace_tests::cluster::{NamedProcesses, ProcessRole, lock_machine, remove_millrace_variables};
+use millrace_tests::cluster::{NamedProcesses, ProcessRole, remove_millrace_variables};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_archive, wait_for_run_history,
 };
@@ -201,7 +196,7 @@ async fn lane_owner(bus: &Bus, run: &RunId) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_works_without_any_permission_violation() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let place = RestrictedServer::start_for_tenants(&["millrace"]);
     let mut processes = start_restricted_processes(&place);
     let watching = place.connect_identity("millrace", "metrics").await;
@@ -282,7 +277,7 @@ async fn cluster_works_without_any_permission_violation() {
 /// The number of live processes of each role: supervisors, workers, critics.
 #[tokio::test(flavor = "multi_thread")]
 async fn gateway_needs_no_more_than_the_identity_of_a_client() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let place = RestrictedServer::start_for_tenants(&["millrace"]);
     let _processes = start_restricted_processes(&place);
     let bus = place.connect_identity("millrace", "client").await;
@@ -330,7 +325,7 @@ async fn gateway_needs_no_more_than_the_identity_of_a_client() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answerer_answers_questions_and_does_nothing_else() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let place = RestrictedServer::start_for_tenants(&["millrace"]);
     let _processes = start_restricted_processes(&place);
     let watching = place.connect_identity("millrace", "metrics").await;
@@ -522,7 +517,7 @@ async fn read_redirected_replies(bus: &Bus, run: &RunId, subject: &str) -> Vec<S
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stolen_worker_credential_cannot_forge_verdicts_or_plans() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let place = RestrictedServer::start_for_tenants(&["millrace"]);
     let mut processes = start_restricted_processes(&place);
     let client = place.connect_identity("millrace", "client").await;
@@ -737,7 +732,7 @@ async fn stolen_credential_cannot_stop_work() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn forged_archive_summary_does_not_remove_a_live_run() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let place = RestrictedServer::start_for_tenants(&["millrace"]);
     let mut processes = start_restricted_processes(&place);
     processes.kill_process("supervisor-2");
@@ -795,7 +790,7 @@ async fn forged_archive_summary_does_not_remove_a_live_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn redirected_replies_fill_no_store_and_make_no_capability() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let place = RestrictedServer::start_for_tenants(&["millrace"]);
     let processes = start_restricted_processes(&place);
     let bus = place.connect_identity("millrace", "client").await;

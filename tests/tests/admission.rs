@@ -1,7 +1,5 @@
 //! Caps on the numbers of running and of waiting runs, with supervisors that are killed and suspended meanwhile.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -14,8 +12,9 @@ use millrace_protocol::work::JournalEntry;
 use millrace_runtime::Bus;
 use millrace_runtime::store::admission::{read_board, read_caps, set_caps};
 use millrace_runtime::work::registry;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{apply_command, echo_task, fixed_submission, task_id, wait_for_archive};
 use millrace_tests::wait_for_value;
 use rustix::process::Signal;
@@ -105,7 +104,7 @@ async fn has_ended(bus: &Bus, run: &RunId) -> Option<()> {
 async fn fifty_runs_at_once_keep_the_caps_and_their_order_while_supervisors_die_and_sleep() {
     const RUNNING: u32 = 3;
     const WAITING: u32 = 30;
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { lanes: LANES, linger: Duration::from_millis(50), ..ClusterSetup::default() };
     let mut cluster = TestCluster::start_with_workers(setup, 1);
     cluster.start_process(ProcessRole::Supervisor, "supervisor-2", &[]);
@@ -171,7 +170,7 @@ async fn fifty_runs_at_once_keep_the_caps_and_their_order_while_supervisors_die_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lower_caps_stop_no_run_and_places_are_free_after_all_supervisors_were_killed() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { lanes: LANES, linger: Duration::from_millis(50), ..ClusterSetup::default() };
     let mut cluster = TestCluster::start_with_workers(setup, 1);
     let bus = cluster.connect_bus().await;
@@ -223,7 +222,7 @@ async fn lower_caps_stop_no_run_and_places_are_free_after_all_supervisors_were_k
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reopened_run_counts_and_waits_for_no_place() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { lanes: LANES, linger: Duration::from_millis(50), ..ClusterSetup::default() };
     let mut cluster = TestCluster::start_with_workers(setup, 1);
     let bus = cluster.connect_bus().await;

@@ -3,8 +3,6 @@
 //! each append the worker is killed, and another process continues the attempt. The end is that of the undisturbed run, and the
 //! model is asked once for each reply.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -20,8 +18,9 @@ use millrace_protocol::work::JournalEntry;
 use millrace_runtime::Bus;
 use millrace_runtime::log::read_topic;
 use millrace_runtime::store::workspace::{FileAuthor, RunWorkspace};
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id};
 use millrace_tests::waits::{read_ended_run, wait_for_append_or_end};
 use serde_json::{Value, json};
@@ -192,7 +191,7 @@ async fn run_with_kill(cluster: &mut TestCluster, expected: &ExpectedRun, count:
 
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_after_any_append_continues_with_all_that_the_agent_has() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let started = Instant::now();
     let (port, pages) = serve_page().await;
     let mut clusters = Vec::new();

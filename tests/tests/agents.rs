@@ -1,8 +1,6 @@
 //! Agents end to end: real processes, a real server, a scripted model, and tools that leave traces. When a worker is
 //! killed, its attempt resumes after the last recorded step.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
@@ -15,7 +13,8 @@ use millrace_protocol::subject::Topic;
 use millrace_protocol::work::JournalEntry;
 use millrace_runtime::Bus;
 use millrace_runtime::log::read_topic;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history};
 use millrace_tests::wait_for_value;
 use serde_json::json;
@@ -224,7 +223,7 @@ fn attempt_summary(plan: &Plan) -> &str {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn worker_killed_after_any_step_repeats_no_call() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { linger: Duration::from_secs(600), ..ClusterSetup::default() };
     let mut cluster = TestCluster::with_server_only(setup);
     cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
@@ -260,7 +259,7 @@ async fn worker_killed_after_any_step_repeats_no_call() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn non_repeatable_program_is_killed_and_not_rerun() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::with_server_only(ClusterSetup {
         linger: Duration::from_secs(600),
         ..ClusterSetup::default()

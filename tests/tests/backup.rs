@@ -1,8 +1,6 @@
 //! Backup and restore with real programs and servers: a busy cluster is backed up, destroyed, and continues elsewhere;
 //! invalid backups and targets are rejected with a reason.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::TcpListener;
@@ -27,10 +25,10 @@ use millrace_runtime::store::workspace::{FileAuthor, RunWorkspace};
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, ConnectionSettings, log};
 use millrace_tests::cluster::{
-    ClusterSetup, NamedProcesses, ProcessRole, TestCluster, lock_machine, remove_millrace_variables,
-    wait_for_exit,
+    ClusterSetup, NamedProcesses, ProcessRole, TestCluster, remove_millrace_variables, wait_for_exit,
 };
 use millrace_tests::history::{History, TaskOutcome};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     echo_task, fixed_submission, layered_submission, make_settings_writable, run_id, submit_run, task_id,
     wait_for_archive, wait_for_run_end, wait_for_run_history,
@@ -314,7 +312,7 @@ async fn back_up_busy_cluster(home: &Path) -> PathBuf {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_cluster_continues_from_its_backup() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let home = tempfile::tempdir().unwrap();
     let expected = run_without_backup().await;
     let folder = back_up_busy_cluster(home.path()).await;
@@ -383,7 +381,7 @@ fn add_webhook(cluster: &TestCluster) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn backup_made_before_a_prune_restores_everything() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let home = tempfile::tempdir().unwrap();
     let cluster = TestCluster::start_with_workers(cluster_setup(), 1);
     let bus = cluster.connect_bus().await;
@@ -429,7 +427,7 @@ async fn backup_made_before_a_prune_restores_everything() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn backup_of_one_server_restores_to_three_replicas() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let home = tempfile::tempdir().unwrap();
     let expected = run_without_backup().await;
     let folder = back_up_busy_cluster(home.path()).await;
@@ -530,7 +528,7 @@ async fn restore_into_new_server(folder: &Path) -> (NatsServer, Bus, RestoreRepo
 
 #[tokio::test(flavor = "multi_thread")]
 async fn backup_during_many_runs_is_always_complete() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let home = tempfile::tempdir().unwrap();
     let rounds: u32 = std::env::var("MILLRACE_BACKUPS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
     let cluster = TestCluster::start_with_workers(
@@ -683,7 +681,7 @@ async fn signal_during_work(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interrupted_backup_or_restore_can_be_repeated() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let home = tempfile::tempdir().unwrap();
     let (server, _) = back_up_small_cluster(&home).await;
     let bus = Bus::join_existing_cluster(

@@ -1,8 +1,6 @@
 //! Invalid input and faulty environments: a clear error with the right exit code, no data lost, and no effect on other
 //! runs.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -26,10 +24,9 @@ use millrace_protocol::work::{JournalEntry, Order};
 use millrace_runtime::Bus;
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_runtime::work::registry;
-use millrace_tests::cluster::{
-    ClusterSetup, ProcessRole, TestCluster, lock_machine, remove_millrace_variables,
-};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, remove_millrace_variables};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     build_publish_headers, echo_task, fan_out_submission, fixed_submission, layered_submission, run_id,
     submit_run, task_id, wait_for_run_history,
@@ -179,7 +176,7 @@ fn role_command(folder: &TempDir, role: &str, url: &str) -> Command {
 
 #[test]
 fn unusable_server_is_named_with_a_hint() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let folder = tempfile::tempdir().unwrap();
     let without = NatsServer::start_with_options(&ServerOptions {
         without_jetstream: true,
@@ -230,7 +227,7 @@ fn unusable_server_is_named_with_a_hint() {
 
 #[test]
 fn settings_that_differ_from_the_cluster_s_are_rejected() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     drop(runtime.block_on(cluster.connect_bus()));
@@ -363,7 +360,7 @@ async fn publish_invalid_orders(bus: &Bus, run: &RunId) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn undecodable_messages_are_logged_and_skipped() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 2);
     cluster.start_process(ProcessRole::Worker, "worker-3", &["--capability", "planner"]);
     let bus = cluster.connect_bus().await;
@@ -449,7 +446,7 @@ async fn undecodable_messages_are_logged_and_skipped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn run_with_an_invalid_submission_ends_with_the_reason() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let bus = cluster.connect_bus().await;
     let mut circle = fixed_submission(vec![echo_task("a", &json!({})), echo_task("b", &json!({}))]);
@@ -530,7 +527,7 @@ async fn assert_nothing_lost(mut cluster: TestCluster, bus: &Bus, run: &RunId) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn full_store_is_reported_and_nothing_is_lost() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut setup = ClusterSetup::default();
     setup.server.max_store = Some(4 << 20);
     let mut cluster = TestCluster::start_with_workers(setup, 2);
@@ -546,7 +543,7 @@ async fn full_store_is_reported_and_nothing_is_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn full_disk_is_reported_and_nothing_is_lost() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let disk = match SmallDisk::mount(64) {
         Ok(disk) => disk,
         Err(why) => return println!("passed over: no small disk is to be had: {why}"),
@@ -570,7 +567,7 @@ async fn full_disk_is_reported_and_nothing_is_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn submission_with_an_unavailable_body_is_waited_for() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let bus = cluster.connect_bus().await;
     submit_run(&bus, &run_id("before"), &fan_out_submission(1, &json!({}))).await;
@@ -638,7 +635,7 @@ async fn lane_messages(bus: &Bus) -> Option<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_of_unsubmitted_runs_cost_nothing_and_are_deleted() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let entries = flood_size();
     // The full flood is judged with the leases of a real cluster.
     let lane_lease = (entries <= 100_000).then(|| Duration::from_secs(1));

@@ -2,28 +2,18 @@
 //! that `cargo test NAME` selects. Those listed here share one cluster, on which each has a run of its own; those of
 //! `crashes` kill the processes of their own clusters.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "behaviours/bad_planner.rs"]
 mod bad_planner;
-#[path = "behaviours/budgets.rs"]
 mod budgets;
-#[path = "behaviours/crashes.rs"]
 mod crashes;
-#[path = "behaviours/hostile_text.rs"]
 mod hostile_text;
-#[path = "behaviours/order.rs"]
 mod order;
-#[path = "behaviours/planning.rs"]
 mod planning;
-#[path = "behaviours/providers.rs"]
 mod providers;
-#[path = "behaviours/reviews.rs"]
 mod reviews;
-#[path = "behaviours/steering.rs"]
 mod steering;
-#[path = "behaviours/views.rs"]
 mod views;
+
+use std::time::Duration;
 
 use millrace_protocol::plan::{EndReason, Plan, TaskState};
 use millrace_tests::cluster::ClusterSetup;
@@ -43,6 +33,11 @@ fn cluster_setup() -> ClusterSetup {
     ClusterSetup { slots: 32, ..ClusterSetup::default() }
 }
 
+/// No case kills a process of the shared cluster: no lease may end because the machine is busy.
+fn shared_cluster_setup() -> ClusterSetup {
+    ClusterSetup { work_lease: Some(Duration::from_secs(10)), ..cluster_setup() }
+}
+
 /// The capabilities of the shared cluster besides those of every testbed.
 const CAPABILITIES: [(&str, &str); 6] = [
     ("brief", order::BRIEF),
@@ -54,7 +49,7 @@ const CAPABILITIES: [(&str, &str); 6] = [
 ];
 
 shared_cluster_tests! {
-    TestBed::start_with_capabilities(cluster_setup(), &CAPABILITIES);
+    TestBed::start_with_capabilities(shared_cluster_setup(), &CAPABILITIES);
     order: [
         chained_tasks_run_in_order_and_see_earlier_results,
         middle_of_a_diamond_runs_in_parallel,

@@ -12,9 +12,10 @@ use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_runtime::Bus;
 use millrace_runtime::log::publish_message;
 use millrace_runtime::work::registry;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::crashes::{crash_one_at_random, crash_processes_at_random};
 use millrace_tests::history::{History, TaskOutcome};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     SeededRandom, echo_task, layered_submission, run_id, submit_run, wait_for_run_end, wait_for_run_history,
 };
@@ -118,7 +119,7 @@ async fn sleep_milliseconds(milliseconds: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn crashes_do_not_change_the_end_of_a_run() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let seeds: Vec<u64> = (first_seed()..first_seed() + seed_count()).collect();
     let expected = run_without_crashes(&seeds).await;
     let (mut crashes, mut continued) = (0, 0);
@@ -228,7 +229,7 @@ async fn remove_ended_runs(bus: &Bus, open: &mut Vec<StormRun>, slowest: &mut Du
 /// `MILLRACE_STORM_RUNS=5000` is the long form.
 #[tokio::test(flavor = "multi_thread")]
 async fn random_commands_and_kills_strand_no_run() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let count: u64 =
         std::env::var("MILLRACE_STORM_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(60);
     let seed = first_seed();

@@ -1,36 +1,21 @@
 //! The dashboard in a real browser, with real clusters and gateways. Skipped with a message where there is no browser.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "dashboard/browser.rs"]
 mod browser;
-#[allow(dead_code, reason = "shared with the tests of the gateway")]
-#[path = "gateway/document.rs"]
-mod document;
-#[allow(dead_code, reason = "shared with the tests of the gateway")]
-#[path = "gateway/http.rs"]
-mod http;
-#[allow(dead_code, reason = "shared with the tests of the gateway")]
-#[path = "gateway/process.rs"]
-mod process;
 
-#[path = "dashboard/hostile.rs"]
 mod hostile;
-#[path = "dashboard/load.rs"]
 mod load;
-#[path = "dashboard/local.rs"]
 mod local;
-#[path = "dashboard/screens.rs"]
 mod screens;
 
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
+use millrace_tests::machine::share_machine;
 use serde_json::{Value, json};
 
+use crate::gateway::http::{Request, read_events};
+use crate::gateway::process::GatewayProcess;
 use browser::{Browser, has_browser, key};
 use hostile::{hostile_script, run_hostile};
-use http::{Request, read_events};
 use local::{LocalCluster, example_script, root};
-use process::GatewayProcess;
 use screens::{ShownRuns, find_barriers, find_narrow_faults, keep_pictures, load_axe};
 
 async fn assert_no_errors(browser: &Browser, place: &str) {
@@ -43,7 +28,7 @@ async fn every_screen_opens_by_its_address_and_shows_hostile_text_as_text() {
     if !has_browser() {
         return;
     }
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = LocalCluster::start(&hostile_script());
     let task = |id: &str, after: &[&str], parameters: Value| json!({ "id": id, "objective": id, "capability": "echo", "depends_on": after, "parameters": parameters });
     let tasks = [
@@ -82,7 +67,7 @@ async fn run_is_started_with_dropped_documents_and_followed_to_its_report() {
     if !has_browser() {
         return;
     }
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = LocalCluster::start(&example_script());
     let browser = Browser::start(cluster.address).await;
     browser.open("/new/").await;
@@ -138,7 +123,7 @@ async fn approval_is_edited_by_keyboard_and_second_browser_sees_who_answered() {
     if !has_browser() {
         return;
     }
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = LocalCluster::start(&example_script());
     let run = cluster.publish().await;
     let input = cluster.wait_for_question(&run, "input").await;
@@ -188,7 +173,7 @@ async fn open_page_catches_up_after_gateway_and_server_were_killed() {
     if !has_browser() {
         return;
     }
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let mut gateway = GatewayProcess::start(&cluster, "gateway").await;
     let task = |number: usize| {
@@ -235,7 +220,7 @@ async fn page_of_5000_tasks_stays_smooth_under_load() {
     if !has_browser() {
         return;
     }
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = LocalCluster::start(&example_script());
     let browser = Browser::start(cluster.address).await;
     browser.open("/runs").await;

@@ -1,8 +1,6 @@
 //! Delegated tasks: they run on any machine, their parents wait for them without a worker and get their ends, whatever dies
 //! meanwhile, and nothing is left of them when their parents are cancelled.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,9 +14,10 @@ use millrace_protocol::registry;
 use millrace_protocol::wait::WaitEnd;
 use millrace_protocol::wire::{InlineOrStoredBytes, decode_task_result};
 use millrace_runtime::Bus;
-use millrace_tests::cluster::{ClusterSetup, NamedProcesses, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, NamedProcesses, ProcessRole, TestCluster};
 use millrace_tests::crashes::crash_one_at_random;
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::machines::TestMachines;
 use millrace_tests::pages::{first_code_block, repository_folder};
 use millrace_tests::plans::{
@@ -55,7 +54,7 @@ fn write_file(folder: &std::path::Path, name: &str, text: &str) -> String {
 /// gets all three ends and completes.
 #[tokio::test(flavor = "multi_thread")]
 async fn parent_gets_every_end_of_its_children_and_goes_on() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("three"));
     let children = json!([
@@ -92,7 +91,7 @@ async fn parent_gets_every_end_of_its_children_and_goes_on() {
 /// Cancelling the parent, and cancelling the run, leaves no open task, no order and no wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelled_parent_leaves_no_child_behind() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
     let bus = cluster.connect_bus().await;
     let endless = json!({"delegate": [
@@ -126,7 +125,7 @@ async fn cancelled_parent_leaves_no_child_behind() {
 /// continues with the results, and nothing is delegated twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_delegates_and_continues_with_the_results() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
     let folder = tempfile::tempdir().unwrap();
@@ -185,7 +184,7 @@ async fn agent_delegates_and_continues_with_the_results() {
 /// which can't be, refuses the task.
 #[tokio::test(flavor = "multi_thread")]
 async fn restricted_agent_gets_no_more_by_delegating() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
     let folder = tempfile::tempdir().unwrap();
@@ -241,7 +240,7 @@ async fn restricted_agent_gets_no_more_by_delegating() {
 /// results that its parent has, and pays for its own reply alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn fork_continues_the_conversation_on_any_worker() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
     let folder = tempfile::tempdir().unwrap();
@@ -310,7 +309,7 @@ async fn fork_continues_the_conversation_on_any_worker() {
 /// Three calls of a shared agent, two of them at once: each continues the conversation of the one before, on whichever worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn shared_agent_keeps_one_conversation_across_calls_and_workers() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 0);
     let folder = tempfile::tempdir().unwrap();
@@ -360,7 +359,7 @@ async fn shared_agent_keeps_one_conversation_across_calls_and_workers() {
 /// A program delegates two tasks in its reply, its worker dies, and another one runs it again with their ends and results.
 #[tokio::test(flavor = "multi_thread")]
 async fn program_delegates_in_its_reply() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
     let folder = tempfile::tempdir().unwrap();
@@ -400,7 +399,7 @@ async fn program_delegates_in_its_reply() {
 /// A run whose budget its root reserves as a whole: children and grandchildren run within that reservation.
 #[tokio::test(flavor = "multi_thread")]
 async fn budget_of_children_comes_out_of_their_parents_reservation() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("budget"));
     let nested = json!({"delegate": [{"parameters": {"delegate": [{}, {}]}}, {}]});
@@ -518,7 +517,7 @@ fn count_processes(argument: &str) -> usize {
 /// parent gets all three ends and continues, within its reservation. Cancelling a root leaves no work, process or question.
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_delegates_to_capabilities_on_several_machines() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let machines = match TestMachines::new(3) {
         Ok(machines) => Arc::new(machines),
         Err(why) => {
@@ -613,7 +612,7 @@ fn nested_delegations(random: &mut SeededRandom) -> Vec<TaskSpec> {
 /// lost, and no parent sleeps on. `MILLRACE_WAITING_SEEDS=50` is the long form.
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_lose_no_child_and_no_wake_up() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let seeds: u64 = std::env::var("MILLRACE_WAITING_SEEDS").ok().and_then(|it| it.parse().ok()).unwrap_or(3);
     for seed in 0..seeds {
         let mut random = SeededRandom::new(1_000 + seed);
@@ -651,7 +650,7 @@ async fn kills_lose_no_child_and_no_wake_up() {
 /// The example of docs/delegation.md, with a scripted model.
 #[tokio::test(flavor = "multi_thread")]
 async fn documented_example_runs() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 0);
     let page = std::fs::read_to_string(repository_folder().join("docs/delegation.md")).unwrap();

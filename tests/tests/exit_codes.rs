@@ -1,8 +1,6 @@
 //! Exit codes of every program, for every way to start it: 2 for refused input, 4 for an unusable environment, 0 for an
 //! ordinary stop. Scripts and process managers rely on them.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;

@@ -1,8 +1,6 @@
 //! Fencing: one writer at a time, enforced by the server and not by clocks. Covers owners and workers that were
 //! suspended past their leases, and owners that another one has overtaken.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -17,8 +15,9 @@ use millrace_runtime::Bus;
 use millrace_runtime::log::{AppendError, append_message, read_topic};
 use millrace_runtime::work::registry;
 use millrace_supervisor::{LiveRun, fold_lane};
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     echo_task, fan_out_submission, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
 };
@@ -52,7 +51,7 @@ async fn last_decision_sequence(bus: &Bus, run: &RunId) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn suspended_supervisor_steps_down_when_it_wakes() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let (cluster, bus, owner, other) = start_two_supervisors(ClusterSetup::default()).await;
     let run = run_id("slept");
     submit_run(&bus, &run, &long_submission()).await;
@@ -88,7 +87,7 @@ async fn read_live_run(bus: &Bus, run: &RunId) -> LiveRun {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn server_rejects_decisions_of_a_stale_owner() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 2);
     let (bus, run) = (cluster.connect_bus().await, run_id("refused"));
     submit_run(&bus, &run, &long_submission()).await;
@@ -126,7 +125,7 @@ async fn server_rejects_decisions_of_a_stale_owner() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn overtaken_owner_rereads_the_run_and_continues() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 2);
     let (bus, run) = (cluster.connect_bus().await, run_id("overtaken"));
     submit_run(&bus, &run, &long_submission()).await;
@@ -162,7 +161,7 @@ async fn overtaken_owner_rereads_the_run_and_continues() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn suspended_worker_is_rejected_and_drops_its_work() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 2);
     let (bus, run) = (cluster.connect_bus().await, run_id("dropped"));
     let parameters = json!({"steps": 30, "delay_ms": 3000});
@@ -201,7 +200,7 @@ async fn suspended_worker_is_rejected_and_drops_its_work() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lane_is_taken_over_in_10_s_after_a_kill_1_s_after_a_stop() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     // The default lease.
     let (mut cluster, bus, owner, other) =
         start_two_supervisors(ClusterSetup { lane_lease: None, ..ClusterSetup::default() }).await;

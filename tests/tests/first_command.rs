@@ -1,8 +1,6 @@
 //! The first command of README and its follow-up commands, as a user calls them: their output, the files they leave,
 //! and that no process is left running.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -13,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::safe_text::markdown_line;
 use millrace_tests::cluster::{
-    create_file, find_tagged_processes, lock_machine, remove_millrace_variables, set_process_tag,
-    wait_for_exit,
+    create_file, find_tagged_processes, remove_millrace_variables, set_process_tag, wait_for_exit,
 };
 use millrace_tests::hostile::{
     CONTROLS, MARKDOWN, assert_inactive_markdown, assert_safe_output, hostile_text,
 };
+use millrace_tests::machine::share_machine;
 use millrace_tests::program::millrace_program;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -186,7 +184,7 @@ fn check_citations(report: &str, result: &Value) {
 
 #[test]
 fn first_command_leaves_a_report_with_valid_citations() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let docs = licences_folder().display().to_string();
     let done = user.run_command(&["run", QUESTION, "--docs", &docs]);
@@ -220,7 +218,7 @@ fn first_command_leaves_a_report_with_valid_citations() {
 
 #[test]
 fn run_of_a_capability_with_its_own_model_needs_no_other_one() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let machine = UserMachine::new();
     let write = |name: &str, text: &str| fs::write(machine.path_of(name), text).unwrap();
     write("model.yaml", "rules: [{reply: {text: the mill turns}}]\n");
@@ -235,7 +233,7 @@ fn run_of_a_capability_with_its_own_model_needs_no_other_one() {
 
 #[test]
 fn follow_up_searches_and_cites_the_results_of_an_earlier_run() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let machine = UserMachine::new();
     fs::create_dir(machine.path_of("notes")).unwrap();
     fs::write(machine.path_of("notes/valves.txt"), "The Zephyr valve opens at 42 degrees.\n").unwrap();
@@ -277,7 +275,7 @@ fn follow_up_searches_and_cites_the_results_of_an_earlier_run() {
 
 #[test]
 fn json_output_is_one_object_per_line_with_the_result_last() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let done =
         user.run_command(&["run", QUESTION, "--docs", &licences_folder().display().to_string(), "--json"]);
@@ -295,7 +293,7 @@ fn json_output_is_one_object_per_line_with_the_result_last() {
 
 #[test]
 fn closed_output_pipe_does_not_disturb_the_run() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let arguments = ["run", QUESTION, "--docs", &licences_folder().display().to_string(), "--json"];
     let mut child =
@@ -308,7 +306,7 @@ fn closed_output_pipe_does_not_disturb_the_run() {
 
 #[test]
 fn interrupted_run_exits_with_130_and_can_be_resumed() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let plan = user.write_chain_plan(20);
     let mut child = user.start_in_background(&["run", "--plan", &plan]);
@@ -333,7 +331,7 @@ fn interrupted_run_exits_with_130_and_can_be_resumed() {
 
 #[test]
 fn killed_run_leaves_no_process_and_can_be_resumed() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let plan = user.write_chain_plan(20);
     let mut child = user.start_in_background(&["run", "--plan", &plan]);
@@ -355,7 +353,7 @@ fn killed_run_leaves_no_process_and_can_be_resumed() {
 
 #[test]
 fn watch_ends_when_its_run_is_interrupted() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let plan = user.write_chain_plan(40);
     let mut run = user.start_in_background(&["run", "--plan", &plan]);
@@ -381,7 +379,7 @@ fn watch_ends_when_its_run_is_interrupted() {
 
 #[test]
 fn interrupted_run_stays_stopped_until_it_is_resumed() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let plan = user.write_chain_plan(40);
     let interrupt = |signal| {
@@ -446,7 +444,7 @@ fn interrupted_run_stays_stopped_until_it_is_resumed() {
 
 #[test]
 fn run_paused_for_its_provider_stays_so_when_its_cluster_has_stopped() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     // Nothing listens on this port.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -486,7 +484,7 @@ fn run_paused_for_its_provider_stays_so_when_its_cluster_has_stopped() {
 
 #[test]
 fn runs_of_a_stopped_cluster_are_not_shown_as_waiting_for_workers() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     fs::write(
         user.path_of("odd.yaml"),
@@ -517,7 +515,7 @@ fn runs_of_a_stopped_cluster_are_not_shown_as_waiting_for_workers() {
 
 #[test]
 fn cluster_stays_as_long_as_a_command_uses_it() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let plan = user.write_chain_plan(600);
     let mut first = user.start_with_error_file(&["run", "--plan", &plan], "first");
@@ -549,7 +547,7 @@ fn cluster_stays_as_long_as_a_command_uses_it() {
 
 #[test]
 fn lost_connection_is_reported_and_a_stopped_cluster_ends_the_watch() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let plan = user.write_chain_plan(900);
     let mut up = user.start_with_error_file(&["up"], "up");
@@ -591,7 +589,7 @@ fn count_completed_tasks(result: &Value) -> usize {
 
 #[test]
 fn detached_run_can_be_watched_listed_cancelled_and_replayed() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let ok = |arguments: &[&str]| {
         let output = user.run_command(arguments);
@@ -632,7 +630,7 @@ fn detached_run_can_be_watched_listed_cancelled_and_replayed() {
 
 #[test]
 fn up_and_logs_tell_of_every_run_and_attempt() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let missing = user.run_command(&["logs"]);
     assert_eq!(missing.status.code(), Some(4), "{}", utf8_text(&missing.stderr));
@@ -680,7 +678,7 @@ fn up_and_logs_tell_of_every_run_and_attempt() {
 
 #[test]
 fn hostile_documents_steer_neither_a_terminal_nor_a_renderer() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = UserMachine::new();
     let docs = user.path_of("docs");
     fs::create_dir(&docs).unwrap();

@@ -1,17 +1,12 @@
 //! The HTTP API: real gateways, a real cluster and a client that shows what is on the wire. Every answer is checked against the
 //! description of the API.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "gateway/document.rs"]
-mod document;
-#[path = "gateway/http.rs"]
-mod http;
-#[path = "gateway/process.rs"]
-mod process;
-#[path = "gateway/streams.rs"]
+pub mod document;
+pub mod http;
+pub mod process;
+pub mod provider;
+pub mod receiver;
 mod streams;
-#[path = "gateway/upgrade.rs"]
 mod upgrade;
 
 use std::collections::BTreeSet;
@@ -22,7 +17,8 @@ use millrace_protocol::plan::Decision;
 use millrace_protocol::subject::{Topic, parse_lane_subject};
 use millrace_runtime::Bus;
 use millrace_runtime::store::archive::read_run_from_log_or_archive;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{SeededRandom, layered_submission, run_id, submit_run, wait_for_archive};
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
@@ -89,7 +85,7 @@ async fn ids_of_log(bus: &Bus, run: &RunId) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn run_is_submitted_followed_and_read_by_plain_http() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let bus = cluster.connect_bus().await;
     cluster.wait_for_heartbeats(&bus, millrace_protocol::registry::ProcessRole::Worker, 1).await;
@@ -229,7 +225,7 @@ async fn follow_with_cuts(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stream_that_is_cut_at_any_byte_and_resumed_equals_the_log() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { linger: Duration::from_millis(300), ..ClusterSetup::default() };
     let cluster = TestCluster::start_with_workers(setup, 2);
     let bus = cluster.connect_bus().await;
@@ -261,7 +257,7 @@ async fn stream_that_is_cut_at_any_byte_and_resumed_equals_the_log() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn second_gateway_continues_the_stream_of_one_that_was_killed() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let bus = cluster.connect_bus().await;
     let mut first = GatewayProcess::start(&cluster, "first").await;
@@ -288,7 +284,7 @@ async fn second_gateway_continues_the_stream_of_one_that_was_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopping_gateway_tells_its_streams_to_reconnect() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
     cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
     let _bus = cluster.connect_bus().await;
@@ -308,7 +304,7 @@ async fn stopping_gateway_tells_its_streams_to_reconnect() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_reader_is_notified_and_misses_nothing() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
     cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
     let bus = cluster.connect_bus().await;
@@ -343,7 +339,7 @@ async fn slow_reader_is_notified_and_misses_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn request_with_a_key_submits_one_run_however_often_it_is_repeated() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { linger: Duration::from_millis(300), ..ClusterSetup::default() };
     let cluster = TestCluster::start_with_workers(setup, 1);
     let bus = cluster.connect_bus().await;
@@ -401,7 +397,7 @@ async fn digest_of(bus: &Bus) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_are_decided_once_and_refusals_have_a_reason() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
     cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
     let _bus = cluster.connect_bus().await;
@@ -467,7 +463,7 @@ async fn commands_are_decided_once_and_refusals_have_a_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn questions_are_answered_one_by_one_and_in_a_batch() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let _bus = cluster.connect_bus().await;
     let gateway = GatewayProcess::start(&cluster, "gateway").await;
@@ -519,7 +515,7 @@ async fn questions_are_answered_one_by_one_and_in_a_batch() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn web_pages_of_other_origins_change_nothing() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     let _bus = cluster.connect_bus().await;
     let gateway = GatewayProcess::start(&cluster, "gateway").await;
@@ -556,7 +552,7 @@ async fn web_pages_of_other_origins_change_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn malformed_oversized_and_slow_requests_are_refused() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     let _bus = cluster.connect_bus().await;
     let gateway = GatewayProcess::start(&cluster, "gateway").await;
@@ -606,7 +602,7 @@ async fn malformed_oversized_and_slow_requests_are_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn uploaded_documents_belong_to_the_run() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     let bus = cluster.connect_bus().await;
     let gateway = GatewayProcess::start(&cluster, "gateway").await;
@@ -650,7 +646,7 @@ async fn uploaded_documents_belong_to_the_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_on_this_machine_serves_the_api_and_stops_with_it() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let millrace = |arguments: &[&str]| {
@@ -679,7 +675,7 @@ async fn cluster_on_this_machine_serves_the_api_and_stops_with_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_of_the_page_lead_from_submission_to_report() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let bus = cluster.connect_bus().await;
     cluster.wait_for_heartbeats(&bus, millrace_protocol::registry::ProcessRole::Worker, 1).await;
@@ -714,7 +710,7 @@ async fn commands_of_the_page_lead_from_submission_to_report() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ended_runs_are_deleted_and_live_ones_refused() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { linger: Duration::from_millis(200), ..ClusterSetup::default() };
     let mut cluster = TestCluster::start_with_workers(setup, 1);
     let bus = cluster.connect_bus().await;
@@ -764,7 +760,7 @@ async fn ended_runs_are_deleted_and_live_ones_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_have_their_runs_in_order_and_lists_select_by_session() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup { lanes: 2, ..ClusterSetup::default() }, 1);
     let gateway = GatewayProcess::start(&cluster, "gateway-1").await;
     let of_session = |session: &str, delay: u64| {
@@ -818,7 +814,7 @@ async fn sessions_have_their_runs_in_order_and_lists_select_by_session() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_beyond_the_caps_wait_or_are_refused() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let gateway = GatewayProcess::start(&cluster, "gateway-1").await;
     let put = async |body: Value| gateway.send(Request::new("PUT", "/api/v1/admission").json(&body)).await;

@@ -1,25 +1,15 @@
 //! Access to the HTTP API: every operation of the description with every kind of token, against a real gateway.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "gateway/document.rs"]
-mod document;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/http.rs"]
-mod http;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/process.rs"]
-mod process;
-
 use std::time::{Duration, Instant};
 
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
+use millrace_tests::machine::share_machine;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use http::{Answer, Request};
-use process::GatewayProcess;
+use crate::gateway::http::{Answer, Request};
+use crate::gateway::process::GatewayProcess;
 
 const SCOPES: [&str; 5] = ["read", "submit", "steer", "answer", "admin"];
 
@@ -100,7 +90,7 @@ async fn send_with_token(gateway: &GatewayProcess, operation: &Operation, token:
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_operation_accepts_the_tokens_with_its_scope_only() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     cluster.connect_bus().await;
     let local = "127.0.0.1:0".parse().unwrap();
@@ -137,7 +127,7 @@ async fn every_operation_accepts_the_tokens_with_its_scope_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_created_used_and_revoked() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     cluster.connect_bus().await;
     let local = "127.0.0.1:0".parse().unwrap();

@@ -1,25 +1,15 @@
 //! Requests that schemathesis derives from the description of the API, against a real gateway: no answer has a status from 500 on,
 //! and each is valid by the description.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "gateway/document.rs"]
-mod document;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/http.rs"]
-mod http;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/process.rs"]
-mod process;
-
 use std::process::Command;
 
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::python::install_python_packages;
 use serde_json::{Value, json};
 
-use http::Request;
-use process::GatewayProcess;
+use crate::gateway::http::Request;
+use crate::gateway::process::GatewayProcess;
 
 /// The number of examples for each operation; `MILLRACE_FUZZ_EXAMPLES` changes it.
 const EXAMPLES: &str = "10";
@@ -30,7 +20,7 @@ const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_co
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes some minutes; needs schemathesis from PyPI"]
 async fn every_answer_to_a_derived_request_is_described() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let python = match install_python_packages(&["schemathesis==4.32.5"]) {
         Ok(python) => python,
         Err(why) => return eprintln!("skipped: {why}"),

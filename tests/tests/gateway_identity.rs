@@ -1,31 +1,19 @@
 //! Identities and limits at a real gateway: tokens of an identity provider, TLS, limits of single callers.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "gateway/document.rs"]
-mod document;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/http.rs"]
-mod http;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/process.rs"]
-mod process;
-#[path = "gateway/provider.rs"]
-mod provider;
-
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use http::{Answer, Request};
-use process::GatewayProcess;
-use provider::{IdentityProvider, SigningKey};
+use crate::gateway::http::{Answer, Request};
+use crate::gateway::process::GatewayProcess;
+use crate::gateway::provider::{IdentityProvider, SigningKey};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -44,7 +32,7 @@ async fn get(gateway: &GatewayProcess, path: &str, token: &str) -> Answer {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_of_a_provider_are_accepted_by_their_claims() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     cluster.connect_bus().await;
     let (first, second) = (SigningKey::generate("k1"), SigningKey::generate("k2"));
@@ -158,7 +146,7 @@ async fn call_with_tls(address: SocketAddr, folder: &Path) -> Option<(String, St
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_are_encrypted_and_a_new_certificate_is_used() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     cluster.connect_bus().await;
     let folder = tempfile::tempdir().unwrap();
@@ -181,8 +169,13 @@ async fn connections_are_encrypted_and_a_new_certificate_is_used() {
     })
     .await;
     // An invalid key file replaces no certificate.
+    let log = cluster.test_folder().join("gateway.log");
+    let count_refused =
+        || std::fs::read_to_string(&log).unwrap().matches("keeping the TLS certificate before").count();
+    let before = count_refused();
     std::fs::write(&key, "no key").unwrap();
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    wait_for_value(TIMEOUT, "the refusal of the key", async || (count_refused() > before).then_some(()))
+        .await;
     assert!(call_with_tls(address, folder.path()).await.is_some());
 }
 
@@ -195,7 +188,7 @@ fn outer_address() -> IpAddr {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_beyond_the_limit_of_an_address_are_closed() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     cluster.connect_bus().await;
     let folder = tempfile::tempdir().unwrap();
@@ -247,7 +240,7 @@ async fn open_stream(gateway: &GatewayProcess, token: &str) -> (TcpStream, u16) 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn callers_are_limited_one_by_one() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     cluster.connect_bus().await;
     let options = ["--require-token", "--max-requests", "20", "--max-streams", "2"];

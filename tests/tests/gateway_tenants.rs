@@ -1,25 +1,5 @@
 //! Several tenants at one gateway: a real server with an account for each, and the tokens of each at every operation.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "gateway/document.rs"]
-mod document;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/http.rs"]
-mod http;
-#[allow(dead_code, reason = "the tests of access use all of it")]
-#[path = "access/place.rs"]
-mod place;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/process.rs"]
-mod process;
-#[allow(dead_code, reason = "the tests of identities use all of it")]
-#[path = "gateway/provider.rs"]
-mod provider;
-#[allow(dead_code, reason = "the tests of access use all of it")]
-#[path = "access/raw.rs"]
-mod raw;
-
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -27,16 +7,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::{Bus, ConnectionSettings};
-use millrace_tests::cluster::lock_machine;
+use millrace_tests::machine::share_machine;
 use millrace_tests::{NatsServer, wait_for_value};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use http::{Answer, Request};
-use place::RestrictedServer;
-use process::GatewayProcess;
-use provider::{IdentityProvider, SigningKey};
+use crate::access::place::RestrictedServer;
+use crate::gateway::http::{Answer, Request};
+use crate::gateway::process::GatewayProcess;
+use crate::gateway::provider::{IdentityProvider, SigningKey};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const ALL_SCOPES: &str = "read,submit,steer,answer,admin";
@@ -162,7 +142,7 @@ fn path_of_run(template: &str, run: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tenants_see_nothing_of_each_other() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let place = start_two_tenants().await;
     let gateway = start_gateway(&place, &place.folder.path().join("nats/seeds"), &[]).await;
     let (acme, globex) =
@@ -278,7 +258,7 @@ async fn tenants_see_nothing_of_each_other() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tenant_that_is_away_holds_no_other_up() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let place = start_two_tenants().await;
     let mut server = NatsServer::start();
     let url = server.url.clone();
@@ -366,7 +346,7 @@ async fn tenant_that_is_away_holds_no_other_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_and_streams_belong_to_one_tenant() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let place = start_two_tenants().await;
     let key = SigningKey::generate("k1");
     let provider = IdentityProvider::start(&[&key]).await;

@@ -1,31 +1,19 @@
 //! Webhooks of real gateways, with a real receiver.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "gateway/document.rs"]
-mod document;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/http.rs"]
-mod http;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/process.rs"]
-mod process;
-#[path = "gateway/receiver.rs"]
-mod receiver;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_protocol::ids::RunId;
 use millrace_runtime::store::webhooks::read_push_configs;
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::wait_for_archive;
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
 
-use http::{Answer, Request};
-use process::GatewayProcess;
-use receiver::{ReceivedMessage, WebhookReceiver, assert_signed};
+use crate::gateway::http::{Answer, Request};
+use crate::gateway::process::GatewayProcess;
+use crate::gateway::receiver::{ReceivedMessage, WebhookReceiver, assert_signed};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Receivers of tests are on this machine.
@@ -75,7 +63,7 @@ fn events_of(messages: &[ReceivedMessage]) -> BTreeMap<(String, String), BTreeSe
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_event_arrives_while_gateways_are_killed_and_the_receiver_is_away() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let (cluster, receiver) = start_cluster().await;
     let mut first = start_gateway(&cluster, "first").await;
     let mut second = start_gateway(&cluster, "second").await;
@@ -134,7 +122,7 @@ async fn every_event_arrives_while_gateways_are_killed_and_the_receiver_is_away(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn second_end_of_a_reopened_run_is_delivered() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let (cluster, receiver) = start_cluster().await;
     let gateway = start_gateway(&cluster, "gateway").await;
     let webhook =
@@ -170,7 +158,7 @@ async fn patch(gateway: &GatewayProcess, webhook: &str, body: &Value) -> Answer 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn webhooks_are_tested_repeated_rotated_and_disabled() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     cluster.connect_bus().await;
     let receiver = WebhookReceiver::start().await;
@@ -322,7 +310,7 @@ async fn assert_refuses_private_receivers(cluster: &TestCluster, receiver: &Webh
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_of_private_addresses_are_refused_when_the_connection_is_made() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     cluster.connect_bus().await;
     let receiver = WebhookReceiver::start().await;
@@ -375,7 +363,7 @@ fn notified_states(messages: &[ReceivedMessage], task: &str) -> BTreeMap<String,
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a2a_notifications_arrive_while_gateways_are_killed_and_the_receiver_is_away() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let (cluster, receiver) = start_cluster().await;
     let mut first = start_gateway(&cluster, "first").await;
     let mut second = start_gateway(&cluster, "second").await;
@@ -435,7 +423,7 @@ async fn call_a2a(gateway: &GatewayProcess, method: &str, params: &Value) -> Val
 
 #[tokio::test(flavor = "multi_thread")]
 async fn push_configs_show_no_secrets_and_are_removed_with_their_run() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let bus = cluster.connect_bus().await;
     let receiver = WebhookReceiver::start().await;

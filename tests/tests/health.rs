@@ -1,8 +1,6 @@
 //! The HTTP pages of real processes with a real server: liveness, readiness and metrics. `chaos.rs` shows that a killed
 //! process loses no work.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -16,10 +14,9 @@ use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::ops::metrics::names::{ALL, ProcessKind};
 use millrace_runtime::{Bus, Fault};
-use millrace_tests::cluster::{
-    ClusterSetup, ProcessRole, TestCluster, lock_machine, remove_millrace_variables,
-};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, remove_millrace_variables};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::nats_cluster::{NatsCluster, NatsIdentities, ServerAddress};
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, wait_for_run_history};
 use millrace_tests::program::millrace_program;
@@ -166,7 +163,7 @@ fn slow_submission(tasks: usize, milliseconds: u64) -> Submission {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_role_serves_its_pages_and_becomes_ready() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
     let [worker, supervisor, critic] = [(); 3].map(|()| ProcessPages::on_free_port());
     cluster.start_process(
@@ -208,7 +205,7 @@ async fn every_role_serves_its_pages_and_becomes_ready() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_started_before_the_server_become_ready() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
     cluster.server.kill();
     let mut observed = ObservedCluster::with_cluster(cluster, &["--capability", "echo"]);
@@ -225,7 +222,7 @@ async fn processes_started_before_the_server_become_ready() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn server_outage_makes_processes_unready_but_not_dead() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { lanes: 4, lane_lease: None, work_lease: None, ..ClusterSetup::default() };
     let mut observed = ObservedCluster::start(setup, &["--capability", "echo"]);
     let metrics = MetricsProcess::start_for_cluster(&observed.cluster);
@@ -254,7 +251,7 @@ async fn server_outage_makes_processes_unready_but_not_dead() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn process_can_be_stopped_while_the_server_is_down() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { lanes: 16, lane_lease: None, work_lease: None, ..ClusterSetup::default() };
     let mut observed = ObservedCluster::start(setup, &["--capability", "echo"]);
     observed.wait_until_ready().await;
@@ -287,7 +284,7 @@ async fn process_can_be_stopped_while_the_server_is_down() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn supervisor_can_be_stopped_before_it_reads_the_registry() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let user = |name: &str, more: &str| format!("{{ user: {name}, password: secret{more} }}");
     // A request without permission gets no reply.
     let deny = r#"permissions: { publish: { deny: "$JS.API.DIRECT.GET.KV_capabilities" } }"#;
@@ -311,7 +308,7 @@ async fn supervisor_can_be_stopped_before_it_reads_the_registry() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopping_process_is_unready_at_once_and_keeps_its_grace() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut observed = ObservedCluster::start(
         ClusterSetup { slots: 2, ..ClusterSetup::default() },
         &["--capability", "echo"],
@@ -428,7 +425,7 @@ fn appends_series_name(topic: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn counters_match_the_log() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str, text: &str| {
         fs::write(folder.path().join(name), text).unwrap();
@@ -517,7 +514,7 @@ async fn assert_declared_metrics(page: ProcessPages, process: ProcessKind) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_show_pending_and_in_flight_orders_of_a_queue() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut observed = ObservedCluster::start(
         ClusterSetup { lanes: 2, slots: 2, ..ClusterSetup::default() },
         &["--capability", "echo"],
@@ -583,7 +580,7 @@ async fn fill_store_until_error(bus: &Bus) -> Fault {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicated_store_is_full_when_the_metrics_say_so() {
     const LIMIT: f64 = 40e6;
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let identities = NatsIdentities::generate(&["--lanes", "1", "--max-store", "40000000"]);
     let servers =
         NatsCluster::start_three_servers(&identities, [(); 3].map(|()| ServerAddress::on_this_machine()))

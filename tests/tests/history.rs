@@ -8,8 +8,9 @@ use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::decode_message;
 use millrace_protocol::work::JournalEntry;
 use millrace_runtime::nats::record::StreamRecord;
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{fan_out_submission, run_id, submit_run, wait_for_run_history};
 use serde_json::json;
 
@@ -42,7 +43,7 @@ fn without_message(records: &[StreamRecord], place: usize) -> Vec<StreamRecord> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn corrupted_histories_are_detected() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("tampered"));
     let mut submission = fan_out_submission(6, &json!({ "steps": 2, "delay_ms": 20 }));

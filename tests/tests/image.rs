@@ -2,8 +2,9 @@
 //! are complete and reproducible, and their programs complete a run as set up in `deploy/compose/compose.yaml`: each on
 //! a simulated machine, with a read-only root and an unprivileged user.
 //!
-//! `MILLRACE_IMAGE_PROFILE=image` builds the programs as they are released, which takes long; `MILLRACE_IMAGE_ROOTS`
-//! names a folder with existing roots to test instead.
+//! The programs are those of the other tests, with the libraries of this machine; what the script's flags do is shown by a small
+//! program. `just images` builds the programs as they are released, which takes long, and runs the same tests with them;
+//! `MILLRACE_IMAGE_ROOTS` names a folder with existing roots to test instead.
 //!
 //! # Invariants
 //!
@@ -15,33 +16,27 @@
 //!   (`tests/tests/image/packages.rs::packages_are_reproducible`,
 //!   `tests/tests/image/packages.rs::packages_are_installed_and_their_programs_run`)
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "image/cluster.rs"]
 mod cluster;
-#[path = "image/compose.rs"]
 mod compose;
-#[path = "image/conformity.rs"]
 mod conformity;
-#[path = "image/container.rs"]
 mod container;
-#[path = "image/names.rs"]
 mod names;
-#[path = "image/packages.rs"]
 mod packages;
-#[path = "image/roots.rs"]
 mod roots;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use cluster::ComposeCluster;
 use container::EmulatedContainer;
-use millrace_tests::cluster::lock_machine;
+use millrace_tests::machine::share_machine;
 use millrace_tests::machines::TestMachines;
-use roots::{EPOCH, IMAGES, ImageRoots, build_profile, repository_folder, run_and_read_output};
+use roots::{
+    EPOCH, IMAGES, ImageRoots, build_profile, repository_folder, rootfs_script, run_and_read_output,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -96,25 +91,89 @@ fn images_contain_exactly_the_listed_files() {
             );
         }
         let size = archive.metadata().unwrap().len();
-        println!("{image}: {:.1} MB uncompressed, profile {}", size as f64 / 1e6, build_profile());
-        assert!(build_profile() != "image" || size < LARGEST, "{image} has {size} bytes");
+        println!("{image}: {:.1} MB uncompressed, profile {:?}", size as f64 / 1e6, build_profile());
+        let is_delivered = build_profile().is_some_and(|profile| profile == "image");
+        assert!(!is_delivered || size < LARGEST, "{image} has {size} bytes");
     }
 }
 
 #[test]
 fn images_are_reproducible_and_contain_no_build_paths() {
     let (first, second) = (ImageRoots::get_or_create_shared(), ImageRoots::build_all_roots());
-    let home = std::env::home_dir().unwrap_or_default().join(".cargo");
-    let cargo = std::env::var_os("CARGO_HOME").map_or(home, PathBuf::from);
     for (image, program) in IMAGES {
         let same =
             fs::read(first.root_archive(image)).unwrap() == fs::read(second.root_archive(image)).unwrap();
         assert!(same, "two archives of {image} differ");
-        let bytes = fs::read(first.root_folder(image).join("usr/bin").join(program)).unwrap();
-        for path in [&repository_folder(), &cargo] {
-            assert!(!contains_path(&bytes, path), "{program} names {}", path.display());
+        if build_profile().is_some() {
+            assert_names_no_build_path(&first.root_folder(image).join("usr/bin").join(program));
         }
     }
+}
+
+fn assert_names_no_build_path(program: &Path) {
+    let home = std::env::home_dir().unwrap_or_default().join(".cargo");
+    let cargo = std::env::var_os("CARGO_HOME").map_or(home, PathBuf::from);
+    let bytes = fs::read(program).unwrap();
+    for path in [&repository_folder(), &cargo] {
+        assert!(!contains_path(&bytes, path), "{} names {}", program.display(), path.display());
+    }
+}
+
+/// Stands in for Cargo: compiles a small program with the flags of the script.
+const SMALL_BUILD: &str = r#"#!/bin/sh
+set -eu
+while [ $# -gt 0 ]; do
+    case $1 in
+    --target) target=$2 ;;
+    --target-dir) target_dir=$2 ;;
+    esac
+    shift
+done
+folder=$target_dir/$target/$FOLDER
+mkdir -p "$folder"
+IFS=$(printf '\037')
+set -f
+exec rustc --edition=2024 -Cstrip=symbols $CARGO_ENCODED_RUSTFLAGS -o "$folder/millrace-worker" "$SMALL_SOURCE"
+"#;
+
+/// Its source: it resolves a name, and contains its own path.
+const SMALL_SOURCE: &str = r#"
+use std::net::ToSocketAddrs;
+
+fn main() {
+    let name = std::env::args().nth(1).expect("a name");
+    let address = (name, 80).to_socket_addrs().expect("it is resolved").next();
+    println!("{} {:?}", file!(), address);
+}
+"#;
+
+#[test]
+fn flags_of_the_script_give_static_reproducible_programs_without_build_paths() {
+    let target = repository_folder().join("target/image");
+    fs::create_dir_all(&target).unwrap();
+    let folder = tempfile::tempdir_in(&target).unwrap();
+    let source = folder.path().join("small.rs");
+    fs::write(&source, SMALL_SOURCE).unwrap();
+    let cargo = folder.path().join("bin/cargo");
+    fs::create_dir(cargo.parent().unwrap()).unwrap();
+    fs::write(&cargo, SMALL_BUILD).unwrap();
+    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let builds = ["1", "2"].map(|number| {
+        let out = folder.path().join(number);
+        let mut script = rootfs_script(&out);
+        script.args(["--profile", "image", "--target-dir"]).arg(out.join("target")).arg("worker");
+        script.env("PATH", format!("{}:{path}", cargo.parent().unwrap().display()));
+        // The script refuses programs that are not static.
+        run_and_read_output(script.env("FOLDER", "image").env("SMALL_SOURCE", &source));
+        out
+    });
+    let program = builds[0].join("worker/usr/bin/millrace-worker");
+    let output = run_and_read_output(Command::new(&program).arg("localhost"));
+    assert!(output.starts_with("/millrace/") && output.contains(":80"), "{output}");
+    assert_names_no_build_path(&program);
+    let archives = builds.map(|out| fs::read(out.join("worker.tar")).unwrap());
+    assert!(archives[0] == archives[1], "two builds differ");
 }
 
 fn contains_path(bytes: &[u8], path: &Path) -> bool {
@@ -167,7 +226,7 @@ fn programs_in_images_can_write_their_caches_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn compose_cluster_completes_a_run_in_its_images() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = match ComposeCluster::start().await {
         Ok(cluster) => cluster,
         Err(why) => return println!("passed over: no network namespaces here: {why}"),

@@ -1,8 +1,6 @@
 //! Images through processes: a worker that takes an attempt over sends the image that an earlier one has read, from the
 //! blob store; the journal has only its hash.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,7 +15,8 @@ use millrace_protocol::work::JournalEntry;
 use millrace_runtime::Bus;
 use millrace_runtime::log::read_topic;
 use millrace_runtime::store::workspace::{FileAuthor, RunWorkspace};
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history};
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
@@ -108,7 +107,7 @@ async fn read_steps(bus: &Bus, run: &RunId) -> Vec<(String, String)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn image_is_sent_by_the_worker_that_takes_over() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     let bus = cluster.connect_bus().await;
     let bodies = Arc::default();

@@ -2,14 +2,13 @@
 //! child, a time and an event. Not random: after each append, of the lane and of each journal, one role is killed, or all
 //! are. The run ends as the undisturbed one.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{EndReason, PlanTime, ReviewPolicy, StartEvent, Submission, TaskSpec};
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id};
 use millrace_tests::waits::{answer_every_question, end_run_with_kill, kill_and_restart, read_ended_run};
 use serde_json::{Value, json};
@@ -125,7 +124,7 @@ async fn run_with_kill(
 /// `MILLRACE_KILL_SWEEP=5` kills each role after each append; the default kills one, each in turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_behind_any_append_changes_nothing() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let per_append: usize =
         std::env::var("MILLRACE_KILL_SWEEP").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
     let started = Instant::now();

@@ -1,8 +1,6 @@
 //! Several machines, simulated with network namespaces: a remote worker claims work, more workers take less time, and a
 //! run on three machines survives partitions, kills and restarts.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -15,10 +13,10 @@ use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_runtime::Bus;
 use millrace_runtime::work::registry;
 use millrace_tests::cluster::{
-    ClusterSetup, NamedProcesses, ProcessRole, TestCluster, lock_machine, remove_millrace_variables,
-    wait_for_exit,
+    ClusterSetup, NamedProcesses, ProcessRole, TestCluster, remove_millrace_variables, wait_for_exit,
 };
 use millrace_tests::history::{History, TaskOutcome};
+use millrace_tests::machine::{lock_machine, share_machine};
 use millrace_tests::machines::{NetworkPartition, TestMachines};
 use millrace_tests::measure::{self, to_measured_task, with_start_lines};
 use millrace_tests::nats_cluster::{NatsCluster, NatsIdentities, ServerAddress};
@@ -44,7 +42,7 @@ fn create_machines(count: usize) -> Option<TestMachines> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn worker_on_another_machine_claims_work() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let Some(machines) = create_machines(1) else { return };
     let mut setup = ClusterSetup::default();
     setup.server.host = Some(machines.host_address());
@@ -107,7 +105,7 @@ async fn twice_the_workers_halve_the_time() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn process_waiting_for_a_leaderless_cluster_can_be_stopped() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut setup = ClusterSetup::default();
     // One of two servers, of which the other never starts: there is no majority to elect a leader.
     setup.server.more =
@@ -360,7 +358,7 @@ async fn ensure_work_in_flight(bus: &Bus, runs: &mut Vec<RunId>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_and_kills_on_three_machines_lose_no_task() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let Some(machines) = create_machines(3) else { return };
     let mut deployment = ThreeMachineDeployment::start(machines).await;
     let bus = deployment.connect_bus().await;

@@ -10,25 +10,14 @@
 //! - I54: A new capability is ten lines of manifest and needs no other change.
 //!   (`tests/tests/manifests/capability.rs::added_capability_is_ten_lines_and_changes_nothing_else`)
 
-#[path = "manifests/backup.rs"]
 mod backup;
-#[path = "manifests/capability.rs"]
 mod capability;
-#[path = "manifests/drift.rs"]
 mod drift;
-#[path = "manifests/overlay.rs"]
 mod overlay;
-#[path = "manifests/page.rs"]
 mod page;
-#[path = "manifests/policy.rs"]
 mod policy;
-#[path = "manifests/real.rs"]
 mod real;
-#[path = "manifests/routes.rs"]
 mod routes;
-#[path = "manifests/schemas.rs"]
 mod schemas;
-#[path = "manifests/secrets.rs"]
 mod secrets;
-#[path = "manifests/tenants.rs"]
 mod tenants;

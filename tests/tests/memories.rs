@@ -1,15 +1,14 @@
 //! Memories through processes: what an agent stores in one run is in the prompt of the next one, and `millrace memories` shows,
 //! attributes and removes it.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::process::Output;
 use std::time::Duration;
 
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{Submission, TaskSpec};
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, wait_for_run_history};
 use serde_json::json;
 
@@ -46,7 +45,7 @@ fn stdout_of(output: &Output) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn second_run_uses_what_the_first_one_stored() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();

@@ -1,8 +1,6 @@
 //! A month of waiting, by a clock that the test moves while the processes are down: only questions with an expiry
 //! expire, once for each round; sleeps end once; leases, heartbeats and the archive are unaffected.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,8 +12,9 @@ use millrace_protocol::question::Answer;
 use millrace_protocol::registry::ProcessRole as Role;
 use millrace_runtime::Bus;
 use millrace_tests::clock::TestClock;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, wait_for_run_history};
 use millrace_tests::wait_for_value;
 use millrace_tests::waits::{
@@ -100,7 +99,7 @@ async fn wait_for_round(bus: &Bus, run: &RunId, round: u32, open: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn month_of_waiting_expires_only_what_was_asked_to() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let clock = match TestClock::new() {
         Ok(clock) => clock,
         Err(why) => return println!("passed over: no clock to move here ({why}); it needs Linux and cc"),

@@ -14,8 +14,8 @@ use millrace_runtime::nats::connection::Credentials;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::{Bus, ConnectionSettings};
-use millrace_tests::cluster::lock_machine;
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     build_publish_headers, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
 };
@@ -225,7 +225,7 @@ fn submission_with_waits() -> Submission {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn log_of_a_waiting_run_cut_after_any_message_recovers_to_the_same_end() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let (server, folder) = (start_server_with_accounts(), tempfile::tempdir().unwrap());
     let run = run_id("cut-while-waiting");
     let uncut = run_uncut(&server, folder.path().join("ledger"), &run, &submission_with_waits()).await;
@@ -252,7 +252,7 @@ fn submission_with_children() -> Submission {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn log_of_a_run_with_children_cut_after_any_message_recovers_to_the_same_end() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let (server, folder) = (start_server_with_accounts(), tempfile::tempdir().unwrap());
     let run = run_id("cut-with-children");
     let uncut = run_uncut(&server, folder.path().join("ledger"), &run, &submission_with_children()).await;
@@ -268,7 +268,7 @@ async fn log_of_a_run_with_children_cut_after_any_message_recovers_to_the_same_e
 
 #[tokio::test(flavor = "multi_thread")]
 async fn log_cut_after_any_message_recovers_to_the_same_end() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let (server, folder) = (start_server_with_accounts(), tempfile::tempdir().unwrap());
     let run = run_id("cut-me-anywhere");
     let uncut = run_uncut(&server, folder.path().join("ledger"), &run, &sample_submission()).await;

@@ -1,11 +1,9 @@
 //! The Python client in `clients/python`: its own tests in a clean virtual environment, with a real cluster.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use millrace_tests::cluster::lock_machine;
+use millrace_tests::machine::share_machine;
 use millrace_tests::pages::repository_folder;
 use millrace_tests::processes::remove_millrace_variables;
 use millrace_tests::program::millrace_program;
@@ -36,7 +34,7 @@ fn python_client_passes_its_tests_in_a_clean_environment() {
         Ok(python) => python,
         Err(why) => return println!("passed over: {why}"),
     };
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let installed = run_python(
         &python,
         &["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-build-isolation", ".[test]"],

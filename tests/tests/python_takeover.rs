@@ -2,8 +2,6 @@
 //! SIGKILL, and in rotation the supervisor or the server with them. The run ends like the undisturbed one, and no recorded step
 //! is executed again.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,10 +15,9 @@ use millrace_protocol::wire::decode_task_result;
 use millrace_protocol::work::JournalEntry;
 use millrace_runtime::Bus;
 use millrace_runtime::log::read_topic;
-use millrace_tests::cluster::{
-    ClusterSetup, ProcessRole, TestCluster, lock_machine, remove_millrace_variables,
-};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, remove_millrace_variables};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id};
 use millrace_tests::python::install_python_packages;
 use millrace_tests::waits::{answer_every_question, end_run_with_kill, kill_and_restart, read_ended_run};
@@ -181,7 +178,7 @@ async fn kill_of_python_workers_behind_any_append_changes_nothing() {
         Ok(python) => python,
         Err(why) => return println!("passed over: {why}"),
     };
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let per_append: usize =
         std::env::var("MILLRACE_KILL_SWEEP").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
     let started = Instant::now();

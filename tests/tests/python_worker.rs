@@ -1,8 +1,6 @@
 //! The wire protocol is language-independent: the Python worker in `examples/python-worker` runs tasks of a real
 //! cluster, and the message examples in `docs/wire.md` match the types.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -17,9 +15,8 @@ use millrace_protocol::subject::Topic;
 use millrace_protocol::work::{JournalEntry, Order};
 use millrace_runtime::Bus;
 use millrace_runtime::log::read_topic;
-use millrace_tests::cluster::{
-    ClusterSetup, ProcessRole, TestCluster, lock_machine, remove_millrace_variables,
-};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, remove_millrace_variables};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history};
 use millrace_tests::python::install_python_packages;
 use millrace_tests::wait_for_value;
@@ -111,7 +108,7 @@ async fn python_worker_runs_tasks_and_another_resumes_its_work() {
         Ok(python) => python,
         Err(why) => return println!("passed over: {why}"),
     };
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::with_server_only(ClusterSetup {
         linger: Duration::from_secs(60),
         ..ClusterSetup::default()

@@ -1,7 +1,5 @@
 //! Questions to persons: approvals of actions and inputs, answered by several persons at once, while processes die.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -11,9 +9,10 @@ use millrace_protocol::question::{Answer, AnswerKind, AnswerScope};
 use millrace_protocol::wait::WaitEnd;
 use millrace_protocol::wire::decode_task_result;
 use millrace_runtime::Bus;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::crashes::crash_one_at_random;
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     SeededRandom, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
 };
@@ -55,7 +54,7 @@ async fn decision_on(bus: &Bus, run: &RunId, fact: u64) -> Result<(), String> {
 /// One slot, three approvals and an attempt with two inputs: all are open at once, and answered in any order.
 #[tokio::test(flavor = "multi_thread")]
 async fn questions_are_answered_in_any_order_and_hold_no_slot() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("any-order"));
     let approval = |id: &str| echo_task(id, &json!({"approve": true}));
@@ -100,7 +99,7 @@ async fn questions_are_answered_in_any_order_and_hold_no_slot() {
 /// An answer that does not fit is refused with the reason, and leaves the question open; a cancelled task withdraws its question.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_that_do_not_fit_leave_the_question_open() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("misfits"));
     let tasks =
@@ -137,7 +136,7 @@ async fn answers_that_do_not_fit_leave_the_question_open() {
 /// `MILLRACE_ANSWER_RACES=1000` is the long form.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_three_answers_at_once_one_wins_and_the_others_are_told_who() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let races: usize =
         std::env::var("MILLRACE_ANSWER_RACES").ok().and_then(|it| it.parse().ok()).unwrap_or(100);
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
@@ -192,7 +191,7 @@ async fn of_three_answers_at_once_one_wins_and_the_others_are_told_who() {
 /// the changed call once. The next call of the tool is covered by the standing approval.
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_runs_the_edited_call_on_another_worker() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 0);
     let folder = tempfile::tempdir().unwrap();
@@ -245,7 +244,7 @@ async fn agent_runs_the_edited_call_on_another_worker() {
 /// once and every action done once. `MILLRACE_WAITING_SEEDS=50` is the long form.
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_lose_no_question_and_no_answer() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let seeds: u64 = std::env::var("MILLRACE_WAITING_SEEDS").ok().and_then(|it| it.parse().ok()).unwrap_or(3);
     for seed in 0..seeds {
         let mut random = SeededRandom::new(seed);
@@ -320,7 +319,7 @@ fn review_by_person() -> ReviewPolicy {
 /// feedback, and another person's judgement counts.
 #[tokio::test(flavor = "multi_thread")]
 async fn person_approves_the_plan_and_judges_results() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("judged"));
     let review = PersonReview {
@@ -369,7 +368,7 @@ async fn person_approves_the_plan_and_judges_results() {
 /// A program asks for an input and an approval, its worker dies, and another one runs it again with the answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn program_waits_for_answers_and_runs_again_with_them() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 0);
     let folder = tempfile::tempdir().unwrap();
@@ -415,7 +414,7 @@ async fn program_waits_for_answers_and_runs_again_with_them() {
 /// any two answers: each question is asked once, and every parent gets the answers of its children.
 #[tokio::test(flavor = "multi_thread")]
 async fn questions_of_nested_children_are_answered_across_restarts_of_everything() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 1);
     let (mut bus, run) = (cluster.connect_bus().await, run_id("nested"));

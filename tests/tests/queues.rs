@@ -1,9 +1,6 @@
 //! Queues are derived state: the supervisor repairs lost, stale and stranded orders from the plans within seconds, so that
 //! every run ends.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "queues/power_loss.rs"]
 mod power_loss;
 
 use std::process::Command;
@@ -20,8 +17,9 @@ use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use millrace_runtime::Bus;
 use millrace_runtime::log::append_message;
 use millrace_runtime::nats::topology::WORK;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     SeededRandom, build_publish_headers, echo_task, fan_out_submission, fixed_submission, run_id, submit_run,
     task_id, wait_for_run_end, wait_for_run_history,
@@ -64,7 +62,7 @@ async fn queued_orders(bus: &Bus) -> Vec<(u64, String)> {
 /// the worker dies.
 #[tokio::test(flavor = "multi_thread")]
 async fn withdrawn_order_strands_no_order_of_a_dead_worker() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { work_lease: Some(Duration::from_secs(3)), ..ClusterSetup::default() };
     let mut cluster = TestCluster::start_with_workers(setup, 1);
     let (bus, kept, cut) = (cluster.connect_bus().await, run_id("kept"), run_id("cut"));
@@ -97,7 +95,7 @@ async fn withdrawn_order_strands_no_order_of_a_dead_worker() {
 /// The orders of a run are lost in each of the ways in which a queue can lose them while no worker is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_orders_are_published_again_within_seconds() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     // The capability is registered and has no worker: the orders stay in the queue.
     cluster.start_process(ProcessRole::Worker, "worker-1", &["--capability", "echo"]);
@@ -148,7 +146,7 @@ async fn lost_orders_are_published_again_within_seconds() {
 /// the entry is forged. Workers only acknowledge work with such a journal.
 #[tokio::test(flavor = "multi_thread")]
 async fn outcome_from_before_its_dispatch_does_not_stop_the_run() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("early"));
     let mut tasks = vec![echo_task("a", &json!({"delay_ms": 2_000})), echo_task("b", &json!({}))];
@@ -260,7 +258,7 @@ fn reviewed_layers() -> Submission {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_run_ends_despite_damaged_queues() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let seed = std::env::var("MILLRACE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);
     let rounds = std::env::var("MILLRACE_QUEUE_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(30);
     let mut random = SeededRandom::new(seed);

@@ -1,8 +1,6 @@
 //! Ended and archived runs that a retry of a task, or more tasks, reopen: they end again with a new deliverable, and all of their log is
 //! in the archive.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::path::PathBuf;
 use std::process::Output;
 use std::sync::Arc;
@@ -19,8 +17,9 @@ use millrace_runtime::log::scan_lane;
 use millrace_runtime::store::archive;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, log};
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id};
 use millrace_tests::wait_for_value;
 use rustix::process::Signal;
@@ -97,7 +96,7 @@ fn write_plan_file(cluster: &TestCluster) -> PathBuf {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn archived_run_is_reopened_by_a_retry_and_again_by_more_tasks() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(short_linger(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("again"));
     submit_run(&bus, &run, &chain()).await;
@@ -156,7 +155,7 @@ async fn archived_run_is_reopened_by_a_retry_and_again_by_more_tasks() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_commands_leave_an_archived_run_as_it_is() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(short_linger(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("ended"));
     submit_run(&bus, &run, &chain()).await;
@@ -223,7 +222,7 @@ fn summarise(history: &History) -> String {
 /// ends like one without a kill, and no step runs twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn reopened_run_survives_a_kill_after_any_append() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(short_linger(), 1);
     let bus = cluster.connect_bus().await;
     let run = run_id("undisturbed");
@@ -263,7 +262,7 @@ async fn reopened_run_survives_a_kill_after_any_append() {
 /// has read an older archive.
 #[tokio::test(flavor = "multi_thread")]
 async fn suspended_owner_does_not_disturb_a_reopened_run() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(short_linger(), 1);
     cluster.start_process(ProcessRole::Supervisor, "supervisor-2", &[]);
     let (bus, run) = (cluster.connect_bus().await, run_id("two-owners"));
@@ -287,7 +286,7 @@ async fn suspended_owner_does_not_disturb_a_reopened_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn command_while_a_run_is_archived_reopens_it() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(short_linger(), 1);
     let bus = cluster.connect_bus().await;
     for delay in [0_u64, 20, 40, 50, 55, 60, 65, 70, 80, 100, 150] {
@@ -309,7 +308,7 @@ async fn command_while_a_run_is_archived_reopens_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_run_is_gone_with_both_parts_and_is_not_reopened() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(short_linger(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("gone"));
     let mut submission = chain();
@@ -341,7 +340,7 @@ async fn deleted_run_is_gone_with_both_parts_and_is_not_reopened() {
 /// The backup is taken while the archive holds the first part of a run, and its lane the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn backup_of_a_reopened_run_restores_both_parts() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(short_linger(), 1);
     let (bus, run, other) = (cluster.connect_bus().await, run_id("moved"), run_id("ended"));
     for run in [&run, &other] {

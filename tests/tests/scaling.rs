@@ -10,8 +10,9 @@ use millrace_protocol::registry::ProcessRole as Kind;
 use millrace_runtime::Bus;
 use millrace_runtime::work::registry;
 use millrace_tests::autoscaler::{Autoscaler, ScalingConfig, fetch_queue_lag};
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::measure::{self, to_measured_task, with_start_lines};
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, wait_for_run_history};
 use millrace_tests::{ServerOptions, wait_for_value};
@@ -140,7 +141,7 @@ fn find_free_port() -> u16 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_scale_up_and_down_with_a_burst_and_lose_nothing() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let port = find_free_port();
     let server = ServerOptions { more: format!("http: 127.0.0.1:{port}\n"), ..ServerOptions::default() };
     let mut cluster =

@@ -1,7 +1,5 @@
 //! Runs of sessions, which wait for the runs before them, with real processes that are killed meanwhile.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -14,8 +12,9 @@ use millrace_protocol::wire;
 use millrace_runtime::Bus;
 use millrace_runtime::log::read_topic;
 use millrace_runtime::work::registry;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     apply_command, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_archive,
     wait_for_run_end,
@@ -69,7 +68,7 @@ async fn all_milestones(bus: &Bus, run: &RunId) -> BTreeMap<&'static str, Vec<u6
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_of_a_session_run_in_their_order_while_supervisors_are_killed() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { lanes: 4, linger: Duration::from_millis(300), ..ClusterSetup::default() };
     let mut cluster = TestCluster::start_with_workers(setup, 1);
     cluster.start_process(ProcessRole::Supervisor, "supervisor-2", &[]);
@@ -156,7 +155,7 @@ async fn runs_of_a_session_run_in_their_order_while_supervisors_are_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelled_and_paused_runs_of_a_session_let_the_next_one_run() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { linger: Duration::from_millis(50), ..ClusterSetup::default() };
     let cluster = TestCluster::start_with_workers(setup, 1);
     let bus = cluster.connect_bus().await;
@@ -186,7 +185,7 @@ async fn cancelled_and_paused_runs_of_a_session_let_the_next_one_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reopened_run_of_a_session_runs_at_once_and_the_next_one_waits() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { linger: Duration::from_millis(50), ..ClusterSetup::default() };
     let cluster = TestCluster::start_with_workers(setup, 1);
     let bus = cluster.connect_bus().await;

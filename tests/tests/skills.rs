@@ -1,8 +1,6 @@
 //! Skills through processes: an attempt whose worker is killed continues on another worker with the skills that it began with, even if
 //! its own folder differs, and `execute` runs their scripts.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +12,8 @@ use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::JournalEntry;
 use millrace_runtime::Bus;
 use millrace_runtime::log::read_topic;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history};
 use millrace_tests::wait_for_value;
 use serde_json::json;
@@ -73,7 +72,7 @@ async fn read_steps(bus: &Bus, run: &RunId) -> Vec<(String, String)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_worker_continues_with_the_skills_that_the_attempt_began_with() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     let bus = cluster.connect_bus().await;
     let run = run_id("skills");

@@ -1,25 +1,15 @@
 //! Standard protocols, driven by the clients of their own SDKs.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-#[path = "gateway/document.rs"]
-mod document;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/http.rs"]
-mod http;
-#[allow(dead_code, reason = "the tests of the gateway use all of it")]
-#[path = "gateway/process.rs"]
-mod process;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use millrace_protocol::registry::ProcessRole;
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::pages::repository_folder;
 use millrace_tests::python::install_python_packages;
 
-use process::GatewayProcess;
+use crate::gateway::process::GatewayProcess;
 
 /// The Python SDK of MCP.
 const MCP_SDK: [&str; 1] = ["mcp==2.3.0"];
@@ -64,7 +54,7 @@ async fn mcp_clients_drive_runs_with_questions_to_their_ends() {
         Ok(python) => python,
         Err(why) => return println!("passed over: {why}"),
     };
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = start_cluster().await;
     let program = cluster.millrace_command().get_program().to_str().unwrap().to_owned();
     drive(&python, &cluster, "mcp_client.py", &["tools", "legacy", &program, "mcp"]);
@@ -90,7 +80,7 @@ async fn a2a_clients_drive_runs_with_questions_to_their_ends() {
         Ok(python) => python,
         Err(why) => return println!("passed over: {why}"),
     };
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = start_cluster().await;
     let (address, options) = ("127.0.0.1:0".parse().unwrap(), ["--require-token"]);
     let mut gateway = GatewayProcess::start_with_options(&cluster, "gateway", address, &options).await;

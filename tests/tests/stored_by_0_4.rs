@@ -11,8 +11,6 @@
 //! - I61: A store of 0.4.0, killed in the middle of a run, folds to the same state, and its run completes.
 //!   (`tests/tests/stored_by_0_4.rs::a_store_of_0_4_folds_to_the_same_state_and_its_run_completes`)
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

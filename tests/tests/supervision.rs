@@ -1,8 +1,6 @@
 //! Tasks of supervisors besides decisions: sharing lanes, archiving, rejecting duplicates, waiting for capabilities,
 //! timeouts, cancelling, and recovering from crashes of the server under load.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +17,9 @@ use millrace_runtime::nats::topology::{
     CAPABILITIES, ClusterOptions, HEARTBEATS, LEASES, LIMITS, MEMBERS, RUNS, WORK, bucket_stream, lane_stream,
 };
 use millrace_runtime::work::registry;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::{lock_machine, share_machine};
 use millrace_tests::plans::{
     build_publish_headers, downgrade_settings_and_orders, echo_task, fan_out_submission, fixed_submission,
     run_id, submit_run, task_id, wait_for_archive, wait_for_run_end, wait_for_run_history,
@@ -72,7 +71,7 @@ async fn wait_for_owners(cluster: &TestCluster, bus: &Bus, count: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn supervisors_share_lanes_and_take_over_orphaned_ones() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { lanes: 8, ..ClusterSetup::default() }, 2);
     cluster.start_process(ProcessRole::Supervisor, "supervisor-2", &[]);
@@ -92,7 +91,7 @@ async fn supervisors_share_lanes_and_take_over_orphaned_ones() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn archived_run_leaves_its_lane_and_stays_readable() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(
         ClusterSetup { linger: Duration::from_millis(200), ..ClusterSetup::default() },
         1,
@@ -138,7 +137,7 @@ async fn archived_run_leaves_its_lane_and_stays_readable() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leftovers_of_an_archived_run_are_not_run_again() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(
         ClusterSetup { linger: Duration::from_millis(50), ..ClusterSetup::default() },
         1,
@@ -178,7 +177,7 @@ async fn leftovers_of_an_archived_run_are_not_run_again() {
 /// A server that has lost its newest bytes holds the end of an archived run again, and an older version of its summary.
 #[tokio::test(flavor = "multi_thread")]
 async fn archived_run_survives_an_older_summary_and_a_rest_in_its_lane() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(
         ClusterSetup { linger: Duration::from_millis(50), ..ClusterSetup::default() },
         1,
@@ -213,7 +212,7 @@ async fn archived_run_survives_an_older_summary_and_a_rest_in_its_lane() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resubmitted_run_is_rejected() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(
         ClusterSetup { linger: Duration::from_millis(200), ..ClusterSetup::default() },
         1,
@@ -254,7 +253,7 @@ async fn resubmitted_run_is_rejected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn task_without_a_worker_waits_until_one_registers() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
     let (bus, run) = (cluster.connect_bus().await, run_id("healed"));
     submit_run(&bus, &run, &fixed_submission(vec![echo_task("a", &json!({}))])).await;
@@ -268,7 +267,7 @@ async fn task_without_a_worker_waits_until_one_registers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_of_the_three_timeouts_ends_an_attempt() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 2, ..ClusterSetup::default() }, 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("clocks"));
     let half = Duration::from_millis(500);
@@ -311,7 +310,7 @@ async fn each_of_the_three_timeouts_ends_an_attempt() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fail_fast_run_ends_at_the_first_failure() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("fails-fast"));
     let mut fails = echo_task("fails", &json!({"fail_rate": 1.0, "delay_ms": 200}));
@@ -331,7 +330,7 @@ async fn fail_fast_run_ends_at_the_first_failure() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn work_finished_without_a_lane_owner_frees_its_slots() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
     cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
     let bus = cluster.connect_bus().await;
@@ -355,7 +354,7 @@ async fn work_finished_without_a_lane_owner_frees_its_slots() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn run_with_orders_of_an_older_supervisor_continues_at_once() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
     cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
     let bus = cluster.connect_bus().await;
@@ -397,7 +396,7 @@ async fn fold_plan_from_lane(bus: &Bus, run: &RunId) -> Option<Plan> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_summary_write_is_retried() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("spent"));
     let budget = Budget { wall_time: Some(Duration::from_secs(2)), ..Budget::default() };
@@ -434,7 +433,7 @@ async fn count_lane_readers(bus: &Bus) -> Option<usize> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn suspended_owner_leaves_no_lane_reader_behind() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let bus = cluster.connect_bus().await;
     assert_eq!(cluster.wait_for_stable_owner(&bus).await, "supervisor-1");
@@ -457,7 +456,7 @@ async fn suspended_owner_leaves_no_lane_reader_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn owner_keeps_its_lease_while_it_decides_on_a_very_large_plan() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("large"));
@@ -507,7 +506,7 @@ async fn worker_drops_a_cancelled_run_within_a_second() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_buckets_are_created_again() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("through"));
     cluster.wait_for_heartbeats(&bus, Kind::Worker, 1).await;
@@ -542,7 +541,7 @@ async fn deleted_buckets_are_created_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn server_killed_three_times_under_load_loses_nothing() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 32, ..ClusterSetup::default() }, 2);
     let (bus, run) = (cluster.connect_bus().await, run_id("loaded"));

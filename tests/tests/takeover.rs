@@ -1,7 +1,5 @@
 //! Takeover of a lane in which runs wait: their journals are not read, and nothing else changes.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::time::Duration;
 
 use async_nats::HeaderMap;
@@ -15,8 +13,9 @@ use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::{Bus, ConnectionSettings};
 use millrace_supervisor::{FoldedLane, fold_lane_without_journals, fold_whole_lane};
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     SeededRandom, build_publish_headers, echo_task, fixed_submission, run_id, submit_run, task_id,
     wait_for_run_history,
@@ -110,7 +109,7 @@ fn assert_same(at: usize, whole: &FoldedLane, outline: &FoldedLane) {
 /// The log of many waiting and ended runs, cut after any message, is folded to the same runs, facts and strays.
 #[tokio::test(flavor = "multi_thread")]
 async fn any_prefix_of_a_lane_is_folded_to_the_same_without_its_journals() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 2);
     let bus = cluster.connect_bus().await;
     let runs = submit_waiting_runs(&bus, 4).await;
@@ -158,7 +157,7 @@ async fn any_prefix_of_a_lane_is_folded_to_the_same_without_its_journals() {
 /// the lane has no owner wake their runs, each wait ends once, and the journals are not read.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_runs_survive_takeovers_that_do_not_read_their_journals() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 2);
     let bus = cluster.connect_bus().await;
     let runs = submit_waiting_runs(&bus, 10).await;

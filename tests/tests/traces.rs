@@ -1,7 +1,5 @@
 //! Traces of a real cluster: a gateway exports them to a receiver, and the command shows the same.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
@@ -9,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use millrace_protocol::plan::{CommandAction, Edit, Submission};
-use millrace_tests::cluster::{ClusterSetup, TestCluster, create_file, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster, create_file};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     apply_command, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_archive,
     wait_for_run_history,
@@ -75,7 +74,7 @@ async fn gateway_exports_the_spans_that_the_command_shows() {
         Ok(python) => python,
         Err(why) => return println!("passed over: {why}"),
     };
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run, port) = (cluster.connect_bus().await, run_id("traced"), free_port());
     let mut receiver = start_receiver(&cluster, &python, port, &["--await-span", "^run ended$"]);
@@ -117,7 +116,7 @@ async fn both_parts_of_a_reopened_run_are_exported() {
         Ok(python) => python,
         Err(why) => return println!("passed over: {why}"),
     };
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { linger: Duration::from_millis(50), ..ClusterSetup::default() };
     let cluster = TestCluster::start_with_workers(setup, 1);
     let (bus, run, port) = (cluster.connect_bus().await, run_id("again"), free_port());

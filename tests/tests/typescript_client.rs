@@ -1,13 +1,12 @@
 //! The TypeScript client in `clients/typescript`: its own tests in Node, with a real gateway, and the types that its compiler finds.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::pages::repository_folder;
 use millrace_tests::processes::remove_millrace_variables;
 use millrace_tests::wait_for_value;
@@ -39,7 +38,7 @@ fn run_node(arguments: &[&str], api: Option<&str>) -> Option<Output> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn typescript_client_passes_its_tests_with_a_real_gateway() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let Some(checked) = run_node(&["scripts/generate.mjs", "--check"], None) else {
         return println!("passed over: node 20 or newer is needed");
     };

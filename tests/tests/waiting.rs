@@ -1,7 +1,5 @@
 //! Parked attempts: they wait for times and events without a worker, and continue as the same attempts, whatever dies meanwhile.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::Capability;
@@ -11,9 +9,10 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::wire::decode_task_result;
 use millrace_runtime::Bus;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::crashes::crash_one_at_random;
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::pages::{first_code_block, repository_folder};
 use millrace_tests::plans::{
     SeededRandom, echo_task, fixed_submission, run_id, submit_run, task_id, wait_for_run_history,
@@ -50,7 +49,7 @@ fn text_of(output: &std::process::Output) -> String {
 /// wakes all.
 #[tokio::test(flavor = "multi_thread")]
 async fn parked_attempts_hold_no_slot_and_one_event_wakes_them_all() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("event"));
     let mut tasks = tasks_that_wait(5, &json!({"await_event": "deployed", "steps": 2}));
@@ -91,7 +90,7 @@ async fn parked_attempts_hold_no_slot_and_one_event_wakes_them_all() {
 /// An event counts that was signalled before the wait began; the end of a run with nothing else to do is not its standstill.
 #[tokio::test(flavor = "multi_thread")]
 async fn event_that_comes_before_the_wait_is_kept() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("early"));
     let mut second = echo_task("second", &json!({"await_event": "go"}));
@@ -110,7 +109,7 @@ async fn event_that_comes_before_the_wait_is_kept() {
 /// Everything is killed while attempts sleep; they wake at their time, as the same attempts.
 #[tokio::test(flavor = "multi_thread")]
 async fn sleeping_attempts_survive_the_death_of_every_process() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("asleep"));
     let started = Instant::now();
@@ -138,7 +137,7 @@ async fn sleeping_attempts_survive_the_death_of_every_process() {
 /// A cancelled attempt waits for nothing any more, and a run that is cancelled leaves no wait behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelled_attempts_do_not_wake() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("cancelled"));
     submit_run(&bus, &run, &fixed_submission(tasks_that_wait(2, &json!({"await_event": "go"})))).await;
@@ -166,7 +165,7 @@ async fn cancelled_attempts_do_not_wake() {
 /// The worker of an agent dies while its calls wait; another one continues in the middle of the turn, with the recorded results.
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_continues_in_the_middle_of_a_turn() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster =
         TestCluster::start_with_workers(ClusterSetup { slots: 1, ..ClusterSetup::default() }, 0);
     let folder = tempfile::tempdir().unwrap();
@@ -226,7 +225,7 @@ fn layers_that_wait(random: &mut SeededRandom) -> Submission {
 /// attempt is begun a second time. `MILLRACE_WAITING_SEEDS=50` is the long form.
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_lose_no_wake_up() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let seeds: u64 = std::env::var("MILLRACE_WAITING_SEEDS").ok().and_then(|it| it.parse().ok()).unwrap_or(3);
     for seed in 0..seeds {
         let mut random = SeededRandom::new(seed);
@@ -269,7 +268,7 @@ fn start_expiry(action: StartExpiryAction) -> Option<StartEventExpiry> {
 /// Tasks with start conditions are in no queue until these are met, also if processes die. Then each has one attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_start_at_their_time_and_after_their_event() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { slots: 1, ..ClusterSetup::default() };
     let mut cluster = TestCluster::start_with_workers(setup, 0);
     let folder = tempfile::tempdir().unwrap();
@@ -349,7 +348,7 @@ async fn tasks_start_at_their_time_and_after_their_event() {
 /// The example of the documentation, which anybody may copy, runs as the page says.
 #[tokio::test(flavor = "multi_thread")]
 async fn documented_plan_with_start_conditions_runs() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let page = std::fs::read_to_string(repository_folder().join("docs/plans.md")).unwrap();
     let plan = cluster.test_folder().join("plan.yaml");

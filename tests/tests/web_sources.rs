@@ -1,14 +1,13 @@
 //! Web pages as sources, end to end: three pages, one of them a PDF file, are read from a server on this machine, cited by line, reviewed and
 //! reported; the pages change after they were read, and the server is gone when the report is checked.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
+use millrace_tests::machine::share_machine;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -144,7 +143,7 @@ fn plan_yaml() -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn report_from_web_pages_is_checked_against_the_kept_text() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let pages = MillPages::start().await;
     let setup = ClusterSetup { linger: Duration::from_secs(600), ..ClusterSetup::default() };
     let mut cluster = TestCluster::with_server_only(setup);
@@ -200,7 +199,7 @@ async fn report_from_web_pages_is_checked_against_the_kept_text() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn quotation_of_a_page_that_was_not_kept_is_rejected() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
     let folder = cluster.test_folder().to_owned();
     // A program that claims to have read a page, whose text is not in the blob store.

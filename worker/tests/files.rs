@@ -1,12 +1,9 @@
 //! Capability files of the kinds `command` and `http` against a real NATS server: input, output, failures, and what
 //! happens to the work when a worker is lost.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::support::{Cluster, PATIENCE, build_order};
 use millrace_protocol::result::{ErrorKind, TaskError};
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use millrace_tests::wait_for_value;
@@ -15,7 +12,6 @@ use millrace_worker::{
     run_worker, tool,
 };
 use serde_json::json;
-use support::{Cluster, PATIENCE, build_order};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;

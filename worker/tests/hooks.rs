@@ -1,11 +1,8 @@
 //! Hooks of a capability file: programs that see, change and refuse the calls of an agent, against a real NATS server.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::support::{Cluster, build_order};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::file::FilePath;
@@ -19,7 +16,6 @@ use millrace_worker::{
     WorkerConfig, file, run_worker,
 };
 use serde_json::{Value, json};
-use support::{Cluster, build_order};
 use tempfile::TempDir;
 
 /// The model writes a secret, reads it, writes where it may not, and repeats the secret. Without the mark of the hook in the system

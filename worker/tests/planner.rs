@@ -1,11 +1,8 @@
 //! A planner's turn through a real queue: it reads the plan as of the decision that asked for the turn, and a worker that
 //! resumes the turn reaches the same proposal.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{Cluster, PATIENCE, build_order_for_work};
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability as Name, TaskId};
 use millrace_protocol::plan::{
@@ -21,7 +18,6 @@ use millrace_tests::wait_for_value;
 use millrace_worker::{
     AgentHostConfig, CancellationToken, ModelPreferences, WorkerConfig, WorkerId, builtin, run_worker,
 };
-use support::{Cluster, PATIENCE, build_order_for_work};
 
 /// The model changes the plan with tools, with a delay before each reply in which its worker can be killed.
 const SCRIPT: &str = "

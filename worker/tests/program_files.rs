@@ -1,17 +1,14 @@
 //! Capabilities of the kind `command` that work on the files of the run, against a real NATS server.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-mod support;
-
+use crate::support::{Cluster, build_order};
 use millrace_protocol::file::{FilePath, WriteCondition};
 use millrace_protocol::ids::WorkerId;
 use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::Order;
 use millrace_runtime::log::journal::{ClaimResult, Journal};
 use millrace_runtime::store::workspace::{FileAuthor, RunWorkspace};
+use millrace_tests::program::run_in_own_process;
 use millrace_worker::{AgentHostConfig, CancellationToken, WorkerConfig, file, run_worker};
 use serde_json::{Value, json};
-use support::{Cluster, build_order};
 use tempfile::TempDir;
 
 /// A worker that offers the capability of a file until the token is cancelled.
@@ -88,6 +85,10 @@ fn peak_memory() -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_exchange_files_that_are_larger_than_the_memory_for_them() {
+    let name = "::programs_exchange_files_that_are_larger_than_the_memory_for_them";
+    if run_in_own_process(&format!("{}{name}", module_path!())) {
+        return;
+    }
     const SIZE: u64 = 160 * 1024 * 1024;
 
     let cluster = Cluster::start().await;

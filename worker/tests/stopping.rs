@@ -1,12 +1,9 @@
 //! Stopping, releasing and waiting: a stop closes the request to the provider and kills the program that runs, a released
 //! attempt can be resumed, and a waiting one writes notes.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::{Cluster, Counter, PATIENCE, build_order};
 use millrace_protocol::plan::{ResourceAmounts, TaskLimits};
 use millrace_protocol::result::{ErrorKind, ExceededLimit, Usage};
 use millrace_protocol::subject::Topic;
@@ -19,7 +16,6 @@ use millrace_worker::{
     builtin, capability_from_function, file, run_worker, tool,
 };
 use serde_json::json;
-use support::{Cluster, Counter, PATIENCE, build_order};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;

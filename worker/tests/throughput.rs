@@ -1,16 +1,12 @@
 //! Throughput of a worker on tasks that are nothing but overhead. Ignored by default: it is a measurement, which needs a
 //! release build and an idle machine:
-//! `cargo test --release -p millrace-worker --test throughput -- --ignored --nocapture`.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-mod support;
-
+//! `cargo test --release -p millrace-worker --test it throughput -- --ignored --nocapture`.
 use std::time::Instant;
 
+use crate::support::{Cluster, build_order};
 use millrace_runtime::work::queue;
 use millrace_worker::{AgentHostConfig, CancellationToken, WorkerConfig, builtin, run_worker};
 use serde_json::json;
-use support::{Cluster, build_order};
 
 const ORDERS: usize = 40_000;
 

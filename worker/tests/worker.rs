@@ -1,11 +1,10 @@
 //! Workers against a real NATS server: orders from the queue to their outcome, and everything that can go wrong.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::{
+    Cluster, Counter, PATIENCE, build_order, build_order_for_work, count_entries, order_subject,
+};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::registry::{Heartbeat, ProcessRole};
@@ -23,7 +22,6 @@ use millrace_worker::{
 };
 use serde_bytes::ByteBuf;
 use serde_json::json;
-use support::{Cluster, Counter, PATIENCE, build_order, build_order_for_work, count_entries, order_subject};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 

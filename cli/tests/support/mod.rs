@@ -6,6 +6,9 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
+pub mod terminal;
+pub mod user;
+
 pub const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
 
 pub fn find_check_result<'a>(report: &'a Value, name: &str) -> &'a Value {
@@ -36,7 +39,7 @@ pub fn find_or_fetch_nats_server() -> Option<&'static Path> {
 
 macro_rules! needs_nats_server {
     () => {
-        match support::find_or_fetch_nats_server() {
+        match crate::support::find_or_fetch_nats_server() {
             Some(server) => server,
             None => return,
         }

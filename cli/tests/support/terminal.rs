@@ -1,7 +1,5 @@
 //! A pseudo terminal whose foreground process is a command under test.
 
-#![allow(dead_code, reason = "each test file uses other helpers")]
-
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;

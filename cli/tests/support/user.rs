@@ -1,7 +1,5 @@
 //! A simulated user with a data folder: runs commands and checks their output.
 
-#![allow(dead_code, reason = "each test file uses other helpers")]
-
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -10,7 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+use super::MILLRACE;
+
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A user with a data folder.

@@ -1,10 +1,7 @@
 //! Answers of small and strong models, by scripted replies: labels of lines, quotations that stand elsewhere, checks of
 //! content, bounded forms, and prompts without what the agent can't use.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
-#[path = "answers/support.rs"]
-mod support;
+pub(crate) mod support;
 
 use millrace_agent::model::{Message, Request};
 use millrace_agent::turn::{JournalStep, MemoryJournal};

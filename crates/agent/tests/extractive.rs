@@ -1,8 +1,6 @@
 //! Complete runs with the built-in extractive model: plan, research, report and review, each with the real agent loop
 //! and tools, on the licences in `examples/licences` and on made-up documents.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
 use std::collections::BTreeMap;
 use std::future::ready;
 use std::path::Path;

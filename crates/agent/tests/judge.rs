@@ -1,8 +1,6 @@
 //! Reviews by scripted models: their input and tools, invalid verdicts, panels and quorums, and that a resumed review
 //! repeats no model request.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
 use std::collections::BTreeMap;
 use std::future::ready;
 use std::path::PathBuf;

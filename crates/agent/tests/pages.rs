@@ -1,8 +1,6 @@
 //! Web pages as sources: a page that a tool has read is kept, cited by line like a document, and the same after a takeover,
 //! also if the page has changed.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
 use std::collections::BTreeMap;
 use std::future::ready;
 use std::sync::atomic::{AtomicUsize, Ordering};

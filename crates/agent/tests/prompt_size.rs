@@ -1,19 +1,12 @@
 //! The size of each role's prompt in tokens, as a golden table: a change of a prompt shows up in review. `UPDATE_GOLDEN=1`
 //! rewrites it.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
-#[path = "answers/support.rs"]
-#[allow(dead_code, reason = "the helpers of the tests of answers")]
-mod scripted;
-#[path = "planner/support.rs"]
-#[allow(dead_code, reason = "the helpers of the planner's tests")]
-mod support;
-
 use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::answers::support::{PRODUCER, ScriptedTask};
+use crate::planner::support::{Log, PlanBuilder, id, offer, order, seen_by};
 use millrace_agent::corpus::{Corpus, InputFile};
 use millrace_agent::critic::{ReviewEvidence, ReviewTask, build_review_brief};
 use millrace_agent::model::{Message, ModelAbility, Request};
@@ -26,9 +19,7 @@ use millrace_agent::turn::ConversationFormat;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{Budget, PlannerTrigger, PlanningMode};
 use millrace_protocol::result::TaskResult;
-use scripted::{PRODUCER, ScriptedTask};
 use serde_json::{Value, json};
-use support::{Log, PlanBuilder, id, offer, order, seen_by};
 
 const GOLDEN: &str = "tests/golden/prompt_tokens.txt";
 const OBJECTIVE: &str = "How much does the Tarn 20 weigh, and how long does its battery last?";

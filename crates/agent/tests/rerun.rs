@@ -1,9 +1,6 @@
 //! Attempts after a rejection: what they see of the earlier ones, the conversation that they continue, and the same on any
 //! worker. Also the results of other tasks that an agent can list.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
-#[path = "rerun/support.rs"]
 mod support;
 
 use std::sync::Arc;

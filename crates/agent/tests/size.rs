@@ -1,7 +1,5 @@
 //! Measures how long a large set of documents takes to index and to search. Run it with
-//! `cargo test --release -p millrace-agent --test size -- --ignored --nocapture`.
-
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
+//! `cargo test --release -p millrace-agent --test it size -- --ignored --nocapture`.
 
 use std::fmt::Write;
 use std::time::Instant;

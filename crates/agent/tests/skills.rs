@@ -1,7 +1,5 @@
 //! Skills: the list in the prompt, files on demand, and the same content on every worker that takes an attempt over.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::future::ready;

@@ -1,43 +1,23 @@
 //! The agent's turn with a scripted model: valid and invalid replies, limits, and that a resume from any recorded step
 //! comes to the same end without repeated requests.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
-#[path = "turn/allowance.rs"]
 mod allowance;
-#[path = "turn/answers.rs"]
 mod answers;
-#[path = "turn/approvals.rs"]
 mod approvals;
-#[path = "turn/context.rs"]
 mod context;
-#[path = "turn/corrections.rs"]
 mod corrections;
-#[path = "turn/delegation.rs"]
 mod delegation;
-#[path = "turn/effects.rs"]
 mod effects;
-#[path = "turn/fork.rs"]
 mod fork;
-#[path = "turn/images.rs"]
 mod images;
-#[path = "turn/inner.rs"]
 mod inner;
-#[path = "turn/large.rs"]
 mod large;
-#[path = "turn/limits.rs"]
 mod limits;
-#[path = "turn/outage.rs"]
 mod outage;
-#[path = "turn/overflow.rs"]
 mod overflow;
-#[path = "turn/programs.rs"]
 mod programs;
-#[path = "turn/properties.rs"]
 mod properties;
-#[path = "turn/support.rs"]
 mod support;
-#[path = "turn/waiting.rs"]
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};

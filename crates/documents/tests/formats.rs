@@ -1,8 +1,6 @@
 //! Documents of each format, from programs that people use, and broken and hostile ones. `tests/fixtures/generate.py` writes
 //! them. Each is read in a child process, as in production.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -2,8 +2,6 @@
 //! `tests/real/collect.py` collects them from a package index; `MILLRACE_REAL_DOCUMENTS` names the folder. They are not part
 //! of this repository, since not all licences allow that.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

@@ -1,9 +1,5 @@
 //! Complete models without a provider, from a selection to a reply: scripts, cassettes, fallbacks, and errors.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
-mod support;
-
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +11,7 @@ use millrace_models::model::{Delta, DeltaListener, Message, Model, ModelAbility,
 use millrace_models::provider::ModelNameError;
 use millrace_models::{CreateModelError, ModelFactory, ModelSelection};
 
-use support::{FakeModel, bad_request, reply, request, request_of};
+use crate::support::{FakeModel, bad_request, reply, request, request_of};
 
 fn none(_: &str) -> Option<Arc<dyn Model>> {
     None

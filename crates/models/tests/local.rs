@@ -1,8 +1,6 @@
 //! A real small model behind an OpenAI-compatible server, used through all layers of the crate. `MILLRACE_TEST_LLM` is
 //! its address, such as `http://127.0.0.1:8081/v1`; without it the tests are skipped with a message.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
 use std::sync::Arc;
 
 use millrace_models::model::{AnswerSchema, Message, Model, Reply, Request, ToolResult, ToolSpec};

@@ -1,9 +1,5 @@
 //! Retries, the circuit breaker, the rate limits and the fallbacks, with a paused clock.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -20,7 +16,7 @@ use millrace_models::{ModelAbility, RateLimiter, RequestObserver};
 use millrace_protocol::result::Usage;
 use tokio::time::Instant;
 
-use support::{FakeModel, Outcome, bad_request, limited, overloaded, reply, request};
+use crate::support::{FakeModel, Outcome, bad_request, limited, overloaded, reply, request};
 
 fn resilient(inner: Arc<FakeModel>, change: impl FnOnce(&mut ResilientModel)) -> ResilientModel {
     let mut resilient = ResilientModel {

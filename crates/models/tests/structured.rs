@@ -1,9 +1,5 @@
 //! Structured output from an agent's point of view: request, typical replies of models, and the converted reply.
 
-#![allow(clippy::unwrap_used, reason = "a test and its helpers may panic")]
-
-mod support;
-
 use std::sync::{Arc, Mutex};
 
 use millrace_models::model::{
@@ -17,8 +13,8 @@ use millrace_models::structured::{
 use millrace_models::wire::NativeOutputSupport;
 use serde_json::{Value, json};
 
+use crate::support::{FakeModel, Outcome};
 use proptest::prelude::*;
-use support::{FakeModel, Outcome};
 
 const LOCAL: OutputSupport = OutputSupport {
     native: NativeOutputSupport { structured: true, tools: true, tools_with_structured: false },

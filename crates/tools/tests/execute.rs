@@ -1,6 +1,5 @@
 //! `execute` with real commands: what they can and cannot access. Each escape is tested with all confinement that this
 //! machine supports; if something is missing, the test is skipped with a message.
-#![allow(clippy::unwrap_used, reason = "helpers of tests too")]
 #![cfg(target_os = "linux")]
 
 use std::fs;

@@ -1,6 +1,5 @@
 //! The limits on all commands of a process together, and the defaults in a control group. These tests have a process of
 //! their own, because commands of other tests would count.
-#![allow(clippy::unwrap_used, reason = "helpers of tests too")]
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -95,7 +94,7 @@ async fn default_limits_fit_the_control_group() {
         return;
     };
     let inner = std::env::current_exe().unwrap();
-    let test = "--exact commands_in_a_small_group --ignored";
+    let test = "--exact execute_shared::commands_in_a_small_group --ignored";
     let script = format!("echo $$ > {}/cgroup.procs && exec {} {test}", group.0.display(), inner.display());
     let output = Command::new("/bin/sh").arg("-c").arg(script).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);

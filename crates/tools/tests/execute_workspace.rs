@@ -1,5 +1,4 @@
 //! `execute` on the files of an agent: scripts that the agent wrote run, and what they make becomes a file of the agent.
-#![allow(clippy::unwrap_used, reason = "helpers of tests too")]
 #![cfg(target_os = "linux")]
 
 use std::fs;

@@ -1,6 +1,5 @@
 //! Real MCP servers: `mcp-server-time`, and one based on the official Python package, over both transports. If they are
 //! not available, the tests are skipped with a message.
-#![allow(clippy::unwrap_used, reason = "helpers of tests too")]
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 use millrace_agent::files::{AgentFiles, FolderFiles};
 use millrace_agent::tool::{Call, Effect, ToolError, Toolbox};
 use millrace_agent::turn::{MemoryJournal, RecordedChanges};
+use millrace_tests::program::run_in_own_process;
 use millrace_tests::python::install_python_packages;
 use millrace_tools::execute::Launcher;
 use millrace_tools::mcp::{McpPool, McpServer};
@@ -319,7 +319,7 @@ async fn servers_are_killed_with_their_process() {
     let Some(stub) = Stub::new() else { return };
     let folder = stub.folder.path();
     let mut holder = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "held_until_killed", "--ignored"])
+        .args(["--exact", "mcp::held_until_killed", "--ignored"])
         .env("HELD_FOLDER", folder)
         .env("HELD_PYTHON", &stub.python)
         .stdout(Stdio::null())
@@ -368,6 +368,9 @@ fn peak_memory_mb() -> u64 {
 #[tokio::test]
 #[cfg(target_os = "linux")]
 async fn a_list_of_tools_without_end_is_given_up() {
+    if run_in_own_process(concat!(module_path!(), "::a_list_of_tools_without_end_is_given_up")) {
+        return;
+    }
     let pool = pool();
     let before = peak_memory_mb();
     let large = Hostile::new("pages");

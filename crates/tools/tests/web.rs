@@ -1,8 +1,4 @@
 //! The web tools with misbehaving test servers on this machine.
-#![allow(clippy::unwrap_used, reason = "helpers of tests too")]
-
-mod support;
-
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
@@ -10,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::support::{Response, Server};
 use futures::future::BoxFuture;
 use millrace_agent::tool::{Call, Tool, ToolError};
 use millrace_documents::Extractor;
 use millrace_tools::web::{DnsLookup, FetchSettings, FetchTool, SearchTool};
 use serde_json::json;
-use support::{Response, Server};
 
 /// Returns settings that allow one port of this machine.
 fn reaching(server: &Server) -> FetchSettings {

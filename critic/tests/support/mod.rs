@@ -1,6 +1,6 @@
 //! Shared by the tests of critics: critics and workers in this process, results to review, and the orders to review them.
-#![allow(dead_code, unused_imports, reason = "each test program uses its own part of it")]
 
+#[allow(dead_code, reason = "the tests of workers use all of it")]
 #[path = "../../../worker/tests/support/mod.rs"]
 mod shared;
 

@@ -12,7 +12,7 @@ use millrace_tests::program::millrace_program;
 use millrace_tests::{NatsServer, ServerOptions};
 use tempfile::TempDir;
 
-use crate::raw::RawNatsClient;
+use super::raw::RawNatsClient;
 
 /// The number of lanes.
 pub const LANES: u16 = 2;

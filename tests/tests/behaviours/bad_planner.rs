@@ -8,8 +8,8 @@ use millrace_tests::plans::task_id;
 use millrace_tests::testbed::{TIMEOUT, TestBed};
 use serde_json::json;
 
-use crate::planning::{planned_submission, two_tasks};
-use crate::{end_reason, task_state};
+use super::planning::{planned_submission, two_tasks};
+use super::{end_reason, task_state};
 
 /// Runs a plan with a finished task and a planner scripted by these rules. Returns the plan at the end of the run.
 async fn run_and_read_final_plan(testbed: &TestBed, name: &str, rules: &str) -> Plan {

@@ -13,8 +13,8 @@ use millrace_tests::plans::{echo_task, fixed_submission, task_id};
 use millrace_tests::testbed::{TestBed, verdict_json, writer_task};
 use serde_json::json;
 
-use crate::planning::planned_submission;
-use crate::{end_reason, task_state};
+use super::planning::planned_submission;
+use super::{end_reason, task_state};
 
 /// The usage of one reply in the cases that count attempts: 40,000 tokens.
 const REPLY: &str = "usage: {input_tokens: 39000, output_tokens: 1000}";

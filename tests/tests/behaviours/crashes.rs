@@ -19,8 +19,8 @@ use millrace_tests::plans::{echo_task, run_id, task_id};
 use millrace_tests::testbed::{TIMEOUT, TestBed, verdict_json};
 use serde_json::{Value, json};
 
-use crate::budgets::{budget_of_ten_replies, many_writers_submission, writer_model_rules};
-use crate::{cluster_setup, end_reason};
+use super::budgets::{budget_of_ten_replies, many_writers_submission, writer_model_rules};
+use super::{cluster_setup, end_reason};
 
 /// The event for which the run waits before its last task, so that it cannot end before the user's commands.
 const STEERED: &str = "steered";

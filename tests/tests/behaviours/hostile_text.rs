@@ -8,8 +8,8 @@ use millrace_tests::hostile::{CONTROLS, assert_safe_output, hostile_text};
 use millrace_tests::testbed::TestBed;
 use serde_json::Value;
 
-use crate::end_reason;
-use crate::planning::planned_submission;
+use super::end_reason;
+use super::planning::planned_submission;
 
 /// An agent that writes files.
 pub const SCRIBE: &str =

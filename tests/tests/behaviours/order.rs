@@ -11,7 +11,7 @@ use millrace_tests::plans::{echo_task, fixed_submission, task_id};
 use millrace_tests::testbed::{TestBed, capability_task, writer_task};
 use serde_json::json;
 
-use crate::{end_reason, task_state};
+use super::{end_reason, task_state};
 
 fn claim_time(plan: &Plan, task: &str) -> Timestamp {
     plan.task(&task_id(task)).unwrap().attempts[0].claimed_at.unwrap()

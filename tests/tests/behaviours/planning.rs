@@ -9,7 +9,7 @@ use millrace_tests::plans::{echo_task, task_id};
 use millrace_tests::testbed::{MEASURE, TestBed, capability_task, verdict_json, writer_task};
 use serde_json::json;
 
-use crate::{end_reason, task_state};
+use super::{end_reason, task_state};
 
 /// A run whose planner and workers use a model with these rules. The critic accepts everything.
 pub fn planned_submission(

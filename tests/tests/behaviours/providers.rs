@@ -13,8 +13,9 @@ use millrace_protocol::plan::{
 use millrace_protocol::provider::ProviderWait;
 use millrace_runtime::Bus;
 use millrace_runtime::work::registry;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{run_id, submit_run, task_id, wait_for_run_history};
 use millrace_tests::provider::{StubProvider, StubReply};
 use millrace_tests::wait_for_value;
@@ -105,7 +106,7 @@ fn assert_completed_in_one_attempt(history: &History) {
 async fn runs_complete_after_an_outage_and_no_attempt_is_counted() {
     const RUNS: usize = 50;
     const SLOTS: u32 = 8;
-    let _machine = lock_machine();
+    let _shared = share_machine();
     let faults = [
         StubReply::Error(500, "server_error"),
         StubReply::Error(503, "overloaded"),
@@ -170,7 +171,7 @@ async fn runs_complete_after_an_outage_and_no_attempt_is_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_work_of_a_stopped_worker_continues_on_another_at_once() {
-    let _machine = lock_machine();
+    let _shared = share_machine();
     let mut office = Office::open(8, vec![StubReply::Error(500, "server_error")]).await;
     office.add_worker("worker-1");
     let bus = office.cluster.connect_bus().await;
@@ -198,7 +199,7 @@ async fn waiting_work_of_a_stopped_worker_continues_on_another_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn run_pauses_after_the_provider_timeout_and_resumes_in_the_same_attempt() {
-    let _machine = lock_machine();
+    let _shared = share_machine();
     let mut office = Office::open(8, vec![StubReply::Text(ANSWER.into())]).await;
     office.provider.go_away().await;
     office.add_worker("worker-1");
@@ -235,7 +236,7 @@ async fn run_pauses_after_the_provider_timeout_and_resumes_in_the_same_attempt()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn open_circuit_breaker_neither_delays_a_pause_nor_repeats_it() {
-    let _machine = lock_machine();
+    let _shared = share_machine();
     let mut office = Office::open(8, vec![StubReply::Text(ANSWER.into())]).await;
     office.provider.go_away().await;
     office.add_worker("worker-1");
@@ -264,7 +265,7 @@ async fn open_circuit_breaker_neither_delays_a_pause_nor_repeats_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_requests_end_a_run_at_once_and_it_resumes_when_that_is_mended() {
-    let _machine = lock_machine();
+    let _shared = share_machine();
     let mut office = Office::open(8, vec![StubReply::Error(429, "insufficient_quota")]).await;
     office.add_worker("worker-1");
     let bus = office.cluster.connect_bus().await;
@@ -301,7 +302,7 @@ async fn refused_requests_end_a_run_at_once_and_it_resumes_when_that_is_mended()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn run_whose_planner_was_refused_resumes_and_failed_tasks_are_retried() {
-    let _machine = lock_machine();
+    let _shared = share_machine();
     let mut office = Office::open(8, vec![StubReply::Error(401, "invalid_api_key")]).await;
     office.add_worker("worker-1");
     let bus = office.cluster.connect_bus().await;
@@ -335,7 +336,7 @@ async fn run_whose_planner_was_refused_resumes_and_failed_tasks_are_retried() {
 #[tokio::test(flavor = "multi_thread")]
 async fn small_budget_ends_with_an_answer_and_pays_for_every_request() {
     const TOKENS: u64 = 9_000;
-    let _machine = lock_machine();
+    let _shared = share_machine();
     let mut office = Office::open(8, vec![StubReply::Metered(ANSWER.into())]).await;
     office.add_worker("worker-1");
     let bus = office.cluster.connect_bus().await;

@@ -12,7 +12,7 @@ use millrace_tests::provider::{StubProvider, StubReply};
 use millrace_tests::testbed::{TestBed, capability_task, verdict_json, writer_task};
 use serde_json::json;
 
-use crate::{end_reason, task_state};
+use super::{end_reason, task_state};
 
 fn reviewed_task(name: &str, objective: &str, criterion: &str) -> TaskSpec {
     TaskSpec { review: ReviewPolicy::critic(vec![criterion.into()]), ..writer_task(name, objective) }

@@ -11,8 +11,8 @@ use millrace_tests::testbed::{RunHandle, TIMEOUT, TestBed, writer_task};
 use millrace_tests::wait_for_value;
 use serde_json::json;
 
-use crate::planning::planned_submission;
-use crate::{end_reason, task_state};
+use super::planning::planned_submission;
+use super::{end_reason, task_state};
 
 /// The time within which the connection to a provider must be closed. The aim is one second; on two busy cores the test
 /// allows more.

@@ -11,8 +11,8 @@ use millrace_tests::testbed::{MEASURE, TIMEOUT, TestBed, capability_task, verdic
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
 
-use crate::planning::planned_submission;
-use crate::{end_reason, task_state};
+use super::planning::planned_submission;
+use super::{end_reason, task_state};
 
 fn run_command(testbed: &TestBed, arguments: &[&str]) -> Output {
     testbed.cluster.millrace_command().args(arguments).output().unwrap()
@@ -177,7 +177,7 @@ pub async fn transcript_shows_what_an_agent_did(testbed: &TestBed) {
 pub async fn transcript_is_followed_until_the_task_ends(testbed: &TestBed) {
     let model = testbed.write_scripted_model(
         "followed",
-        "rules:\n- turns:\n  - {calls: [now], delay: 0.5}\n  - {text: it is written, delay: 1.5}\n",
+        "rules:\n- turns:\n  - {calls: [now], delay: 0.5}\n  - {text: it is written, delay: 4}\n",
     );
     let tasks = vec![writer_task("text", "write it"), echo_task("later", &json!({"delay_ms": 600_000}))];
     let run =

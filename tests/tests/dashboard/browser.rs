@@ -13,7 +13,7 @@ use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::http::Answer;
+use crate::gateway::http::Answer;
 
 /// The timeout of a page state, also on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(100);

@@ -5,8 +5,8 @@ use millrace_tests::wait_for_value;
 use serde_json::json;
 
 use super::browser::{Browser, TIMEOUT};
-use super::http::Request;
 use super::local::LocalCluster;
+use crate::gateway::http::Request;
 
 /// HTML that runs a script if a page interprets it, text that acts on terminals and on the writing direction, links that run
 /// scripts, and a word that is wider than any window.

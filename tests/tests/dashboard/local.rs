@@ -10,7 +10,7 @@ use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
 
 use super::browser::TIMEOUT;
-use super::http::Request;
+use crate::gateway::http::Request;
 
 /// A cluster with a scripted model and the capability `publisher`. Dropping it stops it.
 pub struct LocalCluster {

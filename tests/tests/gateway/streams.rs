@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use millrace_runtime::Bus;
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{SeededRandom, layered_submission, run_id, submit_run};
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
@@ -107,7 +108,7 @@ async fn kill_something(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stream_of_all_runs_equals_their_logs_whatever_is_killed() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { lanes: 2, linger: Duration::from_millis(300), ..ClusterSetup::default() };
     let mut cluster = TestCluster::start_with_workers(setup, 2);
     let bus = cluster.connect_bus().await;
@@ -177,7 +178,7 @@ async fn check_ids_of_log(bus: &Bus, address: SocketAddr, run: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stream_of_all_runs_keeps_a_list_up_to_date() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let _bus = cluster.connect_bus().await;
     let gateway = GatewayProcess::start(&cluster, "gateway").await;
@@ -217,7 +218,7 @@ async fn stream_of_all_runs_keeps_a_list_up_to_date() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_view_of_a_run_is_read_by_plain_http() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let bus = cluster.connect_bus().await;
     let gateway = GatewayProcess::start(&cluster, "gateway").await;
@@ -299,7 +300,7 @@ async fn every_view_of_a_run_is_read_by_plain_http() {
 /// A run is reopened twice; the streams of the run and of all runs resume after their last ids.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_continue_across_reopenings_and_have_every_event_once() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { linger: Duration::from_millis(100), ..ClusterSetup::default() };
     let cluster = TestCluster::start_with_workers(setup, 1);
     let bus = cluster.connect_bus().await;

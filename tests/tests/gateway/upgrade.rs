@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use millrace_protocol::registry;
-use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{run_id, wait_for_run_history};
 use millrace_tests::program::millrace_program;
 use millrace_tests::wait_for_value;
@@ -80,7 +81,7 @@ async fn cluster_of_the_previous_release_is_upgraded_while_runs_go_on() {
     let previous = std::env::var_os("MILLRACE_PREVIOUS_PROGRAM").map(PathBuf::from);
     let previous =
         previous.expect("MILLRACE_PREVIOUS_PROGRAM is the path of a program of the previous release");
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut old = UpgradedCluster::start(previous);
     let bus = old.cluster.connect_bus().await;
     old.cluster.wait_for_heartbeats(&bus, registry::ProcessRole::Worker, 2).await;

@@ -54,12 +54,14 @@ impl EmulatedContainer {
         let at = |inside: &str| view.join(inside.trim_start_matches('/'));
         let shown = view.display();
         let mut script = format!("mount --bind {shown} {shown}\n");
-        for (outside, inside) in self.files.iter().chain(&self.volumes) {
+        let libraries = list_libraries(&self.root.join(self.command[0].trim_start_matches('/')));
+        let files = || self.files.iter().chain(&libraries);
+        for (outside, inside) in files().chain(&self.volumes) {
             create_empty_if_missing(&at(inside), outside.is_dir());
             script += &format!("mount --bind {} {}\n", outside.display(), at(inside).display());
         }
         // Bind-mounted folders and device files are mounts of their own.
-        for (_, inside) in &self.files {
+        for (_, inside) in files() {
             script += &format!("mount -o remount,bind,ro {}\n", at(inside).display());
         }
         for device in DEVICES {
@@ -81,6 +83,15 @@ impl EmulatedContainer {
                 group_of_user(user)
             )
     }
+}
+
+/// Returns the libraries of a program, each with the path at which the loader looks for it. A static program has none, as in every
+/// image that is delivered.
+fn list_libraries(program: &Path) -> Vec<(PathBuf, String)> {
+    let output = Command::new("ldd").arg(program).output().unwrap();
+    let listing = String::from_utf8_lossy(&output.stdout).into_owned();
+    let paths = listing.split_whitespace().filter(|word| word.starts_with('/'));
+    paths.map(|path| (fs::canonicalize(path).unwrap(), path.to_owned())).collect()
 }
 
 fn group_of_user(user: &str) -> &str {

@@ -1,4 +1,4 @@
-//! The packages of `packaging/pack`, made of the image's static program, installed and run: a Debian package and a Python
+//! The packages of `packaging/pack`, made of the image's program, installed and run: a Debian package and a Python
 //! wheel. Skipped, with a message, where dpkg or Python's venv is missing.
 
 use std::collections::BTreeSet;
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::roots::{ImageRoots, repository_folder, run_and_read_output};
+use super::roots::{ImageRoots, repository_folder, run_and_read_output};
 
 const VERSION: &str = concat!("millrace ", env!("CARGO_PKG_VERSION"), "\n");
 
@@ -19,7 +19,7 @@ fn pack_into(folder: &Path, program: &Path, millrace: &Path) -> BTreeSet<String>
     run_and_read_output(&mut pack).lines().map(str::to_owned).collect()
 }
 
-fn static_program(roots: &ImageRoots) -> PathBuf {
+fn image_program(roots: &ImageRoots) -> PathBuf {
     roots.root_folder("millrace").join("usr/bin/millrace")
 }
 
@@ -33,7 +33,7 @@ fn packages_are_reproducible() {
         return println!("skipped: no python3");
     }
     let roots = ImageRoots::get_or_create_shared();
-    let millrace = static_program(&roots);
+    let millrace = image_program(&roots);
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (folder.path().join("1"), folder.path().join("2"));
     // Any program serves, and a small one is packed faster.
@@ -57,7 +57,7 @@ fn packages_are_installed_and_their_programs_run() {
         return println!("skipped: no python3");
     }
     let roots = ImageRoots::get_or_create_shared();
-    let millrace = static_program(&roots);
+    let millrace = image_program(&roots);
     let folder = tempfile::tempdir().unwrap();
     let packages = folder.path().join("packages");
     let names = pack_into(&packages, &millrace, &millrace);
@@ -95,7 +95,7 @@ fn install_wheel(wheel: &Path, environment: &Path) {
     assert!(shown.contains("License: Apache-2.0") && shown.contains("bin/millrace"), "{shown}");
 }
 
-/// Installs the package below a folder that is otherwise empty; its program is static, so that it runs in there.
+/// Installs the package below a folder that is otherwise empty.
 fn install_debian_package(package: &Path, root: &Path) {
     let fields = run_and_read_output(Command::new("dpkg-deb").arg("--field").arg(package));
     for field in ["Package: millrace", concat!("Version: ", env!("CARGO_PKG_VERSION")), "Architecture: "] {

@@ -1,9 +1,11 @@
 //! Root file systems of the images, created by the script that the Dockerfile runs.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, Weak};
 
+use millrace_tests::program::role_program;
 use tempfile::TempDir;
 
 /// The images, each with its program.
@@ -39,20 +41,22 @@ impl ImageRoots {
         })
     }
 
-    /// Builds the programs, if they are older than their sources, and creates all roots.
+    /// Creates all roots: of the programs of the other tests, or, for a build profile, of programs that the script builds.
     ///
     /// # Panics
     /// The script fails.
     pub fn build_all_roots() -> Self {
         let target = repository_folder().join("target/image");
-        std::fs::create_dir_all(&target).unwrap();
+        fs::create_dir_all(&target).unwrap();
         // On the same file system as the copies, which are hard links.
         let own = tempfile::Builder::new().prefix("roots-").tempdir_in(&target).unwrap();
         let roots = Self { folder: own.path().to_owned(), _own: Some(own) };
-        let mut script = Command::new(repository_folder().join("deploy/image/rootfs"));
-        let out = roots.build_folder().join("out");
-        script.args(["--profile", &build_profile(), "--target-dir"]).arg(&target).arg("--out").arg(out);
-        script.args(IMAGES.map(|(image, _)| image)).env("SOURCE_DATE_EPOCH", EPOCH.to_string());
+        let mut script = rootfs_script(&roots.build_folder().join("out"));
+        match build_profile() {
+            Some(profile) => script.args(["--profile", &profile, "--target-dir"]).arg(&target),
+            None => script.arg("--programs").arg(role_program("millrace").parent().unwrap()),
+        };
+        script.args(IMAGES.map(|(image, _)| image));
         let output = script.status().unwrap();
         assert!(output.success(), "deploy/image/rootfs exited with {output}");
         roots
@@ -74,9 +78,17 @@ impl ImageRoots {
     }
 }
 
-/// The build profile of the programs: `MILLRACE_IMAGE_PROFILE`, or that of tests, which is faster.
-pub fn build_profile() -> String {
-    std::env::var("MILLRACE_IMAGE_PROFILE").unwrap_or_else(|_| "dev".into())
+/// The script, which creates roots in this folder.
+pub fn rootfs_script(out: &Path) -> Command {
+    let mut script = Command::new(repository_folder().join("deploy/image/rootfs"));
+    script.arg("--out").arg(out).env("SOURCE_DATE_EPOCH", EPOCH.to_string());
+    script
+}
+
+/// The profile in which the script builds static programs: `MILLRACE_IMAGE_PROFILE`. Without one the programs of the other tests
+/// are used, which are not static.
+pub fn build_profile() -> Option<String> {
+    std::env::var("MILLRACE_IMAGE_PROFILE").ok().filter(|profile| !profile.is_empty())
 }
 
 /// The folder of the workspace.

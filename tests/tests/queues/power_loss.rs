@@ -18,8 +18,9 @@ use millrace_runtime::Bus;
 use millrace_runtime::nats::direct_get;
 use millrace_runtime::nats::topology::WORK;
 use millrace_runtime::work::registry;
-use millrace_tests::cluster::{ClusterSetup, TestCluster, lock_machine};
+use millrace_tests::cluster::{ClusterSetup, TestCluster};
 use millrace_tests::history::History;
+use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{
     SeededRandom, build_publish_headers, echo_task, fan_out_submission, fixed_submission, run_id, submit_run,
     task_id, wait_for_run_history,
@@ -156,7 +157,7 @@ async fn lose_power(seed: u64) -> String {
 
 #[test]
 fn run_continues_after_a_power_loss_or_says_why_not() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let first = number_from_environment("MILLRACE_POWER_LOSS_FIRST", 0);
     let next = AtomicU64::new(first);
     let end = first + number_from_environment("MILLRACE_POWER_LOSS_SEEDS", 4);
@@ -188,7 +189,7 @@ fn run_continues_after_a_power_loss_or_says_why_not() {
 /// that are left as acknowledged, and delivers none of them again.
 #[tokio::test(flavor = "multi_thread")]
 async fn orders_are_delivered_after_the_queues_have_lost_their_end() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 2);
     let store = cluster.server.data_folder().join("store");
     let bus = cluster.connect_bus().await;
@@ -235,7 +236,7 @@ async fn orders_are_delivered_after_the_queues_have_lost_their_end() {
 /// discards it, and receives the order that the plan needs.
 #[tokio::test(flavor = "multi_thread")]
 async fn order_of_a_lost_decision_is_discarded() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let (bus, run) = (cluster.connect_bus().await, run_id("stale"));
     cluster.wait_for_heartbeats(&bus, Kind::Worker, 1).await;
@@ -266,7 +267,7 @@ async fn order_of_a_lost_decision_is_discarded() {
 /// capability and has the sequence of an order that `echo` had delivered, so that the server delivers it to workers of `echo`.
 #[tokio::test(flavor = "multi_thread")]
 async fn order_with_the_sequence_of_a_lost_one_stays_in_its_own_queue() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let setup = ClusterSetup { work_lease: Some(Duration::from_secs(3)), ..ClusterSetup::default() };
     let mut cluster = TestCluster::start_with_workers(setup, 1);
     let store = cluster.server.data_folder().join("store");
@@ -317,7 +318,7 @@ async fn order_with_the_sequence_of_a_lost_one_stays_in_its_own_queue() {
 /// Only the server and its newest messages are lost. The supervisor has decided on some of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn supervisor_that_survives_a_loss_of_messages_reads_the_lane_again() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let store = cluster.server.data_folder().join("store");
     let (bus, run) = (cluster.connect_bus().await, run_id("survivor"));
@@ -341,7 +342,7 @@ async fn supervisor_that_survives_a_loss_of_messages_reads_the_lane_again() {
 /// A bit of a lane's first message is flipped: the server drops the block without a word.
 #[tokio::test(flavor = "multi_thread")]
 async fn run_with_a_damaged_log_says_so() {
-    let _alone = lock_machine();
+    let _shared = share_machine();
     let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
     let store = cluster.server.data_folder().join("store");
     let (bus, run) = (cluster.connect_bus().await, run_id("damaged"));

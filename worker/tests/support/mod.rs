@@ -1,6 +1,5 @@
 //! Shared by the tests of workers and critics: a cluster without a supervisor; the test itself offers orders and reads
 //! journals.
-#![allow(dead_code, reason = "each test program uses its own part of it")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,6 +117,7 @@ impl Cluster {
     }
 
     /// Stores documents for a run.
+    #[allow(dead_code, reason = "the tests of critics use it")]
     pub async fn store_documents(&self, files: &[(&str, &str)]) -> DocumentSet {
         let mut documents = Vec::new();
         for (path, text) in files {

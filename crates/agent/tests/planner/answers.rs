@@ -8,7 +8,7 @@ use millrace_protocol::plan::{
 use millrace_protocol::result::PlanProposal;
 use serde_json::{Value, json};
 
-use crate::support::{PlanBuilder, id, seen, turn};
+use super::support::{PlanBuilder, id, seen, turn};
 
 fn empty(mode: PlanningMode) -> Plan {
     PlanBuilder::started(mode).with_turn(vec![PlannerTrigger::NoPlan])

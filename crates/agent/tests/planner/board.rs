@@ -6,7 +6,7 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::wait::{Wait, WaitCondition};
 
-use crate::support::{PlanBuilder, at, board, id, offers, order, seen};
+use super::support::{PlanBuilder, at, board, id, offers, order, seen};
 
 /// Compares with the golden file of this name; `UPDATE_GOLDEN=1` rewrites it.
 fn golden(name: &str, board: &str) {

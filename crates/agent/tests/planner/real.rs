@@ -13,8 +13,8 @@ use millrace_protocol::plan::{Document, DocumentSet, Plan, PlannerTrigger, Plann
 use millrace_protocol::wire;
 use sha2::{Digest, Sha256};
 
-use crate::support::{Log, PlanBuilder, id, order};
-use crate::turns::planner;
+use super::support::{Log, PlanBuilder, id, order};
+use super::turns::planner;
 
 const OBJECTIVES: [&str; 3] = [
     "How do these licences treat patents, and when does a patent grant end?",

@@ -12,8 +12,8 @@ use millrace_protocol::plan::{Budget, OnFailedDependency, Plan, PlannerTrigger, 
 use millrace_protocol::result::PlanProposal;
 use serde_json::{Value, json};
 
-use crate::support::{Log, PlanBuilder, offer, offers, order, seen_by};
-use crate::turns::{host, run};
+use super::support::{Log, PlanBuilder, offer, offers, order, seen_by};
+use super::turns::{host, run};
 
 /// An objective that the planner splits; that of [`empty`].
 const OBJECTIVE: &str = "Compare how licences treat patents.";

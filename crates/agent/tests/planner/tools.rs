@@ -6,7 +6,7 @@ use millrace_agent::planner::PlanAnswer;
 use millrace_protocol::plan::{Edit, OnFailedDependency, Plan, PlannerTrigger, PlanningMode, ReviewPolicy};
 use serde_json::{Value, json};
 
-use crate::support::{PlanBuilder, call, id, tools_of, turn};
+use super::support::{PlanBuilder, call, id, tools_of, turn};
 
 /// A plan with a task in each relevant state: law completed, facts failed, sky running, report pending.
 fn plan(mode: PlanningMode) -> Plan {

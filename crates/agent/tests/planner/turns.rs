@@ -10,7 +10,7 @@ use millrace_agent::turn::MemoryJournal;
 use millrace_protocol::plan::{Edit, PlannerTrigger, PlanningMode};
 use millrace_protocol::result::{PlanProposal, TaskError};
 
-use crate::support::{Log, PlanBuilder, id, order};
+use super::support::{Log, PlanBuilder, id, order};
 
 pub fn planner() -> AgentSpec {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../worker/capabilities/planner.yaml");

@@ -22,7 +22,7 @@ use millrace_protocol::result::{
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::support::{brief, call, calls, limited, look, named, result, says, toolbox, user_messages};
+use super::support::{brief, call, calls, limited, look, named, result, says, toolbox, user_messages};
 
 fn amount_of(dimension: ResourceKind, amount: u64) -> ResourceAmounts {
     let mut amounts = ResourceAmounts::default();

@@ -13,7 +13,7 @@ use millrace_agent::turn::{
 use millrace_protocol::result::{ErrorKind, TaskResult};
 use serde_json::json;
 
-use crate::support::{Scripted, brief, run, says, toolbox, user_messages};
+use super::support::{Scripted, brief, run, says, toolbox, user_messages};
 
 #[tokio::test]
 async fn invalid_answer_is_corrected_at_most_twice() {

@@ -18,7 +18,7 @@ use millrace_models::selection::ModelSelection;
 use millrace_protocol::result::Usage;
 use serde_json::json;
 
-use crate::support::{Look, attempt, call, calls, limited, named, names, says};
+use super::support::{Look, attempt, call, calls, limited, named, names, says};
 
 const SUMMARISER: &str = "You summarise";
 

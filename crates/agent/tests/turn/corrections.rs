@@ -10,7 +10,7 @@ use millrace_agent::turn::{
 use millrace_protocol::result::TaskResult;
 use serde_json::json;
 
-use crate::support::{brief, call, calls, result, run, says, tool_results, toolbox};
+use super::support::{brief, call, calls, result, run, says, tool_results, toolbox};
 
 fn next_request<A: Answer>(machine: &Machine<A>) -> Request {
     let MachineStep::AskModel(request) = machine.next_step() else { panic!("it asks the model") };

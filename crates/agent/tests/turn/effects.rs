@@ -13,7 +13,7 @@ use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::Work;
 use serde_json::{Value, json};
 
-use crate::support::{Look, Scripted, attempt, brief, calls, named, names, order, says};
+use super::support::{Look, Scripted, attempt, brief, calls, named, names, order, says};
 
 /// A journal whose steps can be read while it is written.
 #[derive(Clone, Default)]

@@ -17,7 +17,7 @@ use millrace_protocol::wire::InlineOrStoredBytes;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::support::{brief, calls, named, says};
+use super::support::{brief, calls, named, says};
 
 /// A PNG image of 2 by 3 pixels with a megabyte after its header.
 fn large_png() -> Vec<u8> {

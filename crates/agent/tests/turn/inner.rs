@@ -9,7 +9,7 @@ use millrace_agent::tool::{
 use millrace_agent::turn::{Limits, Machine, MachineStep, PlainText, WorkOutcome};
 use serde_json::json;
 
-use crate::support::{call, calls, limited, look, named, names, result, run, says, tool_results};
+use super::support::{call, calls, limited, look, named, names, result, run, says, tool_results};
 
 fn tools() -> Toolbox {
     Toolbox::new([

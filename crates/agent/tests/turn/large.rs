@@ -10,7 +10,7 @@ use millrace_agent::tool::{Call, Output, Tool, ToolError, ToolSpec, Toolbox, too
 use millrace_agent::turn::{Driver, MAX_RESULT, Machine, MemoryJournal, PlainText};
 use serde_json::{Value, json};
 
-use crate::support::{Look, Scripted, attempt, brief, call, calls, look, says};
+use super::support::{Look, Scripted, attempt, brief, call, calls, look, says};
 
 #[derive(Default)]
 struct Memory(Mutex<BTreeMap<String, (String, String)>>);

@@ -15,7 +15,7 @@ use millrace_agent::turn::{
 use millrace_protocol::result::{ErrorKind, ExceededLimit, Usage};
 use serde_json::json;
 
-use crate::support::{
+use super::support::{
     Look, Scripted, brief, call, calls, limited, named, names, result, run, says, tool_results, toolbox,
     user_messages,
 };

@@ -14,7 +14,7 @@ use millrace_agent::turn::{
 use millrace_protocol::result::ExceededLimit;
 use serde_json::json;
 
-use crate::support::{brief, call, calls, limited, look, named, names, result, results_in, says, toolbox};
+use super::support::{brief, call, calls, limited, look, named, names, result, results_in, says, toolbox};
 
 /// A model with room for `room` results, which calls `look` until it has `wanted` more results than notes.
 struct SmallContextModel {

@@ -21,7 +21,7 @@ use millrace_agent::turn::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{Scripted, attempt, brief, calls, named, names, says};
+use super::support::{Scripted, attempt, brief, calls, named, names, says};
 
 /// The versions of a file: author, key and content.
 type Versions = Vec<(String, String, Option<Vec<u8>>)>;

@@ -9,7 +9,7 @@ use millrace_agent::turn::{AgentBrief, Dollars, Limits, Machine, MachineStep, Wo
 use millrace_protocol::result::{MAX_PRODUCED, TaskResult, Usage};
 use proptest::prelude::*;
 
-use crate::support::{brief, look, result};
+use super::support::{brief, look, result};
 
 #[derive(Debug, Clone)]
 enum Event {

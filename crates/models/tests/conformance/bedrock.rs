@@ -6,8 +6,8 @@ use millrace_models::model::{ModelError, Reply};
 use millrace_models::wire::{WireProtocol, create_http_model};
 use serde_json::{Value, json};
 
-use crate::stub::{Stub, StubAction, chunked, unterminated};
-use crate::wires::{content_type, endpoint, events, expected, question, reply_to, reply_to_events};
+use super::stub::{Stub, StubAction, chunked, unterminated};
+use super::wires::{content_type, endpoint, events, expected, question, reply_to, reply_to_events};
 
 const WIRE: WireProtocol = WireProtocol::Bedrock;
 

@@ -7,8 +7,8 @@ use millrace_models::wire::{WireProtocol, create_http_model};
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
-use crate::stub::{Stub, StubAction, chunked, chunked_keep_alive, head, response, unterminated};
-use crate::wires::{
+use super::stub::{Stub, StubAction, chunked, chunked_keep_alive, head, response, unterminated};
+use super::wires::{
     ALL, SSE, TEXT, content_type, endpoint, events, expected, framed, question, reply_to, reply_to_events,
     stream_bytes,
 };
@@ -313,7 +313,7 @@ async fn connections_are_reused_after_a_reply() {
 #[tokio::test]
 async fn without_certificate_authorities_http_works_and_https_explains() {
     if std::env::var_os("MILLRACE_TEST_CHILD").is_none() {
-        let name = "breaks::without_certificate_authorities_http_works_and_https_explains";
+        let name = "conformance::breaks::without_certificate_authorities_http_works_and_https_explains";
         let mut child = tokio::process::Command::new(std::env::current_exe().unwrap());
         child.args(["--exact", name, "--nocapture"]).env("MILLRACE_TEST_CHILD", "1");
         child.env("SSL_CERT_FILE", "/nonexistent").env("SSL_CERT_DIR", "/nonexistent");
@@ -323,7 +323,7 @@ async fn without_certificate_authorities_http_works_and_https_explains() {
         assert!(output.status.success() && text.contains("1 passed"), "{text}");
         return;
     }
-    let (_stub, model) = crate::wires::streaming(WireProtocol::OpenAiChat).await;
+    let (_stub, model) = super::wires::streaming(WireProtocol::OpenAiChat).await;
     assert_eq!(
         model.reply(&question(), &()).await.unwrap().text,
         "Hello wörld",

@@ -6,8 +6,8 @@ use millrace_models::model::ModelError;
 use millrace_models::wire::{WireProtocol, create_http_model};
 use serde_json::{Value, json};
 
-use crate::stub::{Stub, StubAction, head, response};
-use crate::wires::{ALL, KEY, endpoint, error_for, events, question, reply_to, reply_to_events};
+use super::stub::{Stub, StubAction, head, response};
+use super::wires::{ALL, KEY, endpoint, error_for, events, question, reply_to, reply_to_events};
 
 /// An error body in the format of the wire's provider.
 fn body(wire: WireProtocol, code: &str, message: &str) -> Value {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::stub::{StubAction, chunked, head, response};
-use crate::wires::{
+use super::stub::{StubAction, chunked, head, response};
+use super::wires::{
     ALL, DeltaLog, SSE, assert_same, content_type, events, expected, framed, question, reply_to,
     stream_bytes, streaming,
 };

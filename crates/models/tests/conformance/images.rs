@@ -7,8 +7,8 @@ use millrace_models::model::{Message, Request, ToolCall, ToolResult};
 use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model};
 use serde_json::{Value, json};
 
-use crate::stub::{Stub, chunked};
-use crate::wires::{ALL, content_type, endpoint, events, question, stream_bytes};
+use super::stub::{Stub, chunked};
+use super::wires::{ALL, content_type, endpoint, events, question, stream_bytes};
 
 /// The smallest valid PNG header of 2 by 3 pixels.
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x02\0\0\0\x03\x08\x02\0\0\0";

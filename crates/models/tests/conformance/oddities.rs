@@ -5,7 +5,7 @@ use millrace_models::model::{FinishReason, ToolCall};
 use millrace_models::wire::WireProtocol;
 use serde_json::{Value, json};
 
-use crate::wires::{assert_same, events, expected, reply_to_events};
+use super::wires::{assert_same, events, expected, reply_to_events};
 
 fn chunk(delta: Value) -> Value {
     json!({"choices": [{"index": 0, "delta": delta}]})

@@ -11,8 +11,8 @@ use millrace_models::selection::ModelSpec;
 use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model};
 use serde_json::{Value, json};
 
-use crate::stub::{ReceivedRequest, Stub, StubAction, chunked, response, unterminated};
-use crate::wires::{DeltaLog, KEY, content_type, events, framed, question, stream_bytes};
+use super::stub::{ReceivedRequest, Stub, StubAction, chunked, response, unterminated};
+use super::wires::{DeltaLog, KEY, content_type, events, framed, question, stream_bytes};
 
 /// Providers with a model, the path of its requests at the provider's base URL, and the header with the key.
 const PROVIDERS: [(&str, &str, &str); 23] = [

@@ -7,7 +7,7 @@ use millrace_models::wire::{Dialect, ModelEndpoint, WireProtocol, create_http_mo
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-use crate::wires::{DeltaLog, tool};
+use super::wires::{DeltaLog, tool};
 
 /// Returns the model, if one is configured.
 fn model(change: impl Fn(&mut ModelEndpoint)) -> Option<Arc<dyn Model>> {

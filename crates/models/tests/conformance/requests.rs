@@ -8,8 +8,8 @@ use millrace_models::model::{Message, Request};
 use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model};
 use serde_json::{Value, json};
 
-use crate::stub::{ReceivedRequest, Stub, chunked};
-use crate::wires::{ALL, KEY, content_type, conversation, endpoint, events, path, question, stream_bytes};
+use super::stub::{ReceivedRequest, Stub, chunked};
+use super::wires::{ALL, KEY, content_type, conversation, endpoint, events, path, question, stream_bytes};
 
 async fn sent(wire: WireProtocol, request: &Request, change: impl Fn(&mut ModelEndpoint)) -> ReceivedRequest {
     let stub = Stub::new(chunked(content_type(wire), &[&stream_bytes(wire, &events(wire))])).await;

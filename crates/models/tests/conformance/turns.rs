@@ -5,8 +5,8 @@ use millrace_models::model::{Message, ProviderState, Reply, Request, ToolResult}
 use millrace_models::wire::{WireProtocol, create_http_model};
 use serde_json::{Value, json};
 
-use crate::stub::{Stub, chunked};
-use crate::wires::{content_type, endpoint, events, question, reply_to_events, stream_bytes, streaming};
+use super::stub::{Stub, chunked};
+use super::wires::{content_type, endpoint, events, question, reply_to_events, stream_bytes, streaming};
 
 /// Returns the conversation after a reply and the results of its calls.
 fn next(reply: Reply) -> Request {

@@ -12,7 +12,7 @@ use millrace_models::wire::{Dialect, ModelEndpoint, WireProtocol, create_http_mo
 use millrace_protocol::result::Usage;
 use serde_json::{Value, json};
 
-use crate::stub::{Stub, StubAction, chunked, response};
+use super::stub::{Stub, StubAction, chunked, response};
 
 pub const KEY: &str = "sk-conformance-0123456789";
 
@@ -26,7 +26,7 @@ pub const ALL: [WireProtocol; 6] = [
     WireProtocol::Bedrock,
 ];
 
-/// The wires that stream text. [`crate::bedrock`] tests the frames of the other one.
+/// The wires that stream text. [`super::bedrock`] tests the frames of the other one.
 pub const TEXT: [WireProtocol; 5] = [
     WireProtocol::OpenAiChat,
     WireProtocol::OpenAiResponses,
@@ -85,7 +85,7 @@ pub fn content_type(wire: WireProtocol) -> &'static str {
 /// Formats events for any wire.
 pub fn stream_bytes(wire: WireProtocol, events: &[Value]) -> Vec<u8> {
     if wire == WireProtocol::Bedrock {
-        return events.iter().flat_map(crate::bedrock::frame_event).collect();
+        return events.iter().flat_map(super::bedrock::frame_event).collect();
     }
     framed(wire, events).into_bytes()
 }

@@ -1,7 +1,5 @@
 //! A fake model with predefined outcomes, and requests for it.
 
-#![allow(dead_code, reason = "each test binary uses some of it")]
-
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -14,14 +14,8 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt as log_format};
 
-<<<<<<< ours
 /// Filters for libraries whose spans and messages are noise here.
-const LIBRARY_FILTER: &str = "ractor=warn,async_nats=warn,tantivy=warn";
-=======
-/// Filters for libraries whose spans and messages are noise here. The errors of genai contain the raw response of a
-/// provider, which may quote a key; Millrace logs them itself.
-const LIBRARY_FILTER: &str = "ractor=warn,async_nats=warn,genai=off";
->>>>>>> theirs
+const LIBRARY_FILTER: &str = "ractor=warn,async_nats=warn";
 
 static LAST_PROBLEM: Mutex<Option<ProblemReport>> = Mutex::new(None);
 

@@ -1,5 +1,4 @@
 //! A test HTTP server on this machine with configurable, possibly broken responses.
-#![allow(dead_code, reason = "each test file uses its part of it")]
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,0 +1,6 @@
+//! The tests of documents: one program for all of them.
+
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
+mod formats;
+mod real_documents;
