@@ -54,7 +54,7 @@ pub struct ModelCall {
     pub judge: Option<u32>,
     /// The turn, from 0.
     pub turn: u64,
-    /// The full name of the model that replied; `None` in journals of versions that did not record it.
+    /// The full name of the model that replied; `None` if it is not known.
     pub model: Option<String>,
     /// The messages that the request added to the conversation: system prompt, task, corrections, notices.
     pub messages: Vec<PromptMessage>,

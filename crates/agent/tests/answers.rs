@@ -331,14 +331,6 @@ async fn small_model_that_searches_is_cited_by_the_lines_that_it_saw() {
         ("It weighs 1.4 kg.", 4)
     );
     assert_eq!(work.requests().len(), 2);
-
-    // A conversation that an earlier release began is checked by its rules.
-    let mut steps = work.journal.steps().to_vec();
-    steps[0].value["format"]["version"] = 2.into();
-    work.journal = MemoryJournal::with_steps(steps);
-    work.run().await.unwrap_err();
-    let requests = work.requests();
-    assert!(last_user_message(requests.last().unwrap()).contains("The answer has no quotations."));
 }
 
 #[tokio::test]
@@ -365,19 +357,6 @@ async fn result_of_data_has_a_summary() {
     let result = work.run().await.unwrap();
     assert_eq!(result.summary, "It weighs 1.4 kg.");
     assert!(result.output.starts_with("```json\n{"), "{}", result.output);
-}
-
-/// Journals of 0.4.0 record no format. What was accepted then is accepted on resume, by the rules of then.
-#[tokio::test]
-async fn an_answer_recorded_by_0_4_0_counts_as_it_did() {
-    let answer = quoted("It is made of steel.", "tarn.md", "It weighs 1.4 kg.").to_string();
-    let reply = json!({"heard": {"reply": {"text": answer, "finish": "stop"}}, "took_ms": 1});
-    let steps = vec![JournalStep { name: "model.0".into(), value: reply }];
-    let mut work = ScriptedTask::research("small", "How much does the Tarn 20 weigh?", vec![json!({})]);
-    work.journal = MemoryJournal::with_steps(steps);
-    let result = work.run().await.unwrap();
-    assert_eq!(result.output, "It is made of steel.\n\n> It weighs 1.4 kg. [S1] (line 4)");
-    assert_eq!(work.requests(), vec![], "it is not sent back");
 }
 
 #[tokio::test]

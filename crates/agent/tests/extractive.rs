@@ -11,16 +11,14 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use millrace_agent::answers::Report;
 use millrace_agent::corpus::{Corpus, InputFile, list_folder_files};
-use millrace_agent::model::{AnswerSchema, ModelFactory, ModelSelection, open_model};
+use millrace_agent::model::{AnswerSchema, ModelAbility, ModelFactory, ModelSelection, open_model};
 use millrace_agent::roles::{self, DocumentList, WorkTask};
 use millrace_agent::session::tools::{BuiltInToolNames, ToolContext, list_built_in_tool_names};
 use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvironment};
 use millrace_agent::sources::{OrderInputError, OrderInputs, plan_without_log};
 use millrace_agent::spec::{AgentSpec, ToolReference};
 use millrace_agent::tool::{ResultEntry, TaskResultSource, ToolError, Toolbox};
-use millrace_agent::turn::{
-    AgentBrief, Answer, ConversationFormat, Driver, Limits, Machine, MemoryJournal, WorkOutcome,
-};
+use millrace_agent::turn::{AgentBrief, Answer, Driver, Limits, Machine, MemoryJournal, WorkOutcome};
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{
@@ -553,7 +551,7 @@ fn brief(task: String, toolbox: &Toolbox, answer: Option<AnswerSchema>) -> Agent
         answer,
         limits: Limits::default(),
         max_output_tokens: 1_000,
-        format: ConversationFormat::default(),
+        ability: ModelAbility::Strong,
     }
 }
 

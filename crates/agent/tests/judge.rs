@@ -10,9 +10,10 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::critic::{ReviewEvidence, ReviewTask, build_review_brief};
 use millrace_agent::files::{Files, FolderFiles};
+use millrace_agent::model::ModelAbility;
 use millrace_agent::session::{AgentHost, HostSettings, SessionEnvironment, SessionError};
 use millrace_agent::sources::{OrderInputError, OrderInputs};
-use millrace_agent::turn::{ConversationFormat, JournalStep, MemoryJournal};
+use millrace_agent::turn::{JournalStep, MemoryJournal};
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{ResourceAmounts, Work};
 use millrace_protocol::result::{ErrorKind, TaskError, TaskResult, Verdict};
@@ -323,32 +324,6 @@ async fn a_small_model_is_not_asked_about_what_code_has_settled() {
     }
 }
 
-/// A review that began under 0.4.0: its journal has no format, and its critic used a tool that is no longer offered.
-#[tokio::test]
-async fn review_that_began_under_0_4_0_continues_as_it_was() {
-    let scripts = Scripts::new();
-    let mut contradictory = answer(true);
-    contradictory["passed"] = false.into();
-    let model = scripts.model(
-        "a",
-        json!([{"turns": [
-            {"calls": [{"list_completed_tasks": {}}]},
-            {"answer": contradictory},
-            {"answer": answer(true)},
-        ]}]),
-    );
-    let order = single_critic_order(&model);
-    let call = json!({"id": "call-1-0", "name": "list_completed_tasks", "arguments": "{}"});
-    let asked = json!({"heard": {"reply": {"calls": [call], "finish": "tool_calls"}}, "took_ms": 1});
-    let listed = json!({"call_id": "call-1-0", "text": "[]"});
-    let steps = [("model.0", asked), ("tool.0.0.list_completed_tasks", listed)];
-    let steps = steps.map(|(name, value)| JournalStep { name: name.into(), value }).to_vec();
-    let mut journal = MemoryJournal::with_steps(steps);
-    assert!(judge(&order, &mut journal).await.unwrap().passed);
-    assert_eq!(scripts.take_request_count("a"), 2, "the contradiction was corrected, as it was then");
-    assert_eq!(names(&journal)[2..], ["model.1", "model.2"]);
-}
-
 #[tokio::test]
 async fn panel_stops_as_soon_as_the_quorum_is_decided() {
     let scripts = Scripts::new();
@@ -554,9 +529,9 @@ async fn results_cannot_inject_text_into_the_critic_s_prompt() {
             is_cut: false,
             review: 1,
         };
-        let format = ConversationFormat::default();
-        let toolbox = ReviewEvidence::default().open_tools(&task, format);
-        let brief = build_review_brief(&task, &toolbox, format);
+        let ability = ModelAbility::Strong;
+        let toolbox = ReviewEvidence::default().open_tools(&task, ability);
+        let brief = build_review_brief(&task, &toolbox, ability);
         let breaks = ['\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
         let lines = brief.task.split(breaks).filter(|line| !line.starts_with("| "));
         (lines.map(str::to_owned).collect::<Vec<_>>(), brief.system)

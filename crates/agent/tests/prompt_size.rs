@@ -15,7 +15,6 @@ use millrace_agent::roles::DocumentList;
 use millrace_agent::session::tools::{BuiltInToolNames, ToolContext};
 use millrace_agent::spec::AgentSpec;
 use millrace_agent::tool::Toolbox;
-use millrace_agent::turn::ConversationFormat;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{Budget, PlannerTrigger, PlanningMode};
 use millrace_protocol::result::TaskResult;
@@ -155,7 +154,6 @@ async fn producer_size(ability: &str) -> PromptSize {
 }
 
 fn critic_size(ability: ModelAbility) -> PromptSize {
-    let format = ConversationFormat::current(ability);
     let task = ReviewTask {
         task_id: TaskId::new("research-1").unwrap(),
         objective: OBJECTIVE.into(),
@@ -167,8 +165,8 @@ fn critic_size(ability: ModelAbility) -> PromptSize {
         is_cut: false,
         review: 1,
     };
-    let toolbox = ReviewEvidence::default().open_tools(&task, format);
-    let brief = build_review_brief(&task, &toolbox, format);
+    let toolbox = ReviewEvidence::default().open_tools(&task, ability);
+    let brief = build_review_brief(&task, &toolbox, ability);
     let tools: Vec<String> = brief.tools.iter().map(|tool| serde_json::to_string(tool).unwrap()).collect();
     measure_prompt(&brief.system, &tools, &brief.answer.unwrap().schema, &brief.task)
 }

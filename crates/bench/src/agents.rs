@@ -18,12 +18,12 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 use millrace_agent::model::{
-    DeltaListener, FinishReason, Message, Model, ModelError, Reply, Request, ToolCall,
+    DeltaListener, FinishReason, Message, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
 };
 use millrace_agent::tool::{
     Toolbox, append_note_tool, read_notes_tool, think_tool, tool_from_function, write_todos_tool,
 };
-use millrace_agent::turn::{AgentBrief, AttemptName, ConversationFormat, Driver, Limits, Machine, PlainText};
+use millrace_agent::turn::{AgentBrief, AttemptName, Driver, Limits, Machine, PlainText};
 use millrace_agent_nats::NatsJournal;
 use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::plan::ReviewPolicy;
@@ -278,7 +278,7 @@ impl BenchAgent {
             answer: None,
             limits: Limits { turns: TURNS + 1, tool_calls: TURNS, ..Limits::DEFAULT },
             max_output_tokens: 4_096,
-            format: ConversationFormat::default(),
+            ability: ModelAbility::Strong,
         }
     }
 

@@ -46,6 +46,12 @@ impl ModelAbility {
     /// All abilities.
     pub const ALL: [Self; 2] = [Self::Small, Self::Strong];
 
+    /// `true` for [`ModelAbility::Small`].
+    #[must_use]
+    pub const fn is_small(self) -> bool {
+        matches!(self, Self::Small)
+    }
+
     /// Its name in files.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -23,7 +23,8 @@ use super::labels::PassageLabels;
 use super::{Findings, NumberedResults, Report, content, find_repeated_result, findings};
 use crate::citations;
 use crate::corpus::{Corpus, Document};
-use crate::turn::{ConversationFormat, ReadLines};
+use crate::model::ModelAbility;
+use crate::turn::ReadLines;
 
 /// The number of times that an answer is sent back.
 const MAX_CORRECTIONS: u32 = 1;
@@ -54,7 +55,7 @@ pub(crate) struct FindingsChecker<'a> {
     pub read_lines: Arc<ReadLines>,
     /// The results that the task used.
     pub inputs: Vec<(TaskId, TaskResult)>,
-    pub format: ConversationFormat,
+    pub ability: ModelAbility,
     corrections: CorrectionCount,
 }
 
@@ -64,9 +65,9 @@ impl<'a> FindingsChecker<'a> {
         labels: PassageLabels,
         read_lines: Arc<ReadLines>,
         inputs: Vec<(TaskId, TaskResult)>,
-        format: ConversationFormat,
+        ability: ModelAbility,
     ) -> Self {
-        Self { objective, labels, read_lines, inputs, format, corrections: CorrectionCount::default() }
+        Self { objective, labels, read_lines, inputs, ability, corrections: CorrectionCount::default() }
     }
 
     /// Returns the final form of the answer. `corpus` has the sources that it may cite.
@@ -74,9 +75,6 @@ impl<'a> FindingsChecker<'a> {
     /// # Errors
     /// The mistake, for the model to correct.
     pub fn check_findings(&self, answer: Findings, corpus: Option<&Corpus>) -> Result<Findings, String> {
-        if self.format.is_original() {
-            return self.check_original(answer, corpus);
-        }
         let answer = match self.labels.expand_labels(&answer.output, corpus) {
             Some(output) => Findings { output, ..answer },
             None => answer,
@@ -119,7 +117,7 @@ impl<'a> FindingsChecker<'a> {
     /// Checks an answer of a small model by the lines of its passages and those that it has read. `None` for other answers, and if
     /// there are no such lines: then its quotations or its notes count.
     fn check_by_grounding(&self, answer: &Findings, corpus: &Corpus) -> Option<Result<Findings, String>> {
-        if !self.format.is_small() || answer.answered.is_some() {
+        if !self.ability.is_small() || answer.answered.is_some() {
             return None;
         }
         let ground = |lines| grounding::ground_findings(answer, self.objective, lines, corpus);
@@ -127,7 +125,7 @@ impl<'a> FindingsChecker<'a> {
         if !lines.is_empty() || !self.labels.is_empty() {
             return Some(self.check_grounded(ground(&lines)));
         }
-        let is_uncited = self.format.cites_read_lines() && findings::lacks_quotations(answer, Some(corpus));
+        let is_uncited = findings::lacks_quotations(answer, Some(corpus));
         is_uncited.then(|| match self.corrections.take() {
             true => Err(NOTHING_READ.to_owned()),
             false => self.check_grounded(ground(&[])),
@@ -137,8 +135,7 @@ impl<'a> FindingsChecker<'a> {
     /// Returns the lines that code may cite for a statement: those of the passages first.
     fn list_citable_lines<'c>(&self, corpus: &'c Corpus) -> Vec<(&'c Document, usize)> {
         let shown = self.labels.shown_lines(corpus);
-        let read = self.format.cites_read_lines().then(|| self.read_lines.list_lines(corpus));
-        shown.into_iter().chain(read.into_iter().flatten()).collect()
+        shown.into_iter().chain(self.read_lines.list_lines(corpus)).collect()
     }
 
     /// Checks an answer of a small model whose statements were compared with lines. A statement without support is
@@ -170,18 +167,6 @@ impl<'a> FindingsChecker<'a> {
         Ok(Findings { notes: add_notes(notes, &content), ..findings })
     }
 
-    /// The rules of conversations that began under 0.4.0.
-    fn check_original(&self, answer: Findings, corpus: Option<&Corpus>) -> Result<Findings, String> {
-        match findings::resolve_findings(&answer, corpus) {
-            Ok(_) => Ok(answer),
-            Err(mistake) if self.corrections.take() => Err(mistake),
-            Err(mistake) => {
-                let rest = findings::remove_unverified_quotations(&answer, corpus);
-                rest.filter(|rest| findings::resolve_findings(rest, corpus).is_ok()).ok_or(mistake)
-            }
-        }
-    }
-
     fn find_content_mistakes(&self, answer: &Findings) -> Vec<ContentMistake> {
         let mut mistakes = Vec::new();
         let has_notes = answer.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
@@ -211,13 +196,13 @@ impl<'a> FindingsChecker<'a> {
 pub(crate) struct ReportChecker<'a> {
     pub objective: &'a str,
     pub results: &'a NumberedResults,
-    pub format: ConversationFormat,
+    pub ability: ModelAbility,
     corrections: CorrectionCount,
 }
 
 impl<'a> ReportChecker<'a> {
-    pub fn new(objective: &'a str, results: &'a NumberedResults, format: ConversationFormat) -> Self {
-        Self { objective, results, format, corrections: CorrectionCount::default() }
+    pub fn new(objective: &'a str, results: &'a NumberedResults, ability: ModelAbility) -> Self {
+        Self { objective, results, ability, corrections: CorrectionCount::default() }
     }
 
     /// Returns the report as it counts.
@@ -226,9 +211,6 @@ impl<'a> ReportChecker<'a> {
     /// The mistake, for the model to correct.
     pub fn check_report(&self, report: Report) -> Result<Report, String> {
         let unresolved = self.results.resolve_citations(&report).err();
-        if self.format.is_original() {
-            return unresolved.map_or(Ok(report), Err);
-        }
         let content = self.find_content_mistakes(&report);
         let invented = self.find_invented_numbers(&report);
         let corrections = content.iter().map(|mistake| mistake.correction.clone());
@@ -264,7 +246,7 @@ impl<'a> ReportChecker<'a> {
 
     /// Returns the statements of a small model's report with a number that neither the results nor the objective have.
     fn find_invented_numbers(&self, report: &Report) -> Vec<String> {
-        if !self.format.is_small() || report.answered.is_some() {
+        if !self.ability.is_small() || report.answered.is_some() {
             return Vec::new();
         }
         let results = self.results.numbered_results().iter();

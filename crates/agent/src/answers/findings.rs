@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 use super::{content, labels, marks};
 use crate::citations::{self, collapse_whitespace};
 use crate::corpus::{Corpus, Document, fold_words};
-use crate::model::AnswerSchema;
+use crate::model::{AnswerSchema, ModelAbility};
 use crate::spec::AnswerForm;
 use crate::tool::{schema_of, unknown_document_error};
-use crate::turn::{Answer, ConversationFormat, parse_json_answer};
+use crate::turn::{Answer, parse_json_answer};
 
 /// The most tokens of an answer. It stops small models that repeat themselves endlessly.
 pub(crate) const MAX_OUTPUT_TOKENS: u32 = 4_096;
@@ -115,10 +115,10 @@ impl Answer for Findings {
 /// of the passages, a list of labels.
 pub(crate) fn findings_schema(
     corpus: Option<&Corpus>,
-    format: ConversationFormat,
+    ability: ModelAbility,
     has_tools: bool,
 ) -> Option<AnswerSchema> {
-    if format.is_small() {
+    if ability.is_small() {
         let mut schema = json!({
             "type": "object",
             "properties": {
@@ -645,8 +645,7 @@ mod tests {
         for (ability, has_tools) in
             [(ModelAbility::Small, false), (ModelAbility::Small, true), (ModelAbility::Strong, true)]
         {
-            let format = ConversationFormat::current(ability);
-            let schema = findings_schema(Some(&build_corpus()), format, has_tools).unwrap().schema;
+            let schema = findings_schema(Some(&build_corpus()), ability, has_tools).unwrap().schema;
             let properties = &schema["properties"];
             assert!(properties["output"]["maxLength"].is_u64() && properties["notes"]["maxLength"].is_u64());
             let list = if ability == ModelAbility::Small { "citations" } else { "quotations" };
@@ -656,8 +655,7 @@ mod tests {
 
     #[test]
     fn the_schema_lists_the_documents_if_there_are_few() {
-        let schema =
-            findings_schema(Some(&build_corpus()), ConversationFormat::default(), true).unwrap().schema;
+        let schema = findings_schema(Some(&build_corpus()), ModelAbility::Strong, true).unwrap().schema;
         let passage = &schema["properties"]["quotations"]["items"]["properties"];
         assert_eq!(passage["document"]["enum"], json!(["MIT.txt", "law/Apache.txt"]));
         assert_eq!(passage["first_line"]["minimum"], 1);

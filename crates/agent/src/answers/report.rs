@@ -13,10 +13,10 @@ use serde_json::json;
 use super::findings::summarize_output;
 use super::{content, marks};
 use crate::citations;
-use crate::model::AnswerSchema;
+use crate::model::{AnswerSchema, ModelAbility};
 use crate::spec::{AnswerForm, format_utc_date};
 use crate::tool::{ResultEntry, TaskResultSource, ToolError, schema_of};
-use crate::turn::{Answer, ConversationFormat, parse_json_answer};
+use crate::turn::{Answer, parse_json_answer};
 
 /// The most sources that a correction lists.
 const MAX_NAMED: usize = 20;
@@ -69,9 +69,9 @@ impl Answer for Report {
 pub(crate) const MAX_OUTPUT_TOKENS_SMALL: u32 = 2_000;
 
 /// Returns the schema of a report.
-pub(crate) fn report_schema(format: ConversationFormat) -> Option<AnswerSchema> {
+pub(crate) fn report_schema(ability: ModelAbility) -> Option<AnswerSchema> {
     let mut schema = Report::answer_schema(AnswerForm::Report.name())?;
-    if format.is_small() {
+    if ability.is_small() {
         schema.schema = json!({
             "type": "object",
             "properties": {

@@ -2,22 +2,20 @@
 //! verdict means for the task.
 //!
 //! The form has a fixed key per criterion, `C1` to `Cn`. A result passes if all are met; that is computed and never asked.
-//! The form of 0.4.0, a list of criteria and `passed`, is still accepted; only conversations that began under 0.4.0 count
-//! its `passed`.
+//! Models that answer with a list of criteria instead are understood.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::result::{CriterionOutcome, Verdict};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::standing::ANSWERS;
 use crate::citations::collapse_whitespace;
-use crate::model::AnswerSchema;
-use crate::tool::{parse_lenient_json, schema_of};
-use crate::turn::{Answer, ConversationFormat};
+use crate::model::{AnswerSchema, ModelAbility};
+use crate::tool::parse_lenient_json;
+use crate::turn::Answer;
 
 /// The most characters of a gap.
 const MAX_GAP: u32 = 300;
@@ -26,18 +24,13 @@ const MAX_REASONING: u32 = 800;
 /// The gap of a criterion that a critic omitted twice.
 const LEFT_OUT: &str = "The critic did not say whether it is met.";
 
-/// The correction for a rejection that gives the next attempt no guidance.
-const NO_FEEDBACK: &str =
-    "The verdict rejects the result without 'feedback': say what the next attempt must do differently.";
-
 /// A critic's answer. Reasons come before the conclusions that rest on them: models write in this order.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Judgement {
     /// The task whose result this judges.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task_id: Option<String>,
     /// Every criterion with its outcome.
-    #[schemars(length(min = 1))]
     pub criteria: Vec<CriterionJudgement>,
     /// Why, in a few sentences.
     pub reasoning: String,
@@ -52,7 +45,7 @@ pub struct Judgement {
 }
 
 /// The judgement of one criterion.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CriterionJudgement {
     /// Its number, such as C1; one without a number in your own words.
     pub criterion: String,
@@ -64,10 +57,6 @@ pub struct CriterionJudgement {
 }
 
 impl Answer for Judgement {
-    fn answer_schema(name: &str) -> Option<AnswerSchema> {
-        Some(AnswerSchema { name: name.to_owned(), schema: schema_of::<Self>() })
-    }
-
     fn is_other_form(value: &Value, _: &Value) -> bool {
         value.get("criteria").is_some_and(Value::is_array)
     }
@@ -79,9 +68,8 @@ impl Answer for Judgement {
         let read = match has_keys {
             true => serde_json::from_value(value).map(KeyedJudgement::into_judgement),
             false => {
-                // `passed` is computed.
-                let earlier = serde_json::from_value::<EarlierJudgement>(value);
-                earlier.map(EarlierJudgement::into_judgement)
+                let listed = serde_json::from_value::<ListedJudgement>(value);
+                listed.map(ListedJudgement::into_judgement)
             }
         };
         read.map_err(|mistake| format!("The answer does not fit its schema: {mistake}."))
@@ -123,9 +111,9 @@ impl KeyedJudgement {
     }
 }
 
-/// A judgement in the form of 0.4.0. `passed` may be missing.
+/// A judgement with a list of criteria. `passed` may be missing.
 #[derive(Deserialize)]
-struct EarlierJudgement {
+struct ListedJudgement {
     #[serde(default)]
     task_id: Option<String>,
     criteria: Vec<CriterionJudgement>,
@@ -139,7 +127,7 @@ struct EarlierJudgement {
     confidence: Option<f64>,
 }
 
-impl EarlierJudgement {
+impl ListedJudgement {
     fn into_judgement(self) -> Judgement {
         let Self { task_id, criteria, reasoning, feedback, passed, confidence } = self;
         let passed = passed.unwrap_or_else(|| criteria.iter().all(|one| one.met));
@@ -155,8 +143,8 @@ fn is_criterion_key(key: &str) -> bool {
 
 /// Returns the form of a verdict on this many criteria. The reason for an outcome comes before it: models write in this
 /// order.
-pub(super) fn judgement_schema(name: &str, criteria: usize, format: ConversationFormat) -> AnswerSchema {
-    let text = |most: u32, about: &str| match format.is_small() {
+pub(super) fn judgement_schema(name: &str, criteria: usize, ability: ModelAbility) -> AnswerSchema {
+    let text = |most: u32, about: &str| match ability.is_small() {
         true => json!({"type": "string", "maxLength": most}),
         false => json!({"type": "string", "maxLength": most, "description": about}),
     };
@@ -172,7 +160,7 @@ pub(super) fn judgement_schema(name: &str, criteria: usize, format: Conversation
     let keys: Vec<String> = (1..=criteria).map(|number| format!("C{number}")).collect();
     let mut properties: Map<String, Value> = keys.iter().map(|key| (key.clone(), outcome.clone())).collect();
     properties.insert("reasoning".into(), text(MAX_REASONING, "Why, in a few sentences."));
-    if !format.is_small() {
+    if !ability.is_small() {
         let feedback = "If a criterion is not met: what the next attempt must do differently.";
         properties.insert("feedback".into(), text(MAX_REASONING, feedback));
         properties.insert(
@@ -195,22 +183,13 @@ pub(super) fn judgement_schema(name: &str, criteria: usize, format: Conversation
 pub(crate) struct JudgementValidator<'a> {
     task: &'a TaskId,
     criteria: &'a [String],
-    format: ConversationFormat,
     /// `true` once a correction about an omitted criterion was sent.
     has_corrected_omission: AtomicBool,
-    /// `true` once a correction about missing feedback was sent.
-    has_corrected_feedback: AtomicBool,
 }
 
 impl<'a> JudgementValidator<'a> {
-    pub fn new(task: &'a TaskId, criteria: &'a [String], format: ConversationFormat) -> Self {
-        Self {
-            task,
-            criteria,
-            format,
-            has_corrected_omission: AtomicBool::new(false),
-            has_corrected_feedback: AtomicBool::new(false),
-        }
+    pub fn new(task: &'a TaskId, criteria: &'a [String]) -> Self {
+        Self { task, criteria, has_corrected_omission: AtomicBool::new(false) }
     }
 
     /// Returns the answer with the criteria in their original words, each once.
@@ -225,7 +204,7 @@ impl<'a> JudgementValidator<'a> {
                 self.task
             ));
         }
-        let given = self.complete_earlier_form(&answer);
+        let given = self.complete_listed_form(&answer);
         let (criteria, left_out) = self.assign_judgements(&given);
         let mut judged =
             Judgement { criteria, feedback: trim_non_empty(answer.feedback.as_deref()), ..answer };
@@ -238,30 +217,18 @@ impl<'a> JudgementValidator<'a> {
                 ));
             }
             // A critic that omits a criterion twice could not confirm it.
-            (judged.passed, judged.feedback) = (false, judged.feedback.or(Some(LEFT_OUT.to_owned())));
+            judged.feedback = judged.feedback.or(Some(LEFT_OUT.to_owned()));
         }
-        if !self.format.is_original() {
-            return Ok(judged.with_computed_verdict());
-        }
-        if let Some(contradiction) = judged.to_verdict().find_inconsistency() {
-            return Err(format!("The verdict contradicts itself: {contradiction}."));
-        }
-        if !judged.passed && judged.feedback.is_none() {
-            if !self.has_corrected_feedback.swap(true, Ordering::Relaxed) {
-                return Err(NO_FEEDBACK.to_owned());
-            }
-            judged.feedback = Some(judged.build_fallback_feedback());
-        }
-        Ok(judged)
+        Ok(judged.with_computed_verdict())
     }
 
-    /// Returns the judgements of an answer. The form of 0.4.0 has none for the standing criterion: there `passed` tells of it,
+    /// Returns the judgements of an answer. A list may have none for the standing criterion: there `passed` tells of it,
     /// unless another criterion explains a rejection.
-    fn complete_earlier_form(&self, answer: &Judgement) -> Vec<CriterionJudgement> {
+    fn complete_listed_form(&self, answer: &Judgement) -> Vec<CriterionJudgement> {
         let mut given = answer.criteria.clone();
         let standing = self.criteria.iter().position(|criterion| criterion == ANSWERS);
         let is_given = |at: usize| given.iter().any(|one| self.find_criterion(&one.criterion) == Some(at));
-        if let Some(at) = standing.filter(|at| !self.format.is_original() && !is_given(*at)) {
+        if let Some(at) = standing.filter(|at| !is_given(*at)) {
             let met = answer.passed || given.iter().any(|one| !one.met);
             let reason =
                 trim_non_empty(answer.feedback.as_deref()).unwrap_or_else(|| answer.reasoning.clone());
@@ -382,25 +349,13 @@ mod tests {
     }
 
     fn correction_for(value: Value) -> String {
-        JudgementValidator::new(&task_id(), &sample_criteria(), ConversationFormat::ORIGINAL)
+        JudgementValidator::new(&task_id(), &sample_criteria())
             .validate_judgement(parse_judgement(value))
             .unwrap_err()
     }
 
-    #[test]
-    fn the_schema_puts_reasons_before_the_verdict() {
-        let schema = Judgement::answer_schema("verdict").unwrap().schema;
-        let names =
-            |schema: &Value| schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-        let all = ["task_id", "criteria", "reasoning", "feedback", "passed", "confidence"];
-        assert_eq!(names(&schema), all);
-        assert_eq!(names(&schema["properties"]["criteria"]["items"]), ["criterion", "gap", "met"]);
-        assert_eq!(schema["required"], json!(["criteria", "reasoning", "passed"]));
-    }
-
     fn validate(value: Value) -> Result<Verdict, String> {
-        let format = ConversationFormat::default();
-        let judged = JudgementValidator::new(&task_id(), &sample_criteria(), format)
+        let judged = JudgementValidator::new(&task_id(), &sample_criteria())
             .validate_judgement(parse_judgement(value));
         judged.map(|judgement| judgement.to_verdict())
     }
@@ -408,8 +363,7 @@ mod tests {
     #[test]
     fn the_form_has_a_bounded_key_per_criterion_and_asks_for_no_verdict() {
         for ability in crate::model::ModelAbility::ALL {
-            let format = ConversationFormat::current(ability);
-            let schema = judgement_schema("verdict", 2, format).schema;
+            let schema = judgement_schema("verdict", 2, ability).schema;
             assert_eq!(schema["required"], json!(["C1", "C2", "reasoning"]));
             assert_eq!(schema["additionalProperties"], json!(false));
             assert_eq!(schema["properties"]["C1"]["properties"]["gap"]["maxLength"], 300);
@@ -424,7 +378,7 @@ mod tests {
         let rejected = validate(keyed(false)).unwrap();
         assert_eq!((rejected.passed, rejected.find_inconsistency()), (false, None));
         assert_eq!(rejected.feedback.as_deref(), Some("Not met: It is  short long\nr"));
-        // The form of 0.4.0, whose redundant field contradicts its criteria.
+        // A list, whose redundant field contradicts its criteria.
         let met = |first: bool| json!([{"criterion": "C1", "met": first}, {"criterion": "C2", "met": true}]);
         for (first, claimed) in [(true, false), (false, true)] {
             let answer =
@@ -435,12 +389,11 @@ mod tests {
         }
         // Without a key of its own, the standing criterion is what `passed` is about.
         let (task, criteria) = (task_id(), [sample_criteria(), vec![ANSWERS.to_owned()]].concat());
-        let format = ConversationFormat::default();
         for passed in [true, false] {
             let answer =
                 json!({"criteria": met(true), "reasoning": "It misses the point.", "passed": passed});
             let judged =
-                JudgementValidator::new(&task, &criteria, format).validate_judgement(parse_judgement(answer));
+                JudgementValidator::new(&task, &criteria).validate_judgement(parse_judgement(answer));
             let verdict = judged.unwrap().to_verdict();
             assert_eq!((verdict.passed, verdict.find_inconsistency()), (passed, None));
             assert_eq!(verdict.criteria[2].gap.as_deref(), (!passed).then_some("It misses the point."));
@@ -450,9 +403,7 @@ mod tests {
     #[test]
     fn criteria_are_matched_by_number_or_words() {
         let (task, criteria) = (task_id(), sample_criteria());
-        let number = |text: &str| {
-            JudgementValidator::new(&task, &criteria, ConversationFormat::ORIGINAL).find_criterion(text)
-        };
+        let number = |text: &str| JudgementValidator::new(&task, &criteria).find_criterion(text);
         for (text, expected) in [
             ("C1", Some(0)),
             ("c2", Some(1)),
@@ -483,7 +434,7 @@ mod tests {
             ],
             "reasoning": "r", "passed": false, "feedback": "name it", "confidence": 0.5
         }));
-        let verdict = JudgementValidator::new(&task_id(), &sample_criteria(), ConversationFormat::ORIGINAL)
+        let verdict = JudgementValidator::new(&task_id(), &sample_criteria())
             .validate_judgement(answer)
             .unwrap()
             .to_verdict();
@@ -511,22 +462,6 @@ mod tests {
                 "You judge the result of the task t, but 'task_id' names \"u\".",
             ),
             (
-                json!({"criteria": met(false), "reasoning": "", "passed": true}),
-                "The verdict contradicts itself: it passes a result with an unmet criterion.",
-            ),
-            (
-                json!({"criteria": met(true), "reasoning": "", "passed": false, "feedback": "x"}),
-                "The verdict contradicts itself: it rejects a result that meets every criterion.",
-            ),
-            (
-                json!({"criteria": met(false), "reasoning": "", "passed": false, "feedback": " "}),
-                "The verdict rejects the result without 'feedback'",
-            ),
-            (
-                json!({"criteria": met(true), "reasoning": "", "passed": true, "confidence": 2}),
-                "The verdict contradicts itself: its confidence is not between 0 and 1.",
-            ),
-            (
                 json!({"criteria": [], "reasoning": "", "passed": true}),
                 "'criteria' leaves out C1, C2. Judge every criterion up to C2 in one answer.",
             ),
@@ -534,21 +469,17 @@ mod tests {
             let text = correction_for(value);
             assert!(text.starts_with(expected), "{text}\n{expected}");
         }
-        let none = JudgementValidator::new(&task_id(), &[], ConversationFormat::ORIGINAL)
-            .validate_judgement(Judgement { passed: true, ..Judgement::default() });
-        assert_eq!(none.unwrap_err(), "The verdict contradicts itself: it has no criteria.");
         assert!(Judgement::parse_answer("no").unwrap_err().starts_with("The answer is not one JSON object"));
     }
 
     #[test]
     fn a_rejection_without_feedback_gets_its_reasons_as_feedback() {
         let (task, criteria) = (task_id(), sample_criteria());
-        let check = JudgementValidator::new(&task, &criteria, ConversationFormat::ORIGINAL);
+        let check = JudgementValidator::new(&task, &criteria);
         let answer = parse_judgement(json!({
             "criteria": [{"criterion": "C1", "met": false, "gap": "Which?"}, {"criterion": "C2", "met": false}],
             "reasoning": "It is vague.", "passed": false
         }));
-        assert_eq!(check.validate_judgement(answer.clone()).unwrap_err(), NO_FEEDBACK);
         let feedback = check.validate_judgement(answer).unwrap().to_verdict().feedback.unwrap();
         assert_eq!(feedback, "Not met: It names the law. Which?\nNot met: It is  short\nIt is vague.");
     }
@@ -556,7 +487,7 @@ mod tests {
     #[test]
     fn a_criterion_omitted_twice_is_not_met() {
         let (task, criteria) = (task_id(), sample_criteria());
-        let check = JudgementValidator::new(&task, &criteria, ConversationFormat::ORIGINAL);
+        let check = JudgementValidator::new(&task, &criteria);
         let answer = parse_judgement(json!({
             "criteria": [{"criterion": "C2", "met": true}], "reasoning": "fine", "passed": true
         }));

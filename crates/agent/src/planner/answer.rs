@@ -112,7 +112,7 @@ pub(super) fn build_plan_schema(
             ModelAbility::Small => (vec!["tasks", "final_task"], vec!["tasks"]),
             ModelAbility::Strong => (vec!["reasoning", "tasks", "final_task"], vec!["reasoning", "tasks"]),
         },
-        PlanningForm::Combined | PlanningForm::Changes => fields_of_changes(draft),
+        PlanningForm::Changes => fields_of_changes(draft),
     };
     if let Some(properties) = allow_additional_fields(&mut schema) {
         properties.retain(|name, _| fields.contains(&name.as_str()));

@@ -79,7 +79,7 @@ pub(super) fn render_board(view: &BoardView<'_>) -> String {
             render_capabilities(offers),
             render_documents(documents, documents_fit),
         ],
-        PlanningForm::Combined | PlanningForm::Changes => vec![
+        PlanningForm::Changes => vec![
             describe_mode(plan.run.start.as_ref().map(|start| start.mode).unwrap_or_default()).to_owned(),
             render_budget(plan, at),
             render_capabilities(offers),

@@ -26,12 +26,9 @@ use crate::spec::Template;
 pub(super) const MAX_NAMED_DOCUMENTS: usize = 40;
 
 /// The form of a turn.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlanningForm {
-    /// One prompt for all turns, with all tools of the mode: turns that began under 0.4.0, whose journals name no form.
-    #[default]
-    Combined,
     /// The first plan where the objective is one question for a small model: one task of research, without a model.
     SingleQuestion,
     /// The first plan, as questions to the documents; the tasks follow from them.
@@ -81,7 +78,7 @@ impl PlanningForm {
     pub fn is_first_plan(self) -> bool {
         match self {
             Self::SingleQuestion | Self::Questions | Self::Tasks => true,
-            Self::Combined | Self::Changes => false,
+            Self::Changes => false,
         }
     }
 
@@ -104,11 +101,6 @@ impl PlanningForm {
             (Self::Changes, ModelAbility::Strong) => {
                 include_str!("../../prompts/planner/changes.strong.md").to_owned()
             }
-            (Self::Combined, _) => [
-                include_str!("../../prompts/planner/tasks.strong.md"),
-                include_str!("../../prompts/planner/changes.strong.md"),
-            ]
-            .join("\n"),
         };
         Template::new(&text).expect("the built-in instructions have no mistakes")
     }
@@ -125,7 +117,6 @@ impl PlanningForm {
         has_own_instructions: bool,
     ) -> BTreeSet<&'static str> {
         let is_offered = |name: &str| match (self, ability) {
-            (Self::Combined, _) => true,
             // A small model takes what it finds for questions of its own.
             (_, ModelAbility::Small) => false,
             (Self::Tasks | Self::Changes, ModelAbility::Strong) if name == SEARCH => {

@@ -66,13 +66,10 @@ pub struct PlanningSnapshot {
     /// The capabilities of the cluster.
     pub offers: Vec<CapabilityOffer>,
     /// The form of the turn.
-    #[serde(default)]
     pub form: PlanningForm,
     /// The ability of the model, which selects the variant of the prompts.
-    #[serde(default)]
     pub ability: ModelAbility,
     /// `true` if all documents together fit into one task.
-    #[serde(default)]
     pub documents_fit: bool,
 }
 
@@ -211,10 +208,7 @@ impl PlanningTurn {
                 let reasoning = "The objective is one question: one task of research answers it.";
                 applied.mistakes.is_empty().then(|| answer::build_proposal(applied, reasoning.into()))
             }
-            PlanningForm::Combined
-            | PlanningForm::Questions
-            | PlanningForm::Tasks
-            | PlanningForm::Changes => None,
+            PlanningForm::Questions | PlanningForm::Tasks | PlanningForm::Changes => None,
         }
     }
 
@@ -234,18 +228,8 @@ impl PlanningTurn {
     }
 
     fn apply(&self, answer: &PlanAnswer) -> answer::AppliedAnswer {
-        let draft = self.lock_draft();
-        match self.form {
-            // A journal of 0.4.0 was recorded without.
-            PlanningForm::Combined => answer::apply_answer(&draft, &self.offers, answer),
-            PlanningForm::SingleQuestion
-            | PlanningForm::Questions
-            | PlanningForm::Tasks
-            | PlanningForm::Changes => {
-                let completed = complete::complete_answer(self.context(), answer);
-                answer::apply_answer(&draft, &self.offers, &completed)
-            }
-        }
+        let completed = complete::complete_answer(self.context(), answer);
+        answer::apply_answer(&self.lock_draft(), &self.offers, &completed)
     }
 
     fn context(&self) -> AnswerContext<'_> {
@@ -266,7 +250,7 @@ impl PlanningTurn {
                 questions: plan.tasks.into_iter().take(1).map(|task| task.objective).collect(),
                 ..PlanAnswer::default()
             },
-            PlanningForm::Combined | PlanningForm::Tasks | PlanningForm::Changes => plan,
+            PlanningForm::Tasks | PlanningForm::Changes => plan,
         }
     }
 

@@ -18,9 +18,9 @@ use crate::sources::OrderInputs;
 use crate::state::StateRules;
 use crate::tool::{Tool, Toolbox};
 use crate::turn::{
-    AgentBrief, Answer, AnswerCheck, AnsweredWork, AttemptName, ContextSettings, ConversationFormat, Driver,
-    ForkedConversation, InheritedState, Journal, JournalError, Machine, ReadLines, RecordedBeginning,
-    WorkSummary, read_recorded_beginning,
+    AgentBrief, Answer, AnswerCheck, AnsweredWork, AttemptName, ContextSettings, Driver, ForkedConversation,
+    InheritedState, Journal, JournalError, Machine, ReadLines, RecordedBeginning, WorkSummary,
+    read_recorded_beginning,
 };
 
 /// The environment of a session.
@@ -75,7 +75,7 @@ impl<'a> SessionEnvironment<'a> {
         state: Option<StateRules>,
         context: Option<ContextSettings>,
     ) -> Result<RecordedBeginning, SessionError> {
-        let new = RecordedBeginning::new(ConversationFormat::current(ability), state, context);
+        let new = RecordedBeginning::new(ability, state, context);
         Ok(self.read_beginning().await?.unwrap_or(new))
     }
 

@@ -19,11 +19,12 @@ use crate::answers::labels::{ShownPassage, format_labelled_passages};
 use crate::corpus::{Corpus, Document};
 use crate::files::{CompositeFiles, DocumentFiles, FilePath, Files};
 use crate::material::{NOTICE, prefix_lines_with_bar};
+use crate::model::ModelAbility;
 use crate::roles::DocumentList;
 use crate::sources::{OrderInputError, OrderInputs};
 use crate::spec::{AgentSpec, AnswerForm, ResultScope};
 use crate::tool::{ResultEntry, TaskResultSource, find_passages};
-use crate::turn::{CONVERSATION_STEP, ConversationFormat, ForkedConversation};
+use crate::turn::{CONVERSATION_STEP, ForkedConversation};
 
 /// The number of results that are read concurrently.
 const READS: usize = 16;
@@ -149,14 +150,9 @@ impl SessionInputs {
     }
 
     /// Returns the part of the inputs that goes into the first message.
-    pub fn format_excerpt(
-        &self,
-        order: &Order,
-        form: AnswerForm,
-        format: ConversationFormat,
-    ) -> InputExcerpt {
+    pub fn format_excerpt(&self, order: &Order, form: AnswerForm, ability: ModelAbility) -> InputExcerpt {
         let mut text = String::new();
-        let is_small = format.is_small();
+        let is_small = ability.is_small();
         let passages = match (form, is_small) {
             (AnswerForm::Findings, true) => self.find_labelled_passages(order),
             (AnswerForm::Findings, false) => self.find_document_passages(order),

@@ -60,8 +60,8 @@ use crate::spec::{
 use crate::state::{StatePrompt, StateRules, create_state_tools};
 use crate::tool::{ChildTasks, Toolbox, describe_wait_end};
 use crate::turn::{
-    AgentBrief, Answer, AnsweredWork, AttemptName, ConversationFormat, DriveError, ForkedConversation,
-    JsonAnswer, PlainText, ReadLines, UsageTotals, WorkFailure, format_fork_task,
+    AgentBrief, Answer, AnsweredWork, AttemptName, DriveError, ForkedConversation, JsonAnswer, PlainText,
+    ReadLines, UsageTotals, WorkFailure, format_fork_task,
 };
 
 use consultants::ModelConsultants;
@@ -197,13 +197,13 @@ impl<'a> AgentSession<'a> {
             return Err(invalid_order_error("it is not a task").into());
         };
         let opened = self.open_model().await?;
-        let is_new = opened.beginning.prompt.is_none() && !opened.beginning.format.is_original();
+        let is_new = opened.beginning.prompt.is_none();
         // The built-in model answers from documents only, and says itself that there are none.
         let has_memory = !opened.model.name().starts_with(BUILT_IN_MODEL);
         if is_new && has_memory && self.has_no_sources() {
             return Ok(no_sources_result());
         }
-        let format = opened.beginning.format;
+        let ability = opened.beginning.ability;
         let task = WorkTask {
             task_id: task.clone(),
             objective: order.objective.clone(),
@@ -220,9 +220,9 @@ impl<'a> AgentSession<'a> {
                 }
             },
         };
-        let excerpt = self.inputs.format_excerpt(order, spec.answer, format);
-        let more = format!("{}{}", excerpt.text, self.earlier.format_section(order, format));
-        let question = match format.is_small() {
+        let excerpt = self.inputs.format_excerpt(order, spec.answer, ability);
+        let more = format!("{}{}", excerpt.text, self.earlier.format_section(order, ability));
+        let question = match ability.is_small() {
             true => {
                 // What the tools could look up is in the passages.
                 let reads = !excerpt.has_passages && spec.tools.iter().any(|tool| tool.name == READ);
@@ -234,9 +234,9 @@ impl<'a> AgentSession<'a> {
             AnswerForm::Findings => {
                 // Web pages have names that are not known yet.
                 let listed = self.inputs.corpus.as_deref().filter(|_| !self.reads_web());
-                findings::findings_schema(listed, format, !excerpt.has_passages || self.reads_web())
+                findings::findings_schema(listed, ability, !excerpt.has_passages || self.reads_web())
             }
-            AnswerForm::Report => report::report_schema(format),
+            AnswerForm::Report => report::report_schema(ability),
             AnswerForm::Text => None,
             AnswerForm::Data => JsonAnswer::answer_schema(spec.answer.name()).map(|schema| AnswerSchema {
                 schema: spec.about.output.clone().unwrap_or(schema.schema),
@@ -257,8 +257,8 @@ impl<'a> AgentSession<'a> {
         schema: Option<AnswerSchema>,
         excerpt: InputExcerpt,
     ) -> Result<TaskResult, SessionError> {
-        let format = opened.beginning.format;
-        self.withdraw_useless_tools(format, &excerpt);
+        let ability = opened.beginning.ability;
+        self.withdraw_useless_tools(ability, &excerpt);
         let conversation = self.prepare_conversation(opened, question, schema, Vec::new())?;
         let Self { spec, order, env, inputs, .. } = self;
         let (attempt, corpus) = (AttemptName::from_order(order), inputs.corpus.as_deref());
@@ -267,7 +267,7 @@ impl<'a> AgentSession<'a> {
                 let labels = PassageLabels::read_from_prompt(conversation.newest_task());
                 let used = inputs.list_used_results();
                 let read_lines = conversation.read_lines.clone();
-                let checker = FindingsChecker::new(&order.objective, labels, read_lines, used, format);
+                let checker = FindingsChecker::new(&order.objective, labels, read_lines, used, ability);
                 let pages = conversation.pages.clone();
                 let list_sources =
                     || pages.as_ref().map(|pages| pages.list_sources()).or_else(|| corpus.cloned());
@@ -280,7 +280,7 @@ impl<'a> AgentSession<'a> {
             AnswerForm::Report => {
                 let none = NumberedResults::default();
                 let results = inputs.numbered.as_deref().unwrap_or(&none);
-                let checker = ReportChecker::new(&order.mission, results, format);
+                let checker = ReportChecker::new(&order.mission, results, ability);
                 let check = |answer: Report| checker.check_report(answer);
                 let work = env.run_conversation(attempt, conversation, &check).await?;
                 let result = results.resolve_citations(&work.answer).map_err(repeated_check_error)?;
@@ -315,9 +315,9 @@ impl<'a> AgentSession<'a> {
 
     /// Withdraws the tools that a small model does not need: it repeats their calls in place of an answer. Where the prompt has
     /// passages and all results, there is nothing left to look up.
-    fn withdraw_useless_tools(&mut self, format: ConversationFormat, excerpt: &InputExcerpt) {
+    fn withdraw_useless_tools(&mut self, ability: ModelAbility, excerpt: &InputExcerpt) {
         let is_cited = matches!(self.spec.answer, AnswerForm::Findings | AnswerForm::Report);
-        if !format.is_small() || !is_cited {
+        if !ability.is_small() || !is_cited {
             return;
         }
         self.useless_tools = match (excerpt.has_passages, excerpt.has_all_results) {
@@ -336,7 +336,7 @@ impl<'a> AgentSession<'a> {
         let context = is_task.then(|| self.spec.context.settings_for(model.as_ref()));
         let mut beginning = self.env.choose_beginning(ability, state, context).await?;
         if let Some(conversation) = self.fork.as_ref().or(self.earlier.conversation.as_ref()) {
-            (beginning.format, beginning.prompt) = (conversation.format(), None);
+            (beginning.ability, beginning.prompt) = (conversation.ability(), None);
             beginning.state = conversation.state_rules().cloned();
         }
         Ok(OpenedModel { model, beginning })
@@ -400,7 +400,7 @@ impl<'a> AgentSession<'a> {
             Some(agent) => context.with_files(agent.files.clone(), agent.permissions.clone()),
             None => context,
         };
-        let format = beginning.format;
+        let ability = beginning.ability;
         let references: Vec<ToolReference> =
             spec.tools.iter().filter(|tool| !useless_tools.contains(&tool.name.as_str())).cloned().collect();
         let own = std::mem::take(&mut env.tools).into_iter().map(|tool| {
@@ -417,7 +417,7 @@ impl<'a> AgentSession<'a> {
         let toolbox = Toolbox::new(tools).map_err(|duplicate| invalid_order_error(&duplicate.to_string()))?;
         let tool_names: Vec<String> = toolbox.specs().iter().map(|tool| tool.name.clone()).collect();
         let built_in =
-            turn_instructions.take().or_else(|| prompts::built_in_instructions(spec.answer, format.ability));
+            turn_instructions.take().or_else(|| prompts::built_in_instructions(spec.answer, ability));
         let instructions = render_instructions(
             spec,
             order,
@@ -435,8 +435,8 @@ impl<'a> AgentSession<'a> {
             tools: toolbox.specs(),
             answer,
             limits: spec.limits,
-            max_output_tokens: choose_max_output_tokens(spec.answer, format),
-            format,
+            max_output_tokens: choose_max_output_tokens(spec.answer, ability),
+            ability,
         };
         let can_wait = matches!(order.assignment, Assignment::Task { .. });
         let approvals = spec.approvals.clone();
@@ -526,8 +526,8 @@ fn no_sources_result() -> TaskResult {
 }
 
 /// The most tokens of one reply.
-fn choose_max_output_tokens(answer: AnswerForm, format: ConversationFormat) -> u32 {
-    match (answer, format.ability) {
+fn choose_max_output_tokens(answer: AnswerForm, ability: ModelAbility) -> u32 {
+    match (answer, ability) {
         (AnswerForm::Findings, ModelAbility::Small) => findings::MAX_OUTPUT_TOKENS_SMALL,
         (AnswerForm::Report, ModelAbility::Small) => report::MAX_OUTPUT_TOKENS_SMALL,
         (AnswerForm::Text | AnswerForm::Data, ModelAbility::Small) => roles::MAX_OUTPUT_TOKENS_SMALL,

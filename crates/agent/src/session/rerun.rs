@@ -20,11 +20,11 @@ use tracing::warn;
 
 use super::SessionError;
 use crate::material::{NOTICE, prefix_lines_with_bar};
+use crate::model::ModelAbility;
 use crate::sources::{OrderInputError, OrderInputs};
 use crate::spec::{AgentSpec, RevisionMode};
 use crate::turn::{
-    CONVERSATION_STEP, ConversationFormat, ForkedConversation, InheritedState, collect_recorded_notes,
-    format_notes,
+    CONVERSATION_STEP, ForkedConversation, InheritedState, collect_recorded_notes, format_notes,
 };
 
 /// The most characters of the rejected result in the first message.
@@ -90,17 +90,17 @@ impl EarlierAttempts {
     }
 
     /// The part of the first message of a new conversation that is about earlier attempts; empty for a first attempt.
-    pub fn format_section(&self, order: &Order, format: ConversationFormat) -> String {
+    pub fn format_section(&self, order: &Order, ability: ModelAbility) -> String {
         let mut text = String::new();
         if let Some(result) = &self.rejected {
-            let limit = if format.is_small() { MAX_RESULT_SMALL } else { MAX_RESULT };
+            let limit = if ability.is_small() { MAX_RESULT_SMALL } else { MAX_RESULT };
             let output = if result.output.is_empty() { &result.summary } else { &result.output };
             let output = prefix_lines_with_bar(output, limit);
             write!(text, "\nYour earlier result, which was rejected. {NOTICE}\n{output}").expect(TO_STRING);
         }
         text.push_str(&format_verdict(&self.verdict));
         // Other models read the feedback in the JSON of their task.
-        if format.is_small() {
+        if ability.is_small() {
             text.push_str(&format_feedback(&order.feedback));
         }
         if let Some(notes) = format_notes(&self.inherited.notes, MAX_NOTES) {

@@ -42,7 +42,7 @@ use crate::model::{Model, ModelAbility, ModelSelection};
 use crate::roles::DocumentList;
 use crate::sources::OrderInputs;
 use crate::tool::TaskResultSource;
-use crate::turn::{AttemptName, InheritedState, Journal, JournalError, UsageTotals, read_recorded_beginning};
+use crate::turn::{AttemptName, InheritedState, Journal, JournalError, UsageTotals};
 
 /// The maximum number of results that a result is compared with.
 const MAX_COMPARED: usize = 12;
@@ -83,17 +83,12 @@ impl AgentHost {
             return Err(invalid_order_error("it is not a review of a result").into());
         };
         let criteria = merge_criteria(requirements, criteria);
-        let recorded = read_recorded_beginning(env.journal.as_mut()).await.map_err(journal_error)?;
-        let has_begun = recorded.is_some();
-        let is_original = recorded.is_some_and(|beginning| beginning.format.is_original());
-        let asked = if is_original { criteria.clone() } else { select_asked_criteria(&criteria) };
+        let has_begun = env.read_beginning().await?.is_some();
+        let asked = select_asked_criteria(&criteria);
         let (sources, files) = (env.sources.clone(), env.files.clone());
         let (sheet, evidence) =
             self.collect_evidence((task, *review), input, order, &asked, sources, files).await?;
-        let checked = match is_original {
-            true => Vec::new(),
-            false => check_result(&sheet, &evidence, requirements, &criteria, env.sources.as_ref()).await?,
-        };
+        let checked = check_result(&sheet, &evidence, requirements, &criteria, env.sources.as_ref()).await?;
         if checked.iter().any(|outcome| !outcome.met) {
             return Ok(build_verdict(checked, &[]));
         }
@@ -270,9 +265,9 @@ impl PanelReview<'_> {
         let env = SessionEnvironment { files: None, ..env };
         let mut env = env;
         let beginning = env.choose_beginning(model.ability(), None, None).await?;
-        let format = beginning.format;
-        let toolbox = self.evidence.open_tools(&self.sheet, format);
-        let brief = restore_prompt(build_review_brief(&self.sheet, &toolbox, format), beginning);
+        let ability = beginning.ability;
+        let toolbox = self.evidence.open_tools(&self.sheet, ability);
+        let brief = restore_prompt(build_review_brief(&self.sheet, &toolbox, ability), beginning);
         let conversation = PreparedConversation {
             brief,
             toolbox,
@@ -290,7 +285,7 @@ impl PanelReview<'_> {
             read_lines: Arc::default(),
             skills: Vec::new(),
         };
-        let expected = JudgementValidator::new(self.task, &self.sheet.criteria, format);
+        let expected = JudgementValidator::new(self.task, &self.sheet.criteria);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);
         let judged = env.run_conversation(AttemptName::from_order(self.order), conversation, &check).await?;
         Ok((judged.answer.to_verdict(), judged.spent))

@@ -31,8 +31,11 @@ pub trait Answer: Clone + Serialize + DeserializeOwned + Send + 'static {
         false
     }
 
-    /// The schema for the model, under `name`; `None` requests plain text.
-    fn answer_schema(name: &str) -> Option<AnswerSchema>;
+    /// The schema for the model, under `name`, if it is always the same; `None` for plain text.
+    fn answer_schema(name: &str) -> Option<AnswerSchema> {
+        let _ = name;
+        None
+    }
 
     /// Parses the model's answer; if there is a schema, the answer has been validated against it.
     ///
@@ -46,10 +49,6 @@ pub trait Answer: Clone + Serialize + DeserializeOwned + Send + 'static {
 pub struct PlainText(pub String);
 
 impl Answer for PlainText {
-    fn answer_schema(_: &str) -> Option<AnswerSchema> {
-        None
-    }
-
     fn parse_answer(text: &str) -> Result<Self, String> {
         if text.trim().is_empty() {
             return Err("The answer is empty.".into());

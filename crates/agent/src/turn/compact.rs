@@ -1,6 +1,5 @@
-//! Compacts a conversation that became too long for its model and whose context has no settings: that of a planner or a judge, or one
-//! that began under an older release. The others are shortened by [`super::context`]. It keeps the task, the agent's notes and the newest
-//! messages, and never separates a call from its results.
+//! Compacts a conversation that became too long for its model and whose context has no settings: that of a planner or a judge.
+//! The others are shortened by [`super::context`]. It keeps the task, the agent's notes and the newest messages, and never separates a call from its results.
 
 use super::context::{approximate_size, group_messages, leave_out_images};
 use super::scratch::Scratchpad;

@@ -32,14 +32,15 @@ use super::keepalive::KeepaliveListener;
 use super::outage::{Outage, OutageStep};
 use super::record::{InheritedState, ModelStep, ModelStepOutcome, SentMessages, SinceLastRequest, to_millis};
 use super::{
-    Answer, AttemptName, ContextSettings, ConversationFormat, Journal, JournalError, Machine, MachineStep,
-    ReadLines, WorkFailure, WorkOutcome, WorkSummary,
+    Answer, AttemptName, ContextSettings, Journal, JournalError, Machine, MachineStep, ReadLines,
+    WorkFailure, WorkOutcome, WorkSummary,
 };
 use crate::approval::ApprovalRules;
 use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, Files};
 use crate::model::{
-    Delta, DeltaListener, Image, ImageRoom, Message, Model, ModelError, Reply, Request, ToolResult,
+    Delta, DeltaListener, Image, ImageRoom, Message, Model, ModelAbility, ModelError, Reply, Request,
+    ToolResult,
 };
 use crate::skills::SkillEntry;
 use crate::state::StateRules;
@@ -194,7 +195,7 @@ impl<'a, A: Answer> Driver<'a, A> {
     async fn run_machine(&mut self, machine: &mut Machine<A>) -> Result<WorkSummary<A>, DriveError> {
         let mut since = SinceLastRequest::default();
         loop {
-            let (turn, left, format) = (machine.request_count(), machine.time_left(), machine.format());
+            let (turn, left, ability) = (machine.request_count(), machine.time_left(), machine.ability());
             let rules = machine.agent_state().filter(|_| turn == 0).map(|state| state.rules().clone());
             let skills = if turn == 0 { machine.skills().to_vec() } else { Vec::new() };
             let unaffordable = machine.unaffordable_first_request();
@@ -204,7 +205,7 @@ impl<'a, A: Answer> Driver<'a, A> {
                     let reply = self
                         .request_or_replay_model_step(
                             request,
-                            (turn, format, rules, skills),
+                            (turn, ability, rules, skills),
                             left,
                             unaffordable,
                             sent,
@@ -282,7 +283,7 @@ impl<'a, A: Answer> Driver<'a, A> {
     async fn request_or_replay_model_step(
         &mut self,
         request: &Request,
-        (turn, format, state, skills): (u64, ConversationFormat, Option<StateRules>, Vec<SkillEntry>),
+        (turn, ability, state, skills): (u64, ModelAbility, Option<StateRules>, Vec<SkillEntry>),
         left: Option<Duration>,
         unaffordable: Option<ResourceAmounts>,
         sent: impl FnOnce() -> Option<SentMessages> + Send,
@@ -310,13 +311,13 @@ impl<'a, A: Answer> Driver<'a, A> {
             None => ModelStepOutcome::TimeUp,
         };
         let model = Some(self.model.name().to_owned());
-        let format = (turn == 0).then_some(format);
+        let ability = (turn == 0).then_some(ability);
         let inherited = Some(self.inherited.clone()).filter(|earlier| turn == 0 && !earlier.is_empty());
         let context = self.context.filter(|_| turn == 0);
         let step = ModelStep {
             outcome,
             sent: sent(),
-            format,
+            ability,
             state,
             inherited,
             context,

@@ -19,9 +19,9 @@
 use millrace_protocol::work::Order;
 use serde::{Deserialize, Serialize};
 
+use super::AgentBrief;
 use super::scratch::Scratchpad;
-use super::{AgentBrief, ConversationFormat};
-use crate::model::{AnswerSchema, Message, ToolResult};
+use crate::model::{AnswerSchema, Message, ModelAbility, ToolResult};
 use crate::skills::SkillEntry;
 use crate::state::{AgentState, StateRules};
 use crate::tool::ToolSpecs;
@@ -38,7 +38,7 @@ pub struct ForkedConversation {
     pub(super) tools: ToolSpecs,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) answer: Option<AnswerSchema>,
-    pub(super) format: ConversationFormat,
+    pub(super) ability: ModelAbility,
     pub(super) scratch: Scratchpad,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) agent_state: Option<Box<AgentState>>,
@@ -63,8 +63,8 @@ impl ForkedConversation {
 
     /// The format of the conversation.
     #[must_use]
-    pub fn format(&self) -> ConversationFormat {
-        self.format
+    pub fn ability(&self) -> ModelAbility {
+        self.ability
     }
 
     /// The rules for the state of the agent, if it has one.
@@ -94,7 +94,7 @@ impl ForkedConversation {
             task,
             tools: if has_ended { brief.tools } else { self.tools.clone() },
             answer: self.answer.clone(),
-            format: self.format,
+            ability: self.ability,
             ..brief
         }
     }

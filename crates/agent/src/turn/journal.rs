@@ -15,9 +15,10 @@ use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::ContextSettings;
 use super::record::{InheritedState, SentMessages};
-use super::{ContextSettings, ConversationFormat};
 use crate::files::ContentStream;
+use crate::model::ModelAbility;
 use crate::skills::SkillEntry;
 use crate::state::StateRules;
 
@@ -240,7 +241,8 @@ impl<J: Journal + ?Sized> Journal for &mut J {
 /// The beginning of a conversation, as recorded with its first request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RecordedBeginning {
-    pub format: ConversationFormat,
+    /// The ability of the model that the prompts were written for.
+    pub ability: ModelAbility,
     /// The system prompt and the task; `None` in journals that do not hold them as a whole.
     pub prompt: Option<(String, String)>,
     /// The rules for the agent's state, if it has one.
@@ -255,13 +257,9 @@ pub(crate) struct RecordedBeginning {
 
 impl RecordedBeginning {
     /// The beginning of a new conversation.
-    pub fn new(
-        format: ConversationFormat,
-        state: Option<StateRules>,
-        context: Option<ContextSettings>,
-    ) -> Self {
+    pub fn new(ability: ModelAbility, state: Option<StateRules>, context: Option<ContextSettings>) -> Self {
         Self {
-            format,
+            ability,
             prompt: None,
             state,
             inherited: InheritedState::default(),
@@ -279,7 +277,9 @@ pub(crate) async fn read_recorded_beginning(
     journal: &mut dyn Journal,
 ) -> Result<Option<RecordedBeginning>, JournalError> {
     let Some((_, value)) = journal.peek_recorded_step().await? else { return Ok(None) };
-    let format = value.get("format").and_then(|format| ConversationFormat::deserialize(format).ok());
+    let ability = value.get("ability").map(ModelAbility::deserialize).transpose().map_err(|mistake| {
+        JournalError::Failed(format!("the recorded ability of the model can't be read: {mistake}"))
+    })?;
     let sent = value.get("sent").and_then(|sent| SentMessages::deserialize(sent).ok());
     let prompt = sent.and_then(SentMessages::into_whole_prompt);
     let state = value.get("state").map(StateRules::deserialize).transpose().map_err(|mistake| {
@@ -291,7 +291,7 @@ pub(crate) async fn read_recorded_beginning(
             JournalError::Failed(format!("the recorded skills can't be read: {mistake}"))
         })?;
     Ok(Some(RecordedBeginning {
-        format: format.unwrap_or(ConversationFormat::ORIGINAL),
+        ability: ability.unwrap_or_default(),
         prompt,
         state,
         inherited: inherited.unwrap_or_default(),

@@ -6,10 +6,10 @@ use std::time::Duration;
 use millrace_protocol::result::{ModelUsage, Usage};
 use serde::{Deserialize, Serialize};
 
-use super::{ArtifactChange, ContextSettings, ConversationFormat, RecordedChanges, UsageTotals};
+use super::{ArtifactChange, ContextSettings, RecordedChanges, UsageTotals};
 use crate::corpus::pages::WebPage;
 use crate::material::keep_beginning_and_end;
-use crate::model::{Message, Reply, Request, ToolResult};
+use crate::model::{Message, ModelAbility, Reply, Request, ToolResult};
 use crate::skills::SkillEntry;
 use crate::state::StateRules;
 
@@ -35,12 +35,12 @@ pub(crate) struct ModelStep {
     #[serde(rename = "heard")]
     pub outcome: ModelStepOutcome,
     /// The messages that the request added to the conversation, for people who read the journal; a resumed attempt does
-    /// not need them. `None` if there are none, or in journals of versions that did not record them.
+    /// not need them. `None` if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sent: Option<SentMessages>,
-    /// The format of the conversation; with the first request only. `None` in journals of versions that did not record it.
+    /// The ability of the model that the prompts were written for; with the first request only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub format: Option<ConversationFormat>,
+    pub ability: Option<ModelAbility>,
     /// The rules for the agent's state; with the first request only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<StateRules>,
@@ -53,7 +53,7 @@ pub(crate) struct ModelStep {
     /// The skills that the agent can read; with the first request only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skills: Vec<SkillEntry>,
-    /// The full name of the requested model; `None` in journals of versions that did not record it.
+    /// The full name of the requested model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// The duration in milliseconds.

@@ -336,21 +336,3 @@ async fn prompt_of_a_small_planner_has_no_tools() {
     assert!(sent["system"].as_str().unwrap().starts_with("You plan the research of a run."), "{sent}");
     assert_eq!(sent["tools"].as_array().map_or(0, Vec::len), 0, "{sent}");
 }
-
-#[test]
-fn snapshot_of_0_4_0_has_the_form_of_0_4_0() {
-    let old = json!({"at": "2027-01-15T08:10:00Z", "plan_at": 7, "offers": []});
-    let snapshot: PlanningSnapshot = serde_json::from_value(old).unwrap();
-    assert_eq!((snapshot.form, snapshot.documents_fit), (PlanningForm::Combined, false));
-    let turn = PlanningTurn::new(empty(), PlanningSnapshot { offers: offers(), ..snapshot });
-    assert!(
-        turn.hidden_tools(&DocumentList::default(), false).is_empty(),
-        "all tools of its journal are there"
-    );
-    let refused = turn.validate_answer(answer(json!({"tasks": [
-        {"objective": "Find it.", "capability": "research"},
-        {"objective": "Report.", "capability": "producer", "depends_on": ["research"]},
-    ]})));
-    assert!(refused.is_err(), "a recorded refusal is made again");
-    assert!(turn.build_plain_proposal("no").is_none());
-}

@@ -4,9 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use millrace_agent::model::{FinishReason, Message, ModelAbility, Reply, Request};
-use millrace_agent::turn::{
-    AgentBrief, Answer, ConversationFormat, Machine, MachineStep, PlainText, StopReason, WorkOutcome,
-};
+use millrace_agent::turn::{AgentBrief, Answer, Machine, MachineStep, PlainText, StopReason, WorkOutcome};
 use millrace_protocol::result::TaskResult;
 use serde_json::json;
 
@@ -84,25 +82,10 @@ fn a_repeated_call_withdraws_its_tool_in_place_of_ending_the_attempt() {
 }
 
 #[tokio::test]
-async fn the_first_request_records_the_format() {
+async fn the_first_request_records_the_ability() {
     let (tools, _) = toolbox();
-    let format = ConversationFormat::current(ModelAbility::Small);
-    let brief = AgentBrief { format, ..brief(&tools, None) };
+    let brief = AgentBrief { ability: ModelAbility::Small, ..brief(&tools, None) };
     let (_, journal) = run::<PlainText>(brief, &tools, vec![says(" "), says("blue")]).await;
-    assert_eq!(journal.steps()[0].value["format"], json!({"version": 3, "ability": "small"}));
-    assert_eq!(journal.steps()[1].value.get("format"), None);
-}
-
-/// Journals of 0.4.0 hold calls that were made in place of a correction, and repeated ones.
-#[tokio::test]
-async fn a_conversation_of_0_4_0_keeps_its_tools() {
-    let (tools, runs) = toolbox();
-    let look = || calls(vec![call("a", json!({"at": "sky"}))]);
-    let replies = vec![says(" "), look(), look(), cut_off("lo"), says("blue")];
-    let brief = AgentBrief { format: ConversationFormat::ORIGINAL, ..brief(&tools, None) };
-    let (ended, journal) = run::<PlainText>(brief, &tools, replies).await;
-    assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("blue".into())));
-    assert_eq!(runs.load(Ordering::SeqCst), 2);
-    let mut sent = journal.steps().iter().filter_map(|step| step.value["sent"]["user"][0].as_str());
-    assert!(sent.next_back().unwrap().contains("It was cut off at 100 tokens; answer more briefly."));
+    assert_eq!(journal.steps()[0].value["ability"], json!("small"));
+    assert_eq!(journal.steps()[1].value.get("ability"), None);
 }

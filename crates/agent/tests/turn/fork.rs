@@ -256,5 +256,5 @@ async fn only_what_the_file_allows_is_forked() {
     assert!(recorded(&journal, "tool.0.2.start_task").0.contains("at most 2 of its tasks to other"));
     let started: Vec<&TaskSpec> = journal.delegations().iter().flat_map(|one| &one.children).collect();
     assert_eq!(started.len(), 2);
-    assert!(started.iter().all(|child| conversation_of(child).format() == Default::default()));
+    assert!(started.iter().all(|child| conversation_of(child).ability() == Default::default()));
 }

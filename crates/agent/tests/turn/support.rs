@@ -8,13 +8,12 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::model::{
-    AnswerSchema, DeltaListener, FinishReason, Message, Model, ModelError, Reply, Request, ToolCall,
-    ToolResult,
+    AnswerSchema, DeltaListener, FinishReason, Message, Model, ModelAbility, ModelError, Reply, Request,
+    ToolCall, ToolResult,
 };
 use millrace_agent::tool::{Tool, ToolError, Toolbox, tool_from_function};
 use millrace_agent::turn::{
-    AgentBrief, Answer, AttemptName, ConversationFormat, Driver, Limits, Machine, MemoryJournal,
-    ToolCallRecord, WorkSummary,
+    AgentBrief, Answer, AttemptName, Driver, Limits, Machine, MemoryJournal, ToolCallRecord, WorkSummary,
 };
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
 use millrace_protocol::plan::Work;
@@ -106,7 +105,7 @@ pub fn brief(toolbox: &Toolbox, answer: Option<AnswerSchema>) -> AgentBrief {
         answer,
         limits: Limits::default(),
         max_output_tokens: 100,
-        format: ConversationFormat::default(),
+        ability: ModelAbility::Strong,
     }
 }
 

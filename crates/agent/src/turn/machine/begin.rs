@@ -48,7 +48,7 @@ impl<A: Answer> Machine<A> {
             messages: self.request.messages.clone(),
             tools: self.tools.clone(),
             answer: self.request.answer.clone(),
-            format: self.format,
+            ability: self.ability,
             scratch: self.scratch.clone(),
             agent_state: self.agent_state.clone(),
             skills: self.skills.clone(),
@@ -57,7 +57,7 @@ impl<A: Answer> Machine<A> {
     }
 
     fn before_first_request(brief: AgentBrief) -> Self {
-        let AgentBrief { system, task, tools, answer, limits, max_output_tokens, format } = brief;
+        let AgentBrief { system, task, tools, answer, limits, max_output_tokens, ability } = brief;
         let request = Request {
             system,
             messages: vec![Message::User { text: task }],
@@ -66,7 +66,7 @@ impl<A: Answer> Machine<A> {
             max_output_tokens,
         };
         Self {
-            format,
+            ability,
             limits,
             reserved: ResourceAmounts::default(),
             model: String::new(),

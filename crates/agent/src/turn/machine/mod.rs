@@ -36,11 +36,10 @@ use serde_json::Value;
 
 use super::compact::compact_conversation;
 use super::context::Shortening;
-use super::format::original_format;
 use super::record::{ModelStep, ModelStepOutcome, ToolCallRecord};
 use super::scratch::Scratchpad;
-use super::{Answer, ConversationFormat, Limits, StopReason, UsageTotals, WorkOutcome, WorkSummary};
-use crate::model::{AnswerSchema, FinishReason, Message, Reply, Request, ToolResult};
+use super::{Answer, Limits, StopReason, UsageTotals, WorkOutcome, WorkSummary};
+use crate::model::{AnswerSchema, FinishReason, Message, ModelAbility, Reply, Request, ToolResult};
 use crate::skills::SkillEntry;
 use crate::state::AgentState;
 use millrace_protocol::schema::CompiledSchema;
@@ -72,7 +71,7 @@ pub struct AgentBrief {
     /// The maximum number of tokens of one reply.
     pub max_output_tokens: u32,
     /// The format of the conversation.
-    pub format: ConversationFormat,
+    pub ability: ModelAbility,
 }
 
 /// The next step of a machine.
@@ -115,8 +114,7 @@ pub struct UnexpectedInput {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "A: Answer")]
 pub struct Machine<A> {
-    #[serde(default = "original_format")]
-    format: ConversationFormat,
+    ability: ModelAbility,
     limits: Limits,
     /// The reservation in the run's budget; it applies in addition to the limits.
     #[serde(default, skip_serializing_if = "ResourceAmounts::is_empty")]
@@ -249,8 +247,8 @@ impl<A: Answer> Machine<A> {
     }
 
     /// The format of the conversation.
-    pub(super) fn format(&self) -> ConversationFormat {
-        self.format
+    pub(super) fn ability(&self) -> ModelAbility {
+        self.ability
     }
 
     /// The usage so far.

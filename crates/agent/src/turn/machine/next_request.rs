@@ -99,8 +99,7 @@ impl<A: Answer> Machine<A> {
 
     /// The tools of the next request: none while a correction is awaited or calls are used up.
     pub(super) fn offered_tools(&self) -> Vec<ToolSpec> {
-        let is_correcting = self.is_correcting && !self.format.is_original();
-        if self.out_of_calls || is_correcting {
+        if self.out_of_calls || self.is_correcting {
             return Vec::new();
         }
         let is_offered = |tool: &&ToolSpec| {

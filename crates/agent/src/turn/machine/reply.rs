@@ -26,7 +26,7 @@ impl<A: Answer> Machine<A> {
         match answer {
             Ok(answer) => self.state = MachineState::Checking(answer),
             Err(mistake) => {
-                if cut_off && !self.format.is_original() {
+                if cut_off {
                     self.forget_cut_off_reply();
                 }
                 self.request_correction(mistake);
@@ -36,12 +36,7 @@ impl<A: Answer> Machine<A> {
 
     fn describe_cut_off(&self) -> String {
         let limit = self.request.max_output_tokens;
-        match self.format.is_original() {
-            true => format!("It was cut off at {limit} tokens; answer more briefly."),
-            false => {
-                format!("It is too long and was cut off at {limit} tokens: give at most {} words.", limit / 2)
-            }
-        }
+        format!("It is too long and was cut off at {limit} tokens: give at most {} words.", limit / 2)
     }
 
     /// Removes the text of a reply that was cut off from the conversation: a small model would continue or copy it, and each
@@ -59,7 +54,7 @@ impl<A: Answer> Machine<A> {
         };
         let mut value = parse_lenient_json(text)
             .map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
-        if !self.format.is_original() && A::is_other_form(&value, schema) {
+        if A::is_other_form(&value, schema) {
             return A::parse_answer(&value.to_string());
         }
         convert_unambiguous_values(schema, &mut value);
@@ -111,7 +106,7 @@ impl<A: Answer> Machine<A> {
         if self.out_of_calls {
             return self.stop_with_reason(StopReason::ToolCalls { limit: self.calls_allowed });
         }
-        if self.is_correcting && !self.format.is_original() {
+        if self.is_correcting {
             return self.refuse_calls_in_correction(calls);
         }
         for call in &calls {
@@ -221,9 +216,7 @@ impl<A: Answer> Machine<A> {
             CheckedCall::Answered(result) => Some(result),
         });
         let mut results: Vec<ToolResult> = results.collect();
-        if !self.format.is_original() {
-            self.withdraw_repeated_tools(&mut results);
-        }
+        self.withdraw_repeated_tools(&mut results);
         self.request.messages.extend(results.into_iter().map(Message::Tool));
         self.end_turn_of_state();
         self.request_reply();
