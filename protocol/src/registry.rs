@@ -14,8 +14,8 @@ use crate::result::Usage;
 /// The settings that are fixed when a cluster is created. A program with other settings refuses to join.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterSettings {
-    /// The version of this layout.
-    pub version: u32,
+    /// The format of everything that is stored in the cluster; see [`crate::format`].
+    pub version: u16,
     /// The number of lanes of the log.
     pub lanes: u16,
     /// The number of replicas of each stream and bucket: 1, 3 or 5.
@@ -24,10 +24,6 @@ pub struct ClusterSettings {
     pub lane_lease_ms: u64,
     /// The time in milliseconds after which a worker that does not renew its lease loses a piece of work.
     pub work_lease_ms: u64,
-    /// The last sequence in the work stream at which an order is valid without a provenance header; `None` if the cluster
-    /// was created by a release before 0.4, and programs of that release may still send orders without one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unmarked_orders_through: Option<u64>,
 }
 
 /// The roles a process can have.
@@ -149,10 +145,8 @@ pub struct RunSummary {
     /// `true` if its messages are in the archive and no longer in the lane.
     pub archived: bool,
     /// `true` if it has ended and can be resumed.
-    #[serde(default)]
     pub is_resumable: bool,
     /// `true` if it is paused.
-    #[serde(default)]
     pub is_paused: bool,
     /// `true` if it is paused because it was interrupted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -161,10 +155,8 @@ pub struct RunSummary {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for_provider: Option<ProviderWait>,
     /// The reason why it is winding down.
-    #[serde(default)]
     pub winding_down: Option<EndReason>,
     /// Its usage so far.
-    #[serde(default)]
     pub usage: Usage,
     /// The reason why its first waiting task waits, while nothing is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]

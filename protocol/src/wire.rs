@@ -1,6 +1,6 @@
 //! The wire format of messages: an envelope `{v, t, b | s}` around a body.
 //!
-//! `v` is the version of the body's schema, `t` its type, `b` the body, or `s` its address in the blob store. Both
+//! `v` is the format, [`FORMAT`], `t` the type of the body, `b` the body, or `s` its address in the blob store. Both
 //! layers are MessagePack with named fields; with the header `Millrace-Encoding: json` both are JSON, and `b` is a
 //! JSON value instead of bytes, so that clients in any language can take part. The body is decoded only after `t` and
 //! `v` were checked. Unknown fields are ignored, so that older readers accept newer messages.
@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::plan::{CommandAction, Event, InputAnswer, Refusal};
+use crate::format::{FORMAT, OtherFormat, check_format};
 use crate::result::TaskResult;
 
 /// The maximum size of a body in an envelope; larger ones go to the blob store. 256 KiB, well below the 1 MiB limit of a
@@ -42,99 +42,28 @@ pub const ENCODING_JSON: &str = "json";
 pub trait WireMessage: Serialize + DeserializeOwned {
     /// Its type on the wire.
     const KIND: &'static str;
-    /// The newest version of its schema that this program reads.
-    const VERSION: u16 = 1;
-
-    /// The oldest version whose readers understand this message: programs that read only older ones leave it alone, and say which
-    /// version they lack.
-    fn version(&self) -> u16 {
-        1
-    }
 }
-
-/// The beginnings of the names of an agent's steps that readers of version 1 do not know and would take for a divergence: those
-/// that shorten its conversation, and those that keep the files a program has written.
-const NEWER_STEPS: [&str; 2] = ["context.", "files."];
-
-/// The version of messages about parked attempts, their waits, their questions and the tasks that they delegate; readers of version 1 (0.4) do not know these.
-const WITH_WAITS: u16 = 2;
 
 impl WireMessage for crate::plan::Decision {
     const KIND: &'static str = "decision";
-    const VERSION: u16 = WITH_WAITS;
-
-    fn version(&self) -> u16 {
-        let refuses_answer = |answer: &InputAnswer| matches!(answer.refusal, Some(Refusal::Question { .. }));
-        let is_newer =
-            self.events.iter().any(Event::is_about_waits) || self.answers.iter().any(refuses_answer);
-        if is_newer { WITH_WAITS } else { 1 }
-    }
 }
 impl WireMessage for crate::plan::Submission {
     const KIND: &'static str = "submission";
-    const VERSION: u16 = WITH_WAITS;
-
-    fn version(&self) -> u16 {
-        let is_newer = self.approve_plan
-            || !self.criteria.is_empty()
-            || !self.after.is_empty()
-            || self.session.is_some()
-            || self.tasks.iter().any(|task| task.needs_newer_reader());
-        if is_newer { WITH_WAITS } else { 1 }
-    }
 }
 impl WireMessage for crate::plan::RunCommand {
     const KIND: &'static str = "command";
-    const VERSION: u16 = WITH_WAITS;
-
-    fn version(&self) -> u16 {
-        let is_newer = match &self.control {
-            CommandAction::Signal { .. } => true,
-            CommandAction::Edit(edit) => edit.needs_newer_reader(),
-            CommandAction::CancelRun { .. }
-            | CommandAction::CancelTask { .. }
-            | CommandAction::Pause
-            | CommandAction::Interrupt
-            | CommandAction::Resume { .. }
-            | CommandAction::Message { .. } => false,
-        };
-        if is_newer { WITH_WAITS } else { 1 }
-    }
-}
-impl WireMessage for crate::plan::CommandAction {
-    const KIND: &'static str = "control";
 }
 impl WireMessage for crate::question::RunAnswer {
     const KIND: &'static str = "answer";
 }
 impl WireMessage for crate::work::JournalEntry {
     const KIND: &'static str = "entry";
-    const VERSION: u16 = WITH_WAITS;
-
-    fn version(&self) -> u16 {
-        let is_newer = match self {
-            Self::Parked { .. } | Self::Delegated { .. } => true,
-            Self::Outcome { outcome, .. } => outcome.needs_newer_reader(),
-            Self::Step { name, .. } => NEWER_STEPS.iter().any(|prefix| name.starts_with(prefix)),
-            Self::Claimed { .. } | Self::Note { .. } | Self::Released { .. } => false,
-        };
-        if is_newer { WITH_WAITS } else { 1 }
-    }
 }
 impl WireMessage for crate::file::FileVersion {
     const KIND: &'static str = "file";
 }
 impl WireMessage for crate::work::Order {
     const KIND: &'static str = "order";
-    const VERSION: u16 = WITH_WAITS;
-
-    fn version(&self) -> u16 {
-        let is_newer = !self.ended_waits.is_empty()
-            || self.overrides.is_some()
-            || self.fork.is_some()
-            || self.shared.is_some();
-        if is_newer { WITH_WAITS } else { 1 }
-    }
 }
 
 /// A value that is inline or in the blob store.
@@ -191,15 +120,13 @@ pub enum DecodeError {
         /// The expected type.
         expected: &'static str,
     },
-    /// A newer program wrote the message.
-    #[error("{kind:?} has version {found}; this program reads up to {known}")]
-    UnknownVersion {
+    /// The message has another format.
+    #[error("{kind:?} {format}")]
+    OtherFormat {
         /// Its type.
         kind: String,
-        /// Its version.
-        found: u16,
-        /// The newest version that this program reads.
-        known: u16,
+        /// Its format.
+        format: OtherFormat,
     },
     /// The envelope has neither a body nor an address of one.
     #[error("the envelope is empty")]
@@ -245,16 +172,16 @@ pub fn encode_body<M: Serialize>(message: &M) -> Vec<u8> {
     rmp_serde::to_vec_named(message).expect("every protocol type can be encoded as MessagePack")
 }
 
-/// Encodes an envelope around an inline body with this [`WireMessage::version`].
+/// Encodes an envelope around an inline body.
 #[must_use]
-pub fn encode_with_inline_body<M: WireMessage>(version: u16, body: &[u8]) -> Vec<u8> {
-    encode_envelope(&Envelope { v: version, t: M::KIND, b: Some(serde_bytes::Bytes::new(body)), s: None })
+pub fn encode_with_inline_body<M: WireMessage>(body: &[u8]) -> Vec<u8> {
+    encode_envelope(&Envelope { v: FORMAT, t: M::KIND, b: Some(serde_bytes::Bytes::new(body)), s: None })
 }
 
-/// Encodes an envelope around a body in the blob store with this [`WireMessage::version`].
+/// Encodes an envelope around a body in the blob store.
 #[must_use]
-pub fn encode_with_stored_body<M: WireMessage>(version: u16, blob_ref: BlobRef) -> Vec<u8> {
-    encode_envelope(&Envelope { v: version, t: M::KIND, b: None, s: Some(blob_ref) })
+pub fn encode_with_stored_body<M: WireMessage>(blob_ref: BlobRef) -> Vec<u8> {
+    encode_envelope(&Envelope { v: FORMAT, t: M::KIND, b: None, s: Some(blob_ref) })
 }
 
 fn encode_envelope(envelope: &Envelope<'_>) -> Vec<u8> {
@@ -267,13 +194,13 @@ fn encode_envelope(envelope: &Envelope<'_>) -> Vec<u8> {
 /// The message has a part that JSON can't represent, such as a map whose keys are not strings.
 pub fn encode_as_json<M: WireMessage>(message: &M) -> Result<Vec<u8>, serde_json::Error> {
     let b = Some(serde_json::to_value(message)?);
-    serde_json::to_vec(&JsonEnvelope { v: message.version(), t: M::KIND.into(), b, s: None })
+    serde_json::to_vec(&JsonEnvelope { v: FORMAT, t: M::KIND.into(), b, s: None })
 }
 
 /// Returns the address of the body if it is in the blob store. Cheap, because the body is not decoded.
 ///
 /// # Errors
-/// The payload is not an envelope, or has another type or a newer version.
+/// The payload is not an envelope, or has another type or format.
 pub fn decode_blob_ref_of_body<M: WireMessage>(
     payload: &[u8],
     encoding: Encoding,
@@ -281,12 +208,12 @@ pub fn decode_blob_ref_of_body<M: WireMessage>(
     match encoding {
         Encoding::MessagePack => {
             let envelope: OwnedEnvelope = decode_message_pack(payload, "the envelope")?;
-            check_kind_and_version::<M>(&envelope.t, envelope.v)?;
+            check_kind_and_format::<M>(&envelope.t, envelope.v)?;
             Ok(envelope.s.filter(|_| envelope.b.is_none()))
         }
         Encoding::Json => {
             let envelope = decode_json_envelope(payload)?;
-            check_kind_and_version::<M>(&envelope.t, envelope.v)?;
+            check_kind_and_format::<M>(&envelope.t, envelope.v)?;
             Ok(envelope.s.filter(|_| envelope.b.is_none()))
         }
     }
@@ -300,7 +227,7 @@ pub fn decode_message<M: WireMessage>(payload: &[u8], encoding: Encoding) -> Res
     match encoding {
         Encoding::MessagePack => {
             let envelope: OwnedEnvelope = decode_message_pack(payload, "the envelope")?;
-            check_kind_and_version::<M>(&envelope.t, envelope.v)?;
+            check_kind_and_format::<M>(&envelope.t, envelope.v)?;
             match (envelope.b, envelope.s) {
                 (Some(body), _) => decode_body(&body),
                 (None, Some(_)) => Err(DecodeError::Elsewhere),
@@ -309,7 +236,7 @@ pub fn decode_message<M: WireMessage>(payload: &[u8], encoding: Encoding) -> Res
         }
         Encoding::Json => {
             let envelope = decode_json_envelope(payload)?;
-            check_kind_and_version::<M>(&envelope.t, envelope.v)?;
+            check_kind_and_format::<M>(&envelope.t, envelope.v)?;
             match (envelope.b, envelope.s) {
                 (Some(body), _) => serde_json::from_value(body).map_err(|e| unreadable_error(M::KIND, &e)),
                 (None, Some(_)) => Err(DecodeError::Elsewhere),
@@ -356,14 +283,11 @@ fn decode_json_envelope(payload: &[u8]) -> Result<JsonEnvelope, DecodeError> {
     serde_json::from_slice(payload).map_err(|e| unreadable_error("the envelope", &e))
 }
 
-fn check_kind_and_version<M: WireMessage>(kind: &str, version: u16) -> Result<(), DecodeError> {
+fn check_kind_and_format<M: WireMessage>(kind: &str, format: u16) -> Result<(), DecodeError> {
     if kind != M::KIND {
         return Err(DecodeError::WrongKind { found: kind.into(), expected: M::KIND });
     }
-    if version == 0 || version > M::VERSION {
-        return Err(DecodeError::UnknownVersion { kind: kind.into(), found: version, known: M::VERSION });
-    }
-    Ok(())
+    check_format(format).map_err(|format| DecodeError::OtherFormat { kind: kind.into(), format })
 }
 
 fn unreadable_error(what: &str, why: &dyn std::fmt::Display) -> DecodeError {

@@ -19,7 +19,7 @@ use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use crate::overrides::AgentOverrides;
 use crate::parameters::TaskParameters;
 use crate::plan::{
-    Attempt, DEFAULT_PROVIDER_TIMEOUT, DocumentSet, Edit, ResourceAmounts, ReviewCheck, ReviewPolicy, Task,
+    Attempt, DEFAULT_PROVIDER_TIMEOUT, DocumentSet, ResourceAmounts, ReviewCheck, ReviewPolicy, Task,
     TaskLimits, TaskSpec, WAIT_FOR_EVENT_KEY, Work,
 };
 use crate::provider::ProviderStatus;
@@ -466,7 +466,7 @@ pub enum JournalEntry {
         worker: WorkerId,
         /// The number of the claim in this journal, from 1.
         claim: u32,
-        /// The software of the claimant; absent from workers up to 0.4.
+        /// The software of the claimant; absent if it is not known, as of workers in other languages.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         build: Option<Arc<Build>>,
     },
@@ -572,20 +572,6 @@ pub enum WorkOutcome {
     },
     /// An error.
     Errored(TaskError),
-}
-
-impl WorkOutcome {
-    /// `true` if readers of version 1 of the wire format, which 0.4.0 has, do not understand it.
-    pub(crate) fn needs_newer_reader(&self) -> bool {
-        match self {
-            Self::Proposed { proposal, .. } => {
-                proposal.tasks.iter().any(TaskSpec::needs_newer_reader)
-                    || proposal.edits.iter().any(Edit::needs_newer_reader)
-            }
-            Self::Finished { review, .. } => review.needs_newer_reader(),
-            Self::Judged(_) | Self::Errored(_) => false,
-        }
-    }
 }
 
 fn is_zero(number: &u32) -> bool {

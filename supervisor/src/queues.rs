@@ -1,6 +1,5 @@
 //! Creates a queue for every registered capability, even while no worker provides it: workers find their queues, and
-//! autoscalers can watch queues that have no worker yet. Also makes orders without a `Millrace-Id` header invalid, as soon
-//! as no supervisor of an old release runs that sends them. Every supervisor does both, idempotently. No lane waits for
+//! autoscalers can watch queues that have no worker yet. Every supervisor does it, idempotently. No lane waits for
 //! it. A second task reads the state of the queues for the lane owners of this process.
 //!
 //! # Invariants
@@ -14,7 +13,7 @@ use std::time::Duration;
 
 use millrace_protocol::ids::Capability;
 use millrace_runtime::work::queue_state::QueueSnapshot;
-use millrace_runtime::work::{order_headers, queue, registry};
+use millrace_runtime::work::{queue, registry};
 use millrace_runtime::{Bus, Fault};
 use tokio::sync::watch;
 use tracing::{debug, warn};
@@ -31,10 +30,10 @@ const RETRY: Duration = Duration::from_millis(500);
 
 /// Creates the queue of each capability as soon as it is registered, until the sender of snapshots is gone.
 pub async fn maintain_queues(bus: Bus, mut cluster: watch::Receiver<Arc<CapabilitySnapshot>>) {
-    let (mut existing, mut is_id_required) = (None, false);
+    let mut existing = None;
     loop {
         cluster.mark_unchanged();
-        if let Err(fault) = create_missing_queues(&bus, &mut existing, &mut is_id_required).await {
+        if let Err(fault) = create_missing_queues(&bus, &mut existing).await {
             debug!(%fault, "failed to create queues; retrying");
             tokio::time::sleep(RETRY).await;
             continue;
@@ -87,22 +86,14 @@ async fn create_lost_stream(bus: &Bus) {
     }
 }
 
-/// Creates the queues that are not in `existing`; all of them, and their stream, if that is `None`. Then requires the
-/// `Millrace-Id` header, if it is not required yet.
-async fn create_missing_queues(
-    bus: &Bus,
-    existing: &mut Option<BTreeSet<Capability>>,
-    is_id_required: &mut bool,
-) -> Result<(), Fault> {
-    let names = registry::read_published_capability_names(bus).await?;
+/// Creates the queues that are not in `existing`; all of them, and their stream, if that is `None`.
+async fn create_missing_queues(bus: &Bus, existing: &mut Option<BTreeSet<Capability>>) -> Result<(), Fault> {
+    let names = registry::read_capability_names(bus).await?;
     let before = existing.clone().unwrap_or_default();
     let missing: BTreeSet<Capability> = names.difference(&before).cloned().collect();
     if existing.is_none() || !missing.is_empty() {
         queue::ensure_queues(bus, &missing).await?;
     }
     *existing = Some(names);
-    if !*is_id_required {
-        *is_id_required = order_headers::require_order_headers(bus).await?;
-    }
     Ok(())
 }

@@ -17,8 +17,7 @@ use futures::future::BoxFuture;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId, TaskId};
 use millrace_protocol::plan::{
-    AnswerCause, AttemptResult, CommandAction, Decision, Fact, JournalKey, PlanningResult, RunCommand,
-    Submission, Work,
+    AnswerCause, AttemptResult, Decision, Fact, JournalKey, PlanningResult, RunCommand, Submission, Work,
 };
 use millrace_protocol::question::RunAnswer;
 use millrace_protocol::result::{ErrorKind, TaskError};
@@ -386,7 +385,7 @@ impl RunFoldState {
     fn drop_unreadable_facts(&mut self) {
         self.facts.retain(|(topic, record)| match topic {
             Topic::Journal(_) => may_be_message::<JournalEntry>(record),
-            Topic::Control => may_be_message::<RunCommand>(record) || may_be_message::<CommandAction>(record),
+            Topic::Control => may_be_message::<RunCommand>(record),
             Topic::Answer => may_be_message::<RunAnswer>(record),
             Topic::Submitted | Topic::Plan => true,
         });
@@ -446,14 +445,14 @@ impl RunFoldState {
     }
 }
 
-/// `true` if a message, readable or not, may be one of this type: it is an envelope of that type, or of an unknown
-/// version.
+/// `true` if a message, readable or not, may be one of this type: it is an envelope of that type, or of another
+/// format.
 fn may_be_message<M: WireMessage>(record: &StreamRecord) -> bool {
     if record.is_forged() {
         return false;
     }
     let envelope = decode_blob_ref_of_body::<M>(&record.payload, record.encoding);
-    matches!(envelope, Ok(_) | Err(DecodeError::UnknownVersion { .. }))
+    matches!(envelope, Ok(_) | Err(DecodeError::OtherFormat { .. }))
 }
 
 /// The new messages of a lane, in order.
@@ -547,7 +546,7 @@ async fn decode_record(bus: &Bus, topic: Topic, record: &StreamRecord) -> Result
             let at = LaneItem::SubmittedAt(record.time);
             [at].into_iter().chain(fact(Fact::Submitted(Box::new(it)))).collect()
         }),
-        Topic::Control => decode_command(bus, record).await.map(|it| fact(Fact::Control(it))),
+        Topic::Control => bus.decode_record::<RunCommand>(record).await.map(|it| fact(Fact::Control(it))),
         Topic::Answer => bus.decode_record::<RunAnswer>(record).await.map(|it| fact(Fact::Answered(it))),
         Topic::Journal(_) => bus
             .decode_record::<JournalEntry>(record)
@@ -564,17 +563,6 @@ async fn decode_record(bus: &Bus, topic: Topic, record: &StreamRecord) -> Result
         let is_submission = unreadable == IgnoredMessage::UnreadableSubmission;
         Ok((is_submission && may_become_readable).then_some(LaneItem::OpaqueSubmission).into_iter().collect())
     })
-}
-
-/// Decodes a command of a user. Old clients sent commands without ids; the message sequence serves as the id.
-async fn decode_command(bus: &Bus, record: &StreamRecord) -> Result<RunCommand, Fault> {
-    match bus.decode_record::<RunCommand>(record).await {
-        Err(Fault::InvalidMessage { .. }) => {
-            let control = bus.decode_record::<CommandAction>(record).await?;
-            Ok(RunCommand { id: format!("at-{}", record.sequence), by: String::new(), control })
-        }
-        read => read,
-    }
 }
 
 /// Translates a journal entry.

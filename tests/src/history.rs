@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use jiff::Timestamp;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{
-    AnswerCause, Attempt, AttemptEnd, AttemptEvent, CommandAction, Decision, Event, GraphEvent, JournalKey,
-    Plan, Refusal, ReviewEvent, ReviewPolicy, RunCommand, Submission, TaskEvent, TaskState, apply_decision,
+    AnswerCause, Attempt, AttemptEnd, AttemptEvent, Decision, Event, GraphEvent, JournalKey, Plan, Refusal,
+    ReviewEvent, ReviewPolicy, RunCommand, Submission, TaskEvent, TaskState, apply_decision,
 };
 use millrace_protocol::question::RunAnswer;
 use millrace_protocol::subject::{self, Topic};
@@ -110,13 +110,7 @@ impl History {
                 self.from_clients.insert(sequence);
             }
             Topic::Control => {
-                // A cancel request of an older program, from before commands, is a fact too.
-                match bus.decode_record::<RunCommand>(record).await {
-                    Err(fault) if !fault.is_transient() => {
-                        bus.decode_record::<CommandAction>(record).await.map(drop)?
-                    }
-                    command => drop(command?),
-                }
+                bus.decode_record::<RunCommand>(record).await?;
                 self.from_clients.insert(sequence);
             }
             Topic::Answer => {

@@ -10,13 +10,12 @@ use millrace_protocol::ids::{Capability, RunId, TaskId};
 use millrace_protocol::plan::{
     CommandAction, Plan, PlanningMode, ReviewPolicy, RunCommand, Submission, TaskLimits, TaskSpec,
 };
-use millrace_protocol::registry::{ClusterSettings, RunSummary};
+use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
 use millrace_runtime::log::append_message;
-use millrace_runtime::nats::direct_get;
 use millrace_runtime::nats::provenance::ID_HEADER;
-use millrace_runtime::nats::topology::{CLUSTER, WORK};
+use millrace_runtime::nats::topology::CLUSTER;
 use millrace_runtime::work::registry;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -175,25 +174,6 @@ pub fn build_publish_headers() -> HeaderMap {
     headers
 }
 
-/// Turns a cluster into one made by supervisors older than 0.4: its settings do not require a `Millrace-Id` header on
-/// orders, and the orders in its queues have none.
-///
-/// # Panics
-/// The server does not answer.
-pub async fn downgrade_settings_and_orders(bus: &Bus) {
-    let context = async_nats::jetstream::new(bus.client().clone());
-    let settings = ClusterSettings { unmarked_orders_through: None, ..bus.settings().clone() };
-    let settings = serde_json::to_vec(&settings).expect("the settings can be written as JSON");
-    let store = make_settings_writable(&context).await;
-    store.put("settings", settings.into()).await.expect("the settings are stored");
-    let orders =
-        direct_get::read_matching(bus.client(), WORK, "work.>", 1).await.expect("the orders can be read");
-    context.get_stream(WORK).await.expect("the stream exists").purge().await.expect("the stream is purged");
-    for order in orders {
-        publish_order_without_id(bus, &order.subject, &order.payload).await;
-    }
-}
-
 /// The bucket of a cluster's settings, made writable again.
 ///
 /// # Panics
@@ -206,7 +186,7 @@ pub async fn make_settings_writable(context: &jetstream::Context) -> kv::Store {
     store
 }
 
-/// Publishes an order without a `Millrace-Id` header, as a supervisor older than 0.4 does.
+/// Publishes an order without a `Millrace-Id` header, like a redirected server reply.
 ///
 /// # Panics
 /// The server rejects it.

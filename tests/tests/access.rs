@@ -471,7 +471,7 @@ impl ForgedMessage {
             Decision { by, previous: 0, at: jiff::Timestamp::now(), answers: Vec::new(), events: vec![end] };
         Self {
             subject: subject::topic_subject(lane, run, &Topic::Plan),
-            payload: encode_with_inline_body::<Decision>(1, &encode_body(&decision)),
+            payload: encode_with_inline_body::<Decision>(&encode_body(&decision)),
         }
     }
 
@@ -482,14 +482,14 @@ impl ForgedMessage {
         let entry = JournalEntry::Outcome { worker, review: 1, outcome: WorkOutcome::Judged(verdict) };
         let subject =
             subject::topic_subject(lane, run, &Topic::Journal(JournalKey::Review(task_id("long"), 1)));
-        Self { subject, payload: encode_with_inline_body::<JournalEntry>(1, &encode_body(&entry)) }
+        Self { subject, payload: encode_with_inline_body::<JournalEntry>(&encode_body(&entry)) }
     }
 
     fn forged_order(lane: Lane, run: &RunId) -> Self {
         let order = Order { objective: "forged".into(), ..secret_order(run, lane, "producer") };
         Self {
             subject: format!("work.producer.{run}.t.1"),
-            payload: encode_with_inline_body::<Order>(1, &encode_body(&order)),
+            payload: encode_with_inline_body::<Order>(&encode_body(&order)),
         }
     }
 
@@ -680,9 +680,9 @@ async fn stolen_credential_cannot_change_the_cluster_settings() {
     let bus = place.connect_supervisor("millrace").await;
     let settings = async_nats::jetstream::new(bus.client().clone()).get_key_value("cluster").await.unwrap();
     let before = settings.entry("settings").await.unwrap().unwrap();
-    // Settings that would accept forged orders.
+    // Settings with which no program could join.
     let mut lie: Value = serde_json::from_slice(&before.value).unwrap();
-    lie["unmarked_orders_through"] = u64::MAX.into();
+    lie["lanes"] = 9.into();
     let mut thief = place.connect_with_stolen_seed("millrace", "worker-research");
     let hidden = "lane.0.run.thief.task.t.1";
     assert_eq!(
@@ -801,7 +801,7 @@ async fn redirected_replies_fill_no_store_and_make_no_capability() {
     let names =
         ["echo", "research", "producer", "planner", "writer"].map(|name| Capability::new(name).unwrap());
     let has_all = async || {
-        let published = registry::read_published_capability_names(&bus).await.ok()?;
+        let published = registry::read_capability_names(&bus).await.ok()?;
         names.iter().all(|name| published.contains(name)).then_some(())
     };
     wait_for_value(TIMEOUT, "the capabilities", has_all).await;

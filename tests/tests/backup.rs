@@ -914,7 +914,7 @@ async fn unfinished_restore_is_reported_until_it_is_removed() {
     let settings = make_settings_writable(&async_nats::jetstream::new(client.clone())).await;
     let mut unfinished: Value =
         serde_json::from_slice(&settings.get("settings").await.unwrap().unwrap()).unwrap();
-    unfinished["version"] = json!(0);
+    unfinished["version"] = json!(u16::MAX);
     settings.put("settings", unfinished.to_string().into()).await.unwrap();
 
     let error = restore(true).await.unwrap_err();

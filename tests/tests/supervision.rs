@@ -21,8 +21,8 @@ use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
 use millrace_tests::machine::{lock_machine, share_machine};
 use millrace_tests::plans::{
-    build_publish_headers, downgrade_settings_and_orders, echo_task, fan_out_submission, fixed_submission,
-    run_id, submit_run, task_id, wait_for_archive, wait_for_run_end, wait_for_run_history,
+    build_publish_headers, echo_task, fan_out_submission, fixed_submission, run_id, submit_run, task_id,
+    wait_for_archive, wait_for_run_end, wait_for_run_history,
 };
 use millrace_tests::wait_for_value;
 use rustix::process::Signal;
@@ -347,30 +347,6 @@ async fn work_finished_without_a_lane_owner_frees_its_slots() {
     wait_for_value(TIMEOUT, "an empty queue", ledger_now).await;
     cluster.restart_process("supervisor-1");
     let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
-    history.assert_consistent();
-    assert_eq!(end_reason(history.folded_plan()), Some(EndReason::Completed));
-    cluster.stop_all();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn run_with_orders_of_an_older_supervisor_continues_at_once() {
-    let _shared = share_machine();
-    let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
-    cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
-    let bus = cluster.connect_bus().await;
-    let run = run_id("older");
-    submit_run(&bus, &run, &fan_out_submission(20, &json!({}))).await;
-    let offered = async || count_queued_orders(&bus).await.filter(|orders| *orders == 20);
-    wait_for_value(TIMEOUT, "orders for a future worker", offered).await;
-    cluster.kill_process("supervisor-1");
-    downgrade_settings_and_orders(&bus).await;
-    cluster.restart_process("supervisor-1");
-    cluster
-        .wait_for_log("supervisor-1", "orders without a Millrace-Id header are now rejected", TIMEOUT)
-        .await;
-    cluster.start_process(ProcessRole::Worker, "worker-1", &["--capability", "echo"]);
-    // Rejected orders are dispatched again only after 30 seconds.
-    let history = wait_for_run_history(&bus, &run, Duration::from_secs(20)).await;
     history.assert_consistent();
     assert_eq!(end_reason(history.folded_plan()), Some(EndReason::Completed));
     cluster.stop_all();

@@ -87,7 +87,7 @@ pub fn map_backup_error(error: BackupError) -> CommandError {
     let exit = match &error {
         BackupError::Exists { .. }
         | BackupError::NotABackup { .. }
-        | BackupError::Newer { .. }
+        | BackupError::OtherFormat { .. }
         | BackupError::Damaged { .. }
         | BackupError::Occupied { .. }
         | BackupError::Unfinished { .. } => CommandExit::Refused,

@@ -37,7 +37,7 @@ from millrace.worker import (
 )
 from millrace.worker import _cluster
 from millrace.worker._settings import read_settings
-from millrace.worker._wire import envelope, pack
+from millrace.worker._wire import FORMAT, envelope, pack
 
 PROJECT = Path(__file__).resolve().parent.parent
 PATIENCE = 20
@@ -392,7 +392,7 @@ def test_orders_of_newer_releases_stay_in_the_queue(cluster: Cluster, join: Call
             return len(info.state.subjects or {})
 
         subjects = ["work.py-newer.r-x.t.1", "work.py-newer.r-x.u.1"]
-        payloads = [envelope("order", 3, pack({})), envelope("order", 1, pack({"run": "r-x"}))]
+        payloads = [pack({"v": FORMAT + 1, "t": "order", "b": pack({})}), envelope("order", pack({"run": "r-x"}))]
         for subject, payload in zip(subjects, payloads):
             await js.publish(subject, payload, headers={"Millrace-Id": "a"})
         deadline = time.monotonic() + PATIENCE

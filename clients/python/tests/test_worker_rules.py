@@ -27,11 +27,11 @@ from millrace.worker._result import decode_result, encode_result, result_of
 from millrace.worker._settings import read_settings
 from millrace.worker._waits import children_of, microseconds, parse_answer, parse_event, parse_lost_task
 from millrace.worker._wire import (
+    FORMAT,
     BlobRef,
     NewerMessage,
     UnreadableMessage,
     child_id,
-    entry_version,
     envelope,
     is_forged,
     open_envelope,
@@ -70,31 +70,21 @@ ORDER: dict[str, Any] = {
 }
 
 
-def test_envelopes_are_opened_by_kind_and_version() -> None:
+def test_envelopes_are_opened_by_kind_and_format() -> None:
     body = pack({"a": 1})
-    assert open_envelope(envelope("entry", 2, body), "entry", {}) == body
+    assert open_envelope(envelope("entry", body), "entry", {}) == body
     stored = BlobRef("ab", 3)
-    assert open_envelope(envelope("entry", 1, stored), "entry", {}) == stored
-    text = json.dumps({"v": 1, "t": "entry", "b": {"a": 1}}).encode()
+    assert open_envelope(envelope("entry", stored), "entry", {}) == stored
+    text = json.dumps({"v": FORMAT, "t": "entry", "b": {"a": 1}}).encode()
     assert open_envelope(text, "entry", {"Millrace-Encoding": "json"}) == {"a": 1}
-    with pytest.raises(NewerMessage, match="version 3"):
-        open_envelope(envelope("order", 3, body), "order", {})
-    for payload in (b"", b"\xc1", pack([1]), pack({"v": 1, "t": "order", "b": body}), pack({"v": 1, "t": "entry"})):
+    with pytest.raises(NewerMessage, match=f"format {FORMAT + 1};"):
+        open_envelope(pack({"v": FORMAT + 1, "t": "order", "b": body}), "order", {})
+    with pytest.raises(UnreadableMessage, match="release 0.4.x can finish its runs"):
+        open_envelope(pack({"v": FORMAT - 1, "t": "order", "b": body}), "order", {})
+    other, empty = pack({"v": FORMAT, "t": "order", "b": body}), pack({"v": FORMAT, "t": "entry"})
+    for payload in (b"", b"\xc1", pack([1]), other, empty):
         with pytest.raises(UnreadableMessage):
             open_envelope(payload, "entry", {})
-
-
-def test_entries_that_older_readers_do_not_know_have_version_2() -> None:
-    finished = {"Outcome": {"worker": "w", "outcome": {"Finished": {"review": {"persons": {"ask": ["ann"]}}}}}}
-    versions: list[tuple[dict[str, Any], int]] = [
-        ({"Claimed": {"worker": "w", "claim": 1}}, 1),
-        ({"Step": {"number": 1, "name": "context.0", "value": {}}}, 2),
-        ({"Step": {"number": 1, "name": "count", "value": {}}}, 1),
-        ({"Parked": {"worker": "w", "waits": []}}, 2),
-        ({"Outcome": {"worker": "w", "outcome": {"Errored": {}}}}, 1),
-        (finished, 2),
-    ]
-    assert [entry_version(entry) for entry, _ in versions] == [version for _, version in versions]
 
 
 def test_redirected_replies_of_the_server_are_forged() -> None:

@@ -107,7 +107,7 @@ fn order_size(task: &TaskSpec, submission: &Submission, is_review: bool) -> usiz
         limits: task.limits.clone(),
         ..Order::new(run, Lane(0), work, &task.objective, task.capability.clone())
     };
-    wire::encode_with_inline_body::<Order>(1, &wire::encode_body(&order)).len()
+    wire::encode_with_inline_body::<Order>(&wire::encode_body(&order)).len()
 }
 
 fn task_objective(submission: &Submission) -> String {

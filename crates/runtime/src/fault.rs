@@ -5,6 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use millrace_protocol::format::OtherFormat;
 use millrace_protocol::wire::DecodeError;
 
 /// A failure outside of the rules.
@@ -137,7 +138,13 @@ impl Fault {
     /// `true` if it is a message of a newer release, which this program does not understand.
     #[must_use]
     pub fn is_of_newer_release(&self) -> bool {
-        matches!(self, Self::InvalidMessage { error: DecodeError::UnknownVersion { .. }, .. })
+        matches!(
+            self,
+            Self::InvalidMessage {
+                error: DecodeError::OtherFormat { format: OtherFormat::Newer(_), .. },
+                ..
+            }
+        )
     }
 
     /// Returns the underlying error, to downcast it or to walk its sources. The text of a fault contains the texts of

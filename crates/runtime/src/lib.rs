@@ -28,8 +28,7 @@
 //! ├─ queue          orders: offer, withdraw, stop
 //! ├─ host/          a process that takes orders: slots, leases, cancellation, draining
 //! ├─ lane_lease     which supervisor owns which lane
-//! ├─ registry       capabilities, heartbeats, run summaries
-//! └─ order_headers  rejecting orders without headers
+//! └─ registry       capabilities, heartbeats, run summaries
 //! store/            what outlives a run
 //! ├─ blobs          large values, by content hash
 //! ├─ archive        runs that have ended

@@ -68,8 +68,8 @@ async fn read_archive_content(bus: &Bus, name: &RunId) -> Vec<u8> {
     stream.get_last_raw_message_by_subject(&parts).await.expect("it is one part").payload.to_vec()
 }
 
-/// Publishes a message without an id to the archive, like a redirected reply without headers.
-async fn publish_without_id(bus: &Bus, subject: String, headers: HeaderMap, payload: Vec<u8>) {
+/// Publishes a message to the archive. Without an id in its headers it is like a redirected reply.
+async fn publish_message(bus: &Bus, subject: String, headers: HeaderMap, payload: Vec<u8>) {
     let sent = jetstream_context(bus).publish_with_headers(subject, headers, payload.into()).await;
     sent.expect("the message is sent").await.expect("the server accepts it");
 }
@@ -92,18 +92,18 @@ async fn forged_archive_is_ignored() {
     let (other, name) = (run_id("other"), run_id("r"));
     create_archived_run(&bus, &other, "other").await;
     let forged = build_forged_description(&bus, &name, &other).await;
-    publish_without_id(&bus, archive_info_subject(&name), HeaderMap::new(), forged.clone()).await;
+    publish_message(&bus, archive_info_subject(&name), HeaderMap::new(), forged.clone()).await;
     assert!(
         archive::read_archived_run(&bus, &name).await.expect("the server responds").is_none(),
         "a reply without headers"
     );
     assert!(!archive::is_archived(&bus, &name).await.expect("the server responds"));
 
-    // A reply with the headers of the message that it returns, among them the rollup header of older programs.
+    // A reply with the headers of the message that it returns, among them a rollup header.
     let mut headers = HeaderMap::new();
     headers.insert("Nats-Rollup", "sub");
     let hiding = archive_info_subject(&run_id("hiding"));
-    publish_without_id(&bus, hiding.clone(), headers, forged).await;
+    publish_message(&bus, hiding.clone(), headers, forged).await;
     let question = json!({ "last_by_subj": hiding }).to_string();
     let subject = "$JS.API.DIRECT.GET.OBJ_archive";
     bus.client()
@@ -136,7 +136,7 @@ async fn lane_takes_precedence_over_forged_summaries_and_archives() {
     let plan = JournalEntry::Note { text: "a plan".into(), provider: None };
     let genuine =
         append_message(&bus, LANE, &name, &Topic::Plan, &plan, 0).await.expect("the server accepts it");
-    publish_without_id(
+    publish_message(
         &bus,
         archive_info_subject(&name),
         HeaderMap::new(),
@@ -157,7 +157,7 @@ async fn lane_takes_precedence_over_forged_summaries_and_archives() {
 
     // The summary of another run under the key of this run is ignored.
     let stolen = serde_json::to_vec(&summary(true)).expect("it is valid JSON");
-    publish_without_id(&bus, format!("$KV.runs.{name}"), HeaderMap::new(), stolen).await;
+    publish_message(&bus, format!("$KV.runs.{name}"), HeaderMap::new(), stolen).await;
     assert!(registry::read_summary(&bus, &name).await.expect("the server responds").is_none());
     let summaries = registry::read_run_summaries(&bus).await.expect("the server responds");
     assert_eq!(summaries.iter().map(|it| it.run.as_str()).collect::<Vec<_>>(), ["other"]);
@@ -170,7 +170,7 @@ async fn lane_takes_precedence_over_forged_summaries_and_archives() {
 }
 
 #[tokio::test]
-async fn archive_of_older_program_is_read_if_its_digest_matches() {
+async fn archive_is_read_only_if_its_digest_matches() {
     let server = NatsServer::start();
     let bus = connect_bus(&server).await;
     let (other, name) = (run_id("other"), run_id("old"));
@@ -179,20 +179,20 @@ async fn archive_of_older_program_is_read_if_its_digest_matches() {
     let write = async |name: &RunId, bytes: &[u8], digest_of: &RunId| {
         let mut info = read_archive_description(&bus, digest_of).await;
         (info["name"], info["nuid"]) = (json!(name), json!(format!("parts{name}")));
-        publish_without_id(&bus, format!("$O.archive.C.parts{name}"), HeaderMap::new(), bytes.to_vec()).await;
         let mut headers = HeaderMap::new();
-        headers.insert("Nats-Rollup", "sub");
-        publish_without_id(&bus, archive_info_subject(name), headers, info.to_string().into_bytes()).await;
+        headers.insert("Millrace-Id", "x");
+        publish_message(&bus, format!("$O.archive.C.parts{name}"), headers.clone(), bytes.to_vec()).await;
+        publish_message(&bus, archive_info_subject(name), headers, info.to_string().into_bytes()).await;
     };
     write(&name, &bytes, &other).await;
     let read =
         archive::read_archived_run(&bus, &name).await.expect("the server responds").expect("it exists");
     assert_eq!(read.len(), 2);
     assert!(archive::is_archived(&bus, &name).await.expect("the server responds"));
-    publish_without_id(&bus, format!("$O.archive.C.parts{name}"), HeaderMap::new(), b"forged".to_vec()).await;
+    publish_message(&bus, format!("$O.archive.C.parts{name}"), HeaderMap::new(), b"forged".to_vec()).await;
     assert!(
         archive::is_archived(&bus, &name).await.expect("the server responds"),
-        "parts after it do not belong to it"
+        "a forged part does not belong to it"
     );
 
     *bytes.last_mut().expect("it is not empty") ^= 1;
@@ -214,7 +214,7 @@ async fn forged_parts_of_an_archive_are_ignored() {
     let parts = format!("$O.archive.C.{}", info["nuid"].as_str().expect("it is a string"));
     let stream = jetstream_context(&bus).get_stream("OBJ_archive").await.expect("it exists");
     stream.purge().filter(parts.clone()).await.expect("the server responds");
-    publish_without_id(&bus, parts, HeaderMap::new(), bytes).await;
+    publish_message(&bus, parts, HeaderMap::new(), bytes).await;
     assert!(archive::read_archived_run(&bus, &name).await.is_err(), "its own parts are removed");
     assert!(!archive::is_archived(&bus, &name).await.expect("the server responds"));
 }

@@ -10,7 +10,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
 use millrace_protocol::file::{FilePath, WriteCondition};
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
-use millrace_protocol::plan::{CommandAction, JournalKey, Work};
+use millrace_protocol::plan::{CommandAction, JournalKey, RunCommand, Work};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, MAX_BLOB, MAX_INLINE};
 use millrace_protocol::work::{JournalEntry, Order};
@@ -138,11 +138,12 @@ async fn large_message_goes_through_the_blob_store() {
     let bus = connect_bus(&server).await;
     for bytes in [MAX_INLINE / 2, MAX_INLINE * 2, 5_000_000] {
         let name = run_id(&format!("r{bytes}"));
-        let request = CommandAction::CancelRun { reason: "x".repeat(bytes) };
+        let control = CommandAction::CancelRun { reason: "x".repeat(bytes) };
+        let request = RunCommand { id: "c".into(), by: "ann".into(), control };
         append_message(&bus, LANE, &name, &Topic::Control, &request, 0).await.expect("it fits");
         let records = read_run(&bus, LANE, &name, 1).await.expect("the server responds");
         assert!(records[0].payload.len() < MAX_INLINE + 1_000, "{} bytes travel", records[0].payload.len());
-        assert_eq!(bus.decode_record::<CommandAction>(&records[0]).await.expect("it is read"), request);
+        assert_eq!(bus.decode_record::<RunCommand>(&records[0]).await.expect("it is read"), request);
     }
 }
 

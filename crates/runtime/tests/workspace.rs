@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use millrace_protocol::file::{FilePath, MAX_FILE, WriteCondition};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::subject::{self, FileSpace};
-use millrace_runtime::nats::topology::{ClusterOptions, FILES, LIMITS};
+use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::store::rate_limits::{self, ClusterRateLimiter, RateLimit};
 use millrace_runtime::store::workspace::{FileAuthor, FileWriteError, RunWorkspace, WorkspaceFile};
 use millrace_runtime::{Bus, ConnectionSettings, Fault};
@@ -353,23 +353,6 @@ async fn any_path_is_valid_and_no_name_is_both_file_and_folder() {
         .expect("nothing is in the way any more");
 }
 
-#[tokio::test]
-async fn older_cluster_gets_files_and_limits_from_a_supervisor() {
-    let server = NatsServer::start();
-    let made = connect_bus(&server).await;
-    let context = async_nats::jetstream::new(made.client().clone());
-    context.delete_stream(FILES).await.expect("it is deleted");
-    context.delete_key_value(LIMITS).await.expect("it is deleted");
-    connect_bus(&server).await;
-    let connection = ConnectionSettings::unauthenticated(server.url.clone());
-    let bus =
-        Bus::join_existing_cluster(&connection, "test", Duration::ZERO).await.expect("the cluster is there");
-    assert!(open_workspace(&bus).list_files(None).await.expect("the server responds").is_empty());
-    let limiter = ClusterRateLimiter::new(&bus);
-    limiter.admit_request("openai:x", 1, Duration::ZERO).await.expect("there are no limits");
-    assert_eq!(rate_limits::read_rate_limit_statuses(&bus).await.expect("the server responds"), []);
-}
-
 fn rate_limit(requests: Option<u64>, tokens: Option<u64>) -> RateLimit {
     RateLimit { requests, tokens }
 }
@@ -512,13 +495,10 @@ async fn read_used_tokens(bus: &Bus) -> u64 {
 }
 
 #[tokio::test]
-async fn rollups_are_rejected_even_in_buckets_of_older_programs() {
+async fn rollups_are_rejected_in_buckets() {
     let server = NatsServer::start();
     let first = connect_bus(&server).await;
     let context = async_nats::jetstream::new(first.client().clone());
-    let limits = context.get_stream("KV_limits").await.expect("it exists").cached_info().config.clone();
-    let older = async_nats::jetstream::stream::Config { allow_rollup: true, ..limits };
-    context.update_stream(older).await.expect("it is as it was");
     rate_limits::set_limit(&first, &"test:m".parse().expect("the name is valid"), rate_limit(Some(1), None))
         .await
         .expect("the limit is set");
@@ -528,7 +508,6 @@ async fn rollups_are_rejected_even_in_buckets_of_older_programs() {
         let sent = context.publish_with_headers("$KV.limits.state.x", headers, "{}".into()).await;
         sent.expect("the message is sent").await
     };
-    connect_bus(&server).await;
     assert!(all().await.is_err_and(|error| error.to_string().contains("rollup not permitted")));
     assert_eq!(rate_limits::read_rate_limit_statuses(&first).await.expect("the server responds").len(), 1);
     let blobs = context.get_stream("OBJ_blobs").await.expect("it exists");
@@ -536,24 +515,15 @@ async fn rollups_are_rejected_even_in_buckets_of_older_programs() {
 }
 
 #[tokio::test]
-async fn streams_of_older_programs_get_their_limits() {
+async fn streams_have_a_maximum_message_size() {
     let server = NatsServer::start();
     let first = connect_bus(&server).await;
     let context = async_nats::jetstream::new(first.client().clone());
     let config =
         async |name: &str| context.get_stream(name).await.expect("it exists").cached_info().config.clone();
-    let names = ["LANE_0", "WORK", "FILES", "OBJ_blobs"];
-    let mut limited = Vec::new();
-    for name in names {
-        let made = config(name).await;
-        let older = async_nats::jetstream::stream::Config { max_message_size: -1, ..made.clone() };
-        context.update_stream(older).await.expect("it is as it was");
-        limited.push(made);
-    }
-    connect_bus(&server).await;
-    for (name, made) in names.into_iter().zip(limited) {
-        assert!(made.max_message_size > 256 * 1024 || name == "OBJ_blobs", "{name}");
-        assert_eq!(config(name).await, made, "{name}");
+    for name in ["LANE_0", "WORK", "FILES", "OBJ_blobs"] {
+        let max = config(name).await.max_message_size;
+        assert!(max > 256 * 1024 || (name == "OBJ_blobs" && max > 128 * 1024), "{name}: {max}");
     }
     let too_large =
         context.publish("files.r.a", vec![0; 400_000].into()).await.expect("the message is sent").await;

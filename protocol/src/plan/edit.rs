@@ -53,23 +53,6 @@ pub enum Edit {
 }
 
 impl Edit {
-    /// `true` if readers of version 1 of the wire format, which 0.4.0 has, do not understand it.
-    pub(crate) fn needs_newer_reader(&self) -> bool {
-        match self {
-            Self::Add(tasks) => tasks.iter().any(TaskSpec::needs_newer_reader),
-            Self::Patch(patch) => {
-                patch.not_before.is_some()
-                    || patch.wait_for_event.is_some()
-                    || patch.review.as_ref().is_some_and(ReviewPolicy::needs_newer_reader)
-            }
-            Self::Cancel { .. }
-            | Self::Retry { .. }
-            | Self::MarkFinal { .. }
-            | Self::Finish { .. }
-            | Self::GiveUp { .. } => false,
-        }
-    }
-
     /// Returns its name, as models and users write it.
     #[must_use]
     pub fn name(&self) -> &'static str {

@@ -114,12 +114,6 @@ impl TaskSpec {
         }
     }
 
-    /// `true` if readers of version 1 of the wire format, which 0.4.0 has, do not understand it.
-    #[must_use]
-    pub(crate) fn needs_newer_reader(&self) -> bool {
-        self.is_child() || self.has_start_conditions() || self.review.needs_newer_reader()
-    }
-
     /// `true` if an attempt at another task delegated it.
     #[must_use]
     pub fn is_child(&self) -> bool {
@@ -250,14 +244,6 @@ impl ReviewPolicy {
     #[must_use]
     pub fn is_none(&self) -> bool {
         matches!(self, Self::None)
-    }
-
-    /// `true` if readers of version 1 of the wire format, which 0.4.0 has, do not understand it.
-    pub(crate) fn needs_newer_reader(&self) -> bool {
-        match self {
-            Self::None | Self::Checks { .. } | Self::Critic { .. } => false,
-            Self::Persons(_) => true,
-        }
     }
 
     /// The review that a critic does: this one, or the one before that of persons.

@@ -71,7 +71,7 @@ fn check_repeated_command_is_refused(scene: &mut RunScene, fact: &Fact) {
 
 /// Encodes and decodes a decision, as the log does.
 fn encode_and_decode(decision: &Decision) -> Decision {
-    let sealed = wire::encode_with_inline_body::<Decision>(1, &wire::encode_body(decision));
+    let sealed = wire::encode_with_inline_body::<Decision>(&wire::encode_body(decision));
     wire::decode_message(&sealed, wire::Encoding::MessagePack).unwrap()
 }
 

@@ -271,7 +271,7 @@ fn later_named_situations() -> Vec<(&'static str, RunScene)> {
         (
             "failed, its dependency runs again",
             change_scene(scene_with_t_errored(2, ErrorKind::InvalidTask), |scene| {
-                // In a log of 0.4.0, where a retry left failed dependents as they were.
+                // The fold also accepts a reopening without those of the dependents.
                 let (task, feedback) = (cast::task_id("d"), Some("harder".into()));
                 let retry = Event::Task(TaskEvent::Reopened { task, attempt: 2, ready: true, feedback });
                 apply(&mut scene.plan, &retry, scene.now);

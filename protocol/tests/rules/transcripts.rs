@@ -307,7 +307,6 @@ impl TranscriptPlayer {
         let mut plan = Plan::default();
         for decision in &self.scene.log {
             let sealed = wire::encode_with_inline_body::<millrace_protocol::plan::Decision>(
-                1,
                 &wire::encode_body(decision),
             );
             apply_decision(&mut plan, &wire::decode_message(&sealed, wire::Encoding::MessagePack).unwrap());
@@ -484,7 +483,7 @@ fn journal_outcome_has_every_field_of_a_fact() {
         },
     };
     let read: work::JournalEntry = wire::decode_message(
-        &wire::encode_with_inline_body::<work::JournalEntry>(1, &wire::encode_body(&entry)),
+        &wire::encode_with_inline_body::<work::JournalEntry>(&wire::encode_body(&entry)),
         wire::Encoding::MessagePack,
     )
     .unwrap();

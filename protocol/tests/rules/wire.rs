@@ -1,4 +1,4 @@
-//! The wire format: version 1 of every message, as golden bytes that must stay readable forever; and invalid messages,
+//! The wire format: every message as golden bytes that must stay readable as long as the format stays; and invalid messages,
 //! which must be rejected with a reason and never cause a panic.
 
 use std::collections::BTreeMap;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use millrace_protocol::child::{Delegation, EndedTask, ParentTask, TaskEnd};
 use millrace_protocol::file::FilePath;
+use millrace_protocol::format::FORMAT;
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::overrides::{
@@ -80,13 +81,12 @@ fn full_task_spec() -> TaskSpec {
     }
 }
 
-/// The events of the first edition of the rules.
 fn sample_events() -> Vec<(&'static str, Event)> {
     let (task, worker, at) =
         (cast::task_id("a"), cast::worker_id("w1"), cast::time_after(cast::test_start_time(), 1));
     vec![
         (
-            "run started, told when to ask",
+            "run started",
             Event::Run(RunEvent::Started {
                 objective: "find out".into(),
                 mode: PlanningMode::Llm,
@@ -117,7 +117,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
             Event::Planning(PlanningEvent::Claimed { turn: 1, attempt: 2, worker: worker.clone() }),
         ),
         (
-            "proposal accepted, told whether idle",
+            "proposal accepted",
             Event::Planning(PlanningEvent::ProposalAccepted {
                 turn: 1,
                 attempt: 2,
@@ -170,7 +170,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
             }),
         ),
         (
-            "attempt finished, told whether detailed",
+            "attempt finished",
             Event::Attempt(AttemptEvent::Finished {
                 task: task.clone(),
                 attempt: 1,
@@ -204,7 +204,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
             }),
         ),
         (
-            "review errored, told when again",
+            "review errored",
             Event::Review(ReviewEvent::Errored {
                 task: task.clone(),
                 attempt: 1,
@@ -1029,14 +1029,6 @@ fn sample_submissions() -> Vec<(String, Submission)> {
     ]
 }
 
-fn sample_controls() -> Vec<(String, CommandAction)> {
-    let reason = || "by hand".to_owned();
-    vec![
-        ("cancel run".into(), CommandAction::CancelRun { reason: reason() }),
-        ("cancel task".into(), CommandAction::CancelTask { task: cast::task_id("a"), reason: reason() }),
-    ]
-}
-
 fn sample_edits() -> Vec<Edit> {
     let task = || cast::task_id("a");
     let patch = TaskPatch {
@@ -1072,7 +1064,10 @@ fn patch_of_start() -> TaskPatch {
 fn sample_commands() -> Vec<(String, RunCommand)> {
     let command = |control| RunCommand { id: "c1".into(), by: "ann".into(), control };
     let edits = sample_edits().into_iter().map(|edit| (edit.name().to_owned(), CommandAction::Edit(edit)));
+    let reason = || "by hand".to_owned();
     let others = [
+        ("cancel run".to_owned(), CommandAction::CancelRun { reason: reason() }),
+        ("cancel task".to_owned(), CommandAction::CancelTask { task: cast::task_id("a"), reason: reason() }),
         ("pause".to_owned(), CommandAction::Pause),
         ("interrupt".to_owned(), CommandAction::Interrupt),
         ("resume".to_owned(), CommandAction::Resume { budget: None }),
@@ -1083,8 +1078,7 @@ fn sample_commands() -> Vec<(String, RunCommand)> {
         ("add: start condition".to_owned(), CommandAction::Edit(Edit::Add(vec![task_with_start()]))),
         ("patch: start condition".to_owned(), CommandAction::Edit(Edit::Patch(patch_of_start()))),
     ];
-    let all = sample_controls().into_iter().chain(edits).chain(others);
-    all.map(|(name, control)| (name, command(control))).collect()
+    edits.chain(others).map(|(name, control)| (name, command(control))).collect()
 }
 
 fn sample_journal_entries() -> Vec<(String, JournalEntry)> {
@@ -1207,8 +1201,8 @@ fn sample_journal_entries() -> Vec<(String, JournalEntry)> {
             "released: a provider stays away".into(),
             released("no model answers", Some(ProviderStatus::GivenUp(wait()))),
         ),
-        ("outcome: finished, told whether detailed".into(), outcome(finished(inline()))),
-        ("outcome: finished, told whether detailed, stored".into(), outcome(finished(stored()))),
+        ("outcome: finished".into(), outcome(finished(inline()))),
+        ("outcome: finished, stored".into(), outcome(finished(stored()))),
         ("outcome: finished, to be judged otherwise".into(), outcome(judged_otherwise)),
         ("outcome: judged".into(), judged),
         (
@@ -1372,23 +1366,18 @@ fn sample_rejection() -> Rejection {
     }
 }
 
-/// Orders with fields that do not belong to their kind of work, which no supervisor writes.
+/// An order with fields that do not belong to its kind of work, which no supervisor writes.
 #[test]
 fn fields_of_other_kinds_of_work_in_an_order_are_ignored() {
-    let goldens = read_golden_bytes();
-    let read = |name: &str| {
-        let bytes = decode_hex(&goldens[&format!("order {name}")]);
-        wire::decode_message::<Order>(&bytes, Encoding::MessagePack).unwrap()
-    };
-    let task = read("task, at a place of the plan");
-    let rejected = None;
-    let (rejection, criteria) = (None, Vec::new());
-    let expected = Assignment::Task { task: cast::task_id("b"), attempt: 2, rejected, rejection, criteria };
-    assert_eq!(task.assignment, expected);
-    assert_eq!((task.inputs.len(), task.is_final), (1, true));
-    let with_all = read("review, with everything");
-    let as_meant = read("review, with everything that a review has");
-    assert_eq!(with_all, as_meant, "a rejected result and a place of the plan say nothing to a review");
+    let orders: BTreeMap<String, Order> = sample_orders().into_iter().collect();
+    let task = serde_json::to_value(&orders["task, with everything that a task has"]).unwrap();
+    let review = &orders["review, with everything that a review has"];
+    let mut with_all = serde_json::to_value(review).unwrap();
+    with_all["rejected"] = task["rejected"].clone();
+    with_all["deliverable_criteria"] = json!(["It is short."]);
+    with_all["plan_at"] = json!(17);
+    let read: Order = serde_json::from_value(with_all).unwrap();
+    assert_eq!(&read, review, "a rejected result and a place of the plan say nothing to a review");
 }
 
 /// Values in buckets and in the blob store, without an envelope.
@@ -1456,7 +1445,7 @@ fn samples_in_envelopes<M: WireMessage + PartialEq + Clone + 'static>(
         let (binary, text) = (message.clone(), message.clone());
         EncodingSample {
             name: format!("{} {name}", M::KIND),
-            bytes: wire::encode_with_inline_body::<M>(message.version(), &wire::encode_body(&message)),
+            bytes: wire::encode_with_inline_body::<M>(&wire::encode_body(&message)),
             json: serde_json::from_slice(&wire::encode_as_json(&message).unwrap()).unwrap(),
             reads: Box::new(move |bytes| {
                 Ok(wire::decode_message::<M>(bytes, Encoding::MessagePack)? == binary)
@@ -1531,12 +1520,11 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
         last_problem: None,
     };
     let settings = ClusterSettings {
-        version: 1,
+        version: FORMAT,
         lanes: 4,
         replicas: 3,
         lane_lease_ms: 5000,
         work_lease_ms: 20_000,
-        unmarked_orders_through: None,
     };
     let summary = RunSummary::from_plan(&run, Lane(0), &plan, cast::test_start_time()).unwrap();
     let manifest = vec![Document { path: "GPL-3.0.txt".into(), sha256: "01".repeat(32), size: 35_149 }];
@@ -1550,7 +1538,6 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
     [
         samples_in_envelopes(sample_decisions()),
         samples_in_envelopes(sample_submissions()),
-        samples_in_envelopes(sample_controls()),
         samples_in_envelopes(sample_commands()),
         samples_in_envelopes(sample_answers()),
         samples_in_envelopes(sample_journal_entries()),
@@ -1569,7 +1556,7 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
                         ..summary.clone()
                     },
                 ),
-                (named("of a run, told how it stands"), RunSummary { waiting_for: None, ..summary.clone() }),
+                (named("of a run"), RunSummary { waiting_for: None, ..summary.clone() }),
                 (named("of a run with labels"), RunSummary { labels: sample_labels(), ..summary.clone() }),
                 (
                     named("of a run that waits for its turn"),
@@ -1620,11 +1607,11 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
     .collect()
 }
 
-const V1: &str = "golden/v1.txt";
+const GOLDEN: &str = "golden/format-3.txt";
 
 /// The golden bytes by name. The file is never rewritten: `UPDATE_GOLDEN=1` only adds missing samples.
 fn read_golden_bytes() -> BTreeMap<String, String> {
-    let text = std::fs::read_to_string(golden::golden_file_path(V1)).unwrap_or_default();
+    let text = std::fs::read_to_string(golden::golden_file_path(GOLDEN)).unwrap_or_default();
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
         .filter_map(|line| line.rsplit_once(" = "))
@@ -1651,13 +1638,13 @@ fn messages_are_encoded_as_the_golden_bytes() {
             goldens.entry(sample.name).or_insert_with(|| encode_hex(&sample.bytes));
         }
         let mut text = String::from(
-            "# Version 1 of every message, as it stands in logs: `name = bytes`. What is here is never changed; a\n\
+            "# Format 3 of every message, as it stands in logs: `name = bytes`. What is here is never changed; a\n\
              # field that is added gets a sample of a new name.\n",
         );
         for (name, hex) in &goldens {
             writeln!(text, "{name} = {hex}").unwrap();
         }
-        golden::compare_with_golden_file(V1, &text);
+        golden::compare_with_golden_file(GOLDEN, &text);
     }
     for sample in all_encoding_samples() {
         let golden = goldens.get(&sample.name);
@@ -1674,7 +1661,7 @@ fn golden_bytes_decode_to_their_messages() {
     }
 }
 
-/// Includes bytes of older releases that no program writes any more.
+/// Includes bytes that no program writes any more.
 #[test]
 fn all_golden_bytes_are_readable() {
     for (name, bytes) in read_golden_bytes() {
@@ -1682,7 +1669,6 @@ fn all_golden_bytes_are_readable() {
         let open = |encoding| match name.split(' ').next().unwrap() {
             "decision" => wire::decode_message::<Decision>(&bytes, encoding).map(drop),
             "submission" => wire::decode_message::<Submission>(&bytes, encoding).map(drop),
-            "control" => wire::decode_message::<CommandAction>(&bytes, encoding).map(drop),
             "command" => wire::decode_message::<RunCommand>(&bytes, encoding).map(drop),
             "answer" => wire::decode_message::<RunAnswer>(&bytes, encoding).map(drop),
             "entry" => wire::decode_message::<JournalEntry>(&bytes, encoding).map(drop),
@@ -1700,90 +1686,6 @@ fn all_golden_bytes_are_readable() {
         };
         assert_eq!(open(Encoding::MessagePack), Ok(()), "{name}");
     }
-}
-
-#[test]
-fn missing_fields_default_to_the_old_behaviour() {
-    let goldens = read_golden_bytes();
-    let event = |name: &str| {
-        let bytes = decode_hex(&goldens[&format!("decision event: {name}")]);
-        wire::decode_message::<Decision>(&bytes, Encoding::MessagePack).unwrap().events.remove(0)
-    };
-    let Event::Run(RunEvent::Started { budget, consult, .. }) = event("run started") else { panic!() };
-    assert!(
-        budget.is_default() && consult == PlannerConsultMode::Never,
-        "the planner made one plan and was not called again"
-    );
-    let Event::Planning(PlanningEvent::ProposalAccepted { is_idle, refused, .. }) =
-        event("proposal accepted")
-    else {
-        panic!()
-    };
-    assert!(!is_idle && refused.is_empty());
-    let Event::Attempt(AttemptEvent::Finished { is_detailed, review, .. }) = event("attempt finished") else {
-        panic!()
-    };
-    assert!(is_detailed && review.is_none(), "the review of its task applies");
-    let Event::Review(ReviewEvent::Errored { again, retry_at, .. }) = event("review errored") else {
-        panic!()
-    };
-    assert!(again && retry_at.is_none(), "the next review started at once");
-    let Event::Task(TaskEvent::Cancelled { with, usage, .. }) = event("task cancelled") else { panic!() };
-    assert!(with.is_none() && usage.is_zero());
-    let finished = decode_hex(&goldens["entry outcome: finished"]);
-    let read = wire::decode_message::<JournalEntry>(&finished, Encoding::MessagePack).unwrap();
-    let JournalEntry::Outcome { outcome: WorkOutcome::Finished { is_detailed, review, models, .. }, .. } =
-        read
-    else {
-        panic!()
-    };
-    assert!(is_detailed && review.is_none() && models.is_empty());
-    let block: OnFailedDependency = serde_json::from_value(json!("block")).unwrap();
-    assert_eq!(block, OnFailedDependency::Ask);
-    assert_eq!(serde_json::to_value(block).unwrap(), json!("ask"));
-}
-
-/// Programs of 0.4 read version 1 only. They leave these messages alone, and say which version they lack.
-#[test]
-fn messages_about_waits_have_a_version_that_0_4_does_not_read() {
-    let parts = [
-        "parked",
-        "wait ended",
-        "woken",
-        "signal",
-        "renewed",
-        "standing answer",
-        "child",
-        "instructed",
-        "delegated",
-        "judged by persons",
-        "plan question",
-        "start condition",
-        "overridden",
-        "forked",
-        "shared",
-        "shortened conversation",
-        "written files",
-        "criteria of the deliverable",
-        "after an earlier run",
-        "of a session",
-        "run held",
-        "session turn came",
-        "place granted",
-        "place refused",
-    ];
-    let mut newer = 0;
-    for sample in all_encoding_samples().iter().filter(|sample| sample.json.get("t").is_some()) {
-        let is_about_waits = parts.iter().any(|part| sample.name.contains(part));
-        assert_eq!(sample.json["v"], json!(if is_about_waits { 2 } else { 1 }), "{}", sample.name);
-        newer += usize::from(is_about_waits);
-    }
-    assert!(newer >= 20, "{newer}");
-    let refusal =
-        Refusal::Question { question: "t/1/1".parse().unwrap(), why: "there is no such question".into() };
-    let mut decision = sample_decisions().remove(0).1;
-    decision.answers[0].refusal = Some(refusal);
-    assert_eq!(decision.version(), 2, "a refusal that those do not know");
 }
 
 #[test]
@@ -1807,7 +1709,7 @@ fn unknown_fields_are_ignored_at_every_level() {
             Some(body) => {
                 let (t, body) = (newer["t"].as_str().unwrap(), wire::encode_body(body));
                 wire::encode_body(&NewerEnvelope {
-                    v: 1,
+                    v: FORMAT,
                     t,
                     b: serde_bytes::Bytes::new(&body),
                     later: "more",
@@ -1906,6 +1808,10 @@ fn truncated_message_is_rejected() {
     }
 }
 
+fn cancel_command() -> RunCommand {
+    RunCommand { id: "c1".into(), by: "ann".into(), control: CommandAction::CancelRun { reason: "r".into() } }
+}
+
 #[test]
 fn message_with_trailing_bytes_is_rejected() {
     for sample in all_encoding_samples() {
@@ -1913,42 +1819,55 @@ fn message_with_trailing_bytes_is_rejected() {
         let read = (sample.reads)(&behind);
         assert!(matches!(read, Err(DecodeError::Trailing { bytes: 1, .. })), "{}: {read:?}", sample.name);
     }
-    let body =
-        [wire::encode_body(&CommandAction::CancelRun { reason: "r".into() }), vec![0xc0, 0xc0]].concat();
-    let sealed = wire::encode_with_inline_body::<CommandAction>(1, &body);
+    let body = [wire::encode_body(&cancel_command()), vec![0xc0, 0xc0]].concat();
+    let sealed = wire::encode_with_inline_body::<RunCommand>(&body);
     assert_eq!(
-        wire::decode_message::<CommandAction>(&sealed, Encoding::MessagePack),
-        Err(DecodeError::Trailing { what: "control".into(), bytes: 2 })
+        wire::decode_message::<RunCommand>(&sealed, Encoding::MessagePack),
+        Err(DecodeError::Trailing { what: "command".into(), bytes: 2 })
     );
 }
 
 #[test]
-fn wrong_kind_wrong_version_and_empty_envelope_have_their_own_errors() {
-    let control = CommandAction::CancelRun { reason: "r".into() };
-    let sealed = wire::encode_with_inline_body::<CommandAction>(1, &wire::encode_body(&control));
+fn wrong_kind_other_format_and_empty_envelope_have_their_own_errors() {
+    let command = cancel_command();
+    let sealed = wire::encode_with_inline_body::<RunCommand>(&wire::encode_body(&command));
     let wrong = wire::decode_message::<Order>(&sealed, Encoding::MessagePack).unwrap_err();
-    assert_eq!(wrong.to_string(), r#"expected a message of type "order", found "control""#);
+    assert_eq!(wrong.to_string(), r#"expected a message of type "order", found "command""#);
 
-    let envelope = |v: i64| serde_json::to_vec(&json!({ "v": v, "t": "control", "b": control })).unwrap();
-    assert_eq!(wire::decode_message::<CommandAction>(&envelope(1), Encoding::Json), Ok(control.clone()));
-    for version in [0, 2, 65_535] {
-        let refused = wire::decode_message::<CommandAction>(&envelope(version), Encoding::Json).unwrap_err();
+    let envelope = |v: i64| serde_json::to_vec(&json!({ "v": v, "t": "command", "b": command })).unwrap();
+    let read = |format: u16| wire::decode_message::<RunCommand>(&envelope(format.into()), Encoding::Json);
+    assert_eq!(read(FORMAT), Ok(command.clone()));
+    for format in [0, 1, FORMAT - 1] {
+        let refused = read(format).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            format!(r#""control" has version {version}; this program reads up to 1"#)
+            format!(
+                "\"command\" was written by a release before 0.5 (format {format}; this release has format {FORMAT}), and \
+                 release 0.4.x can finish its runs"
+            )
+        );
+    }
+    for format in [FORMAT + 1, u16::MAX] {
+        let refused = read(format).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            format!(
+                "\"command\" was written by a newer release (format {format}; this release has format {FORMAT}); use that \
+                 release"
+            )
         );
     }
     assert!(matches!(
-        wire::decode_message::<CommandAction>(&envelope(65_536), Encoding::Json),
+        wire::decode_message::<RunCommand>(&envelope(65_536), Encoding::Json),
         Err(DecodeError::Unreadable { .. })
     ));
     assert_eq!(
-        wire::decode_message::<CommandAction>(br#"{"v":1,"t":"control"}"#, Encoding::Json),
+        wire::decode_message::<RunCommand>(br#"{"v":3,"t":"command"}"#, Encoding::Json),
         Err(DecodeError::Empty)
     );
     assert_eq!(
-        wire::decode_message::<CommandAction>(
-            &wire::encode_body(&json!({ "v": 1, "t": "control" })),
+        wire::decode_message::<RunCommand>(
+            &wire::encode_body(&json!({ "v": FORMAT, "t": "command" })),
             Encoding::MessagePack
         ),
         Err(DecodeError::Empty)
@@ -1958,37 +1877,40 @@ fn wrong_kind_wrong_version_and_empty_envelope_have_their_own_errors() {
 #[test]
 fn body_in_the_blob_store_is_reported_with_its_address() {
     let stored = BlobRef { sha256: "ab".repeat(32), size: 300_000 };
-    let elsewhere = wire::encode_with_stored_body::<Order>(1, stored.clone());
+    let elsewhere = wire::encode_with_stored_body::<Order>(stored.clone());
     assert_eq!(wire::decode_message::<Order>(&elsewhere, Encoding::MessagePack), Err(DecodeError::Elsewhere));
     assert_eq!(
         wire::decode_blob_ref_of_body::<Order>(&elsewhere, Encoding::MessagePack),
         Ok(Some(stored.clone()))
     );
     assert!(matches!(
-        wire::decode_blob_ref_of_body::<CommandAction>(&elsewhere, Encoding::MessagePack),
+        wire::decode_blob_ref_of_body::<RunCommand>(&elsewhere, Encoding::MessagePack),
         Err(DecodeError::WrongKind { .. })
     ));
 
-    let control = CommandAction::CancelRun { reason: "r".into() };
-    let here = wire::encode_with_inline_body::<CommandAction>(1, &wire::encode_body(&control));
-    assert_eq!(wire::decode_blob_ref_of_body::<CommandAction>(&here, Encoding::MessagePack), Ok(None));
-    let both = serde_json::to_vec(&json!({ "v": 1, "t": "control", "b": control, "s": stored })).unwrap();
+    let command = cancel_command();
+    let here = wire::encode_with_inline_body::<RunCommand>(&wire::encode_body(&command));
+    assert_eq!(wire::decode_blob_ref_of_body::<RunCommand>(&here, Encoding::MessagePack), Ok(None));
+    let both =
+        serde_json::to_vec(&json!({ "v": FORMAT, "t": "command", "b": command, "s": stored })).unwrap();
     assert_eq!(
-        wire::decode_blob_ref_of_body::<CommandAction>(&both, Encoding::Json),
+        wire::decode_blob_ref_of_body::<RunCommand>(&both, Encoding::Json),
         Ok(None),
         "an inline body needs no fetch"
     );
-    assert_eq!(wire::decode_message::<CommandAction>(&both, Encoding::Json), Ok(control));
+    assert_eq!(wire::decode_message::<RunCommand>(&both, Encoding::Json), Ok(command));
 }
 
 #[test]
 fn message_with_an_invalid_name_is_rejected() {
-    let bad = json!({ "v": 1, "t": "control", "b": { "CancelTask": { "task": "a.b", "reason": "r" } } });
-    let refused = wire::decode_message::<CommandAction>(&serde_json::to_vec(&bad).unwrap(), Encoding::Json)
-        .unwrap_err();
+    let bad = json!({ "v": FORMAT, "t": "command", "b": { "id": "c1", "control": {
+        "CancelTask": { "task": "a.b", "reason": "r" }
+    } } });
+    let refused =
+        wire::decode_message::<RunCommand>(&serde_json::to_vec(&bad).unwrap(), Encoding::Json).unwrap_err();
     assert!(refused.to_string().contains("is not a valid task id"), "{refused}");
-    let sealed = wire::encode_with_inline_body::<CommandAction>(1, &wire::encode_body(&bad["b"]));
-    let refused = wire::decode_message::<CommandAction>(&sealed, Encoding::MessagePack).unwrap_err();
+    let sealed = wire::encode_with_inline_body::<RunCommand>(&wire::encode_body(&bad["b"]));
+    let refused = wire::decode_message::<RunCommand>(&sealed, Encoding::MessagePack).unwrap_err();
     assert!(refused.to_string().contains("is not a valid task id"), "{refused}");
 }
 
@@ -2036,7 +1958,7 @@ fn decode_as_every_message_type(bytes: &[u8]) {
     for encoding in [Encoding::MessagePack, Encoding::Json] {
         let _ = wire::decode_message::<Decision>(bytes, encoding);
         let _ = wire::decode_message::<Submission>(bytes, encoding);
-        let _ = wire::decode_message::<CommandAction>(bytes, encoding);
+        let _ = wire::decode_message::<RunCommand>(bytes, encoding);
         let _ = wire::decode_message::<JournalEntry>(bytes, encoding);
         let _ = wire::decode_message::<Order>(bytes, encoding);
         let _ = wire::decode_blob_ref_of_body::<Order>(bytes, encoding);
@@ -2068,7 +1990,7 @@ proptest! {
             }
             decode_as_every_message_type(&bytes);
             // The body alone, in an intact envelope: most changes above only break the envelope.
-            let _ = wire::decode_message::<Decision>(&wire::encode_with_inline_body::<Decision>(1, &bytes), Encoding::MessagePack);
+            let _ = wire::decode_message::<Decision>(&wire::encode_with_inline_body::<Decision>(&bytes), Encoding::MessagePack);
         });
     }
 }

@@ -251,7 +251,7 @@ async fn order_of_a_lost_decision_is_discarded() {
     let stale = Order { decided: Some(lost), parameters, ..order };
     let context = jetstream::new(bus.client().clone());
     context.get_stream(WORK).await.unwrap().delete_message(published.sequence).await.unwrap();
-    let payload = encode_with_inline_body::<Order>(1, &encode_body(&stale));
+    let payload = encode_with_inline_body::<Order>(&encode_body(&stale));
     let sent = context.publish_with_headers(published.subject, build_publish_headers(), payload.into());
     sent.await.unwrap().await.unwrap();
     cluster.restart_process("worker-1");

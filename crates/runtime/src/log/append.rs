@@ -90,9 +90,9 @@ fn topic_metric_label(topic: &Topic) -> &'static str {
 async fn encode_envelope<M: WireMessage>(bus: &Bus, message: &M) -> Result<Bytes, Fault> {
     let body = encode_body(message);
     if body.len() <= MAX_INLINE {
-        return Ok(encode_with_inline_body::<M>(message.version(), &body).into());
+        return Ok(encode_with_inline_body::<M>(&body).into());
     }
-    Ok(encode_with_stored_body::<M>(message.version(), bus.blobs().put_blob(&body).await?).into())
+    Ok(encode_with_stored_body::<M>(bus.blobs().put_blob(&body).await?).into())
 }
 
 /// Appends a payload to a subject of a stream. `last` is the expected sequence of the subject's last message. If that

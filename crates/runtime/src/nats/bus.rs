@@ -22,7 +22,6 @@ use super::connect::{DeniedPermissions, RetryPeriod, connect_with_retries, jetst
 use super::connection::{ConnectionSettings, without_passwords};
 use super::record::StreamRecord;
 use super::topology::{self, ClusterOptions};
-use super::unmarked_orders::UnmarkedOrderPolicy;
 use crate::Fault;
 use crate::fault::max_replica_lag;
 use crate::ops::long_work::{LONG_MESSAGE, run_possibly_long};
@@ -45,7 +44,6 @@ struct BusInner {
     client: async_nats::Client,
     control: jetstream::Context,
     settings: ClusterSettings,
-    unmarked_orders: UnmarkedOrderPolicy,
     blobs: BlobStore,
     /// The queues that this process has created.
     queues: Mutex<BTreeSet<Capability>>,
@@ -151,10 +149,8 @@ impl Bus {
         (denials, url): (DeniedPermissions, String),
     ) -> Result<Self, Fault> {
         let blobs = BlobStore::new(&control, max_replica_lag(settings.replicas));
-        let unmarked_orders = UnmarkedOrderPolicy::from_settings(&settings);
         let (queues, buckets) = (Mutex::default(), Mutex::default());
-        let inner =
-            BusInner { client, control, settings, unmarked_orders, blobs, queues, buckets, denials, url };
+        let inner = BusInner { client, control, settings, blobs, queues, buckets, denials, url };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -187,11 +183,6 @@ impl Bus {
     pub fn connected_server(&self) -> Option<String> {
         let is_connected = self.0.client.connection_state() == State::Connected;
         is_connected.then(|| self.0.client.server_info().server_id)
-    }
-
-    /// Returns which orders are accepted without headers.
-    pub(crate) fn unmarked_order_policy(&self) -> &UnmarkedOrderPolicy {
-        &self.0.unmarked_orders
     }
 
     /// Returns the settings of the cluster.
@@ -234,7 +225,7 @@ impl Bus {
     /// Returns a bucket. Opening one requests its stream from the server, so that each is opened once.
     ///
     /// # Errors
-    /// The server does not respond, or the cluster has no such bucket: its supervisors are older.
+    /// The server does not respond, or the cluster has no such bucket.
     pub(crate) async fn bucket(&self, name: &'static str) -> Result<Arc<kv::Store>, Fault> {
         let opened = self.lock_buckets().get(name).cloned();
         if let Some(bucket) = opened {

@@ -19,4 +19,3 @@ pub mod strays;
 pub(crate) mod stream_tail;
 pub mod tls_error;
 pub mod topology;
-pub(crate) mod unmarked_orders;

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use super::direct_get::{self, PagedReader};
 use super::error::{fault_from_client_error, jetstream_error_code};
-use super::provenance::{ID_HEADER, ORIGIN_HEADER, Provenance, new_id};
+use super::provenance::{ID_HEADER, Provenance, new_id};
 use super::record::StreamRecord;
 use super::topology::names::object_stream;
 use crate::Fault;
@@ -57,7 +57,7 @@ pub(crate) struct ObjectInfo {
 pub(crate) struct StoredObjectInfo {
     /// Its sequence in the stream.
     pub sequence: u64,
-    /// Its provenance. Programs before 0.4 set no id, so their descriptions look forged.
+    /// Its provenance.
     pub provenance: Provenance,
     /// When the server stored it.
     pub at: jiff::Timestamp,
@@ -123,8 +123,7 @@ pub(crate) async fn read_last_description_sequence(
     Ok(last.map_or(0, |record| record.sequence))
 }
 
-/// Returns the valid description of an object: the last one that a program of this version has published, or else the
-/// first one of an older program, which published only one.
+/// Returns the valid description of an object: the last one that is not forged.
 ///
 /// # Errors
 /// The server does not respond.
@@ -142,36 +141,12 @@ pub(crate) async fn read_valid_description(
     {
         return Ok(Some(stored));
     }
-    let mut descriptions = read_object_descriptions(client, bucket, name).await?;
-    if let Some(last) = descriptions.iter().rposition(|stored| !stored.provenance.is_forged()) {
-        return Ok(Some(descriptions.swap_remove(last)));
-    }
-    for stored in descriptions {
-        if is_from_older_program(client, bucket, stored.sequence).await? {
-            return Ok(Some(stored));
-        }
-    }
-    Ok(None)
-}
-
-/// Returns `true` if a message without an id was published by the client library, with which programs before 0.4 wrote
-/// objects: it has a rollup header. A redirected server reply has no such header, or a second [`ORIGIN_HEADER`].
-async fn is_from_older_program(client: &Client, bucket: &str, sequence: u64) -> Result<bool, Fault> {
-    let what = || format!("reading message {sequence} of bucket {bucket}");
-    let request = serde_json::json!({ "seq": sequence }).to_string();
-    let subject = format!("$JS.API.DIRECT.GET.{}", object_stream(bucket));
-    let response = client.request(subject, request.into()).await;
-    let response = response.map_err(|error| Fault::unavailable(what(), error))?;
-    if let Some(status) = response.status {
-        return Err(Fault::unavailable(what(), response.description.unwrap_or_else(|| status.to_string())));
-    }
-    Ok(response.headers.is_some_and(|headers| {
-        headers.get(async_nats::header::NATS_ROLLUP).is_some() && headers.get_all(ORIGIN_HEADER).count() == 1
-    }))
+    let descriptions = read_object_descriptions(client, bucket, name).await?;
+    Ok(descriptions.into_iter().rfind(|stored| !stored.provenance.is_forged()))
 }
 
 /// Returns the content of an object if it matches its description; `None` if it is incomplete or differs. Forged parts
-/// are ignored, unless the description comes from an older program, whose parts look the same.
+/// are ignored.
 ///
 /// # Errors
 /// The server does not respond.
@@ -180,8 +155,7 @@ pub(crate) async fn read_verified_object(
     bucket: &str,
     stored: &StoredObjectInfo,
 ) -> Result<Option<Vec<u8>>, Fault> {
-    let is_part = |part: &StreamRecord| stored.provenance.is_forged() || !part.is_forged();
-    let content = read_and_join_parts(client, bucket, &stored.info, is_part).await?;
+    let content = read_and_join_parts(client, bucket, &stored.info, |part| !part.is_forged()).await?;
     Ok(content.filter(|content| stored.info.digest == format_digest(&Sha256::digest(content))))
 }
 

@@ -25,7 +25,7 @@ use async_nats::header::NATS_MESSAGE_ID;
 /// duplicates.
 pub const ID_HEADER: &str = "Millrace-Id";
 /// The header that the server adds to a message that it returns from a stream: the name of the stream.
-pub(crate) const ORIGIN_HEADER: &str = "Nats-Stream";
+const ORIGIN_HEADER: &str = "Nats-Stream";
 
 /// The provenance of a message on a subject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,8 +35,7 @@ pub enum Provenance {
     /// A forged message: a copy of a stored message, which the server sent as a reply and a client has redirected to the
     /// subject, whether or not it may publish there.
     ServerReply,
-    /// A message without an id, and without a sign that it is a copy: another server reply that was redirected. Also a
-    /// message of a program before 0.4, which set no id.
+    /// A message without an id, and without a sign that it is a copy: another server reply that was redirected.
     Unmarked,
 }
 

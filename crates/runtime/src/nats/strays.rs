@@ -16,8 +16,6 @@ use tokio::time::Instant;
 use super::bus::Bus;
 use super::direct_get::{ALL_SUBJECTS, PagedReader};
 use super::error::{fault_from_client_error, response_fault};
-use super::provenance::Provenance;
-use super::record::StreamRecord;
 use super::topology::names::{FILES, object_stream};
 use crate::Fault;
 
@@ -106,22 +104,19 @@ pub struct StrayScan {
     stream: String,
     /// The sequence of the next message to read; 0 before the first scan.
     next: u64,
-    /// `true` if only copies of stored messages and empty messages are strays: other messages without an id may be those of
-    /// older programs.
-    is_id_optional: bool,
 }
 
 impl StrayScan {
     /// Creates a scan of the files of all runs.
     #[must_use]
     pub fn of_files(bus: &Bus) -> Self {
-        Self { bus: bus.clone(), stream: FILES.into(), next: 0, is_id_optional: false }
+        Self { bus: bus.clone(), stream: FILES.into(), next: 0 }
     }
 
     /// Creates a scan of an object store.
     #[must_use]
     pub fn of_object_store(bus: &Bus, bucket: &str) -> Self {
-        Self { bus: bus.clone(), stream: object_stream(bucket), next: 0, is_id_optional: true }
+        Self { bus: bus.clone(), stream: object_stream(bucket), next: 0 }
     }
 
     /// Returns the name of the stream.
@@ -159,22 +154,13 @@ impl StrayScan {
                 let Some(newest) = records.last() else { break };
                 self.next = newest.sequence + 1;
                 let now = Instant::now();
-                for record in records.iter().filter(|record| self.is_stray(record)) {
+                for record in records.iter().filter(|record| record.is_forged()) {
                     strays.add(record.sequence, now);
                 }
             }
             Ok(())
         }
         .boxed()
-    }
-
-    fn is_stray(&self, record: &StreamRecord) -> bool {
-        match record.provenance {
-            Provenance::Published => false,
-            // A status of the server is empty, and no part or description of an object is.
-            Provenance::Unmarked => !self.is_id_optional || record.payload.is_empty(),
-            Provenance::ServerReply => true,
-        }
     }
 }
 

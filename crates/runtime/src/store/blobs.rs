@@ -319,8 +319,7 @@ impl BlobStore {
         }
     }
 
-    /// Returns the descriptions of a blob that may be valid, those of programs of this version first: anybody who may write
-    /// blobs can add descriptions.
+    /// Returns the descriptions of a blob that may be valid, with a limit: anybody who may write blobs can add descriptions.
     async fn candidates(
         &self,
         name: &str,
@@ -328,8 +327,8 @@ impl BlobStore {
     ) -> Result<Vec<StoredObjectInfo>, Fault> {
         let mut descriptions =
             object_store::read_object_descriptions(&self.context.client(), BLOBS, name).await?;
-        descriptions.retain(|stored| !stored.info.deleted && is_wanted(stored));
-        descriptions.sort_by_key(|stored| stored.provenance.is_forged());
+        descriptions
+            .retain(|stored| !stored.provenance.is_forged() && !stored.info.deleted && is_wanted(stored));
         // Renewed descriptions share their parts.
         let mut parts = HashSet::new();
         descriptions.retain(|stored| parts.insert(stored.info.nuid.clone()));

@@ -12,9 +12,7 @@ use futures::{FutureExt, StreamExt};
 use millrace_protocol::file::{FilePath, FileVersion, MAX_FILE, MAX_STREAMED_FILE, WriteCondition};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::subject::{self, FileSpace};
-use millrace_protocol::wire::{
-    BlobRef, InlineOrStoredBytes, WireMessage, encode_body, encode_with_inline_body,
-};
+use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, encode_body, encode_with_inline_body};
 use serde_bytes::ByteBuf;
 use tracing::warn;
 
@@ -446,7 +444,7 @@ impl RunWorkspace {
         version: &FileVersion,
         last: u64,
     ) -> Result<(), AppendError> {
-        let payload = encode_with_inline_body::<FileVersion>(version.version(), &encode_body(version));
+        let payload = encode_with_inline_body::<FileVersion>(&encode_body(version));
         let subject = subject::file_subject(&self.space, path);
         let id = sha256_hex(version.key.as_bytes());
         append_payload(&self.bus, "file", FILES.into(), subject, payload.into(), last, id).await.map(|_| ())

@@ -2,7 +2,6 @@
 
 pub mod host;
 pub mod lane_lease;
-pub mod order_headers;
 pub mod queue;
 pub mod queue_state;
 pub mod registry;

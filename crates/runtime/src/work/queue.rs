@@ -11,9 +11,7 @@ use futures::future::{BoxFuture, join_all};
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::Work;
 use millrace_protocol::subject;
-use millrace_protocol::wire::{
-    MAX_INLINE, WireMessage, encode_body, encode_with_inline_body, encode_with_stored_body,
-};
+use millrace_protocol::wire::{MAX_INLINE, encode_body, encode_with_inline_body, encode_with_stored_body};
 use millrace_protocol::work::Order;
 use tracing::{debug, warn};
 
@@ -136,9 +134,9 @@ pub async fn create_lost_queue(bus: &Bus, capability: &Capability) -> Result<boo
 async fn publish_order(bus: &Bus, order: &Order) -> Result<bool, Fault> {
     let bytes = encode_body(order);
     let payload = if bytes.len() <= MAX_INLINE {
-        encode_with_inline_body::<Order>(order.version(), &bytes)
+        encode_with_inline_body::<Order>(&bytes)
     } else {
-        encode_with_stored_body::<Order>(order.version(), bus.blobs().put_blob(&bytes).await?)
+        encode_with_stored_body::<Order>(bus.blobs().put_blob(&bytes).await?)
     };
     let subject = subject::order_subject(&order.run, &order.capability, &order.work());
     let mut headers = HeaderMap::new();
@@ -219,8 +217,7 @@ impl StopSubscription {
     }
 
     /// Returns the next stop: a run, and a piece of its work or `None` for all of it. Returns `None` when the
-    /// connection is closed. Forged stops are ignored. So are stops of version 0.3, which have no id; their workers
-    /// notice later, as if the stop had been missed.
+    /// connection is closed. Forged stops are ignored.
     pub async fn next_stop(&mut self) -> Option<(RunId, Option<Work>)> {
         loop {
             let message = self.0.next().await?;

@@ -19,7 +19,7 @@ use crate::nats::buckets::{BucketEntry, entries_with_times, read_bucket_entries}
 use crate::nats::bus::Bus;
 use crate::nats::direct_get;
 use crate::nats::error::fault_from_client_error;
-use crate::nats::provenance::{ID_HEADER, Provenance, new_id};
+use crate::nats::provenance::{ID_HEADER, new_id};
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::{CAPABILITIES, HEARTBEATS, RUNS, bucket_stream};
 use crate::ops::log_limit::LogLimit;
@@ -42,8 +42,6 @@ struct CapabilityEntry {
     sequence: u64,
     subject: String,
     at: Timestamp,
-    /// `true` if a client with permission to publish it has published it.
-    is_published: bool,
     /// `None` if the entry is invalid.
     description: Option<CapabilityDescription>,
 }
@@ -70,7 +68,7 @@ pub async fn restore_capability(bus: &Bus, capability: &CapabilityDescription) -
     let subject = capability_subject(&capability.name);
     let stream = bucket_stream(CAPABILITIES);
     let last = direct_get::read_last_of_subject(bus.client(), &stream, &subject).await?;
-    if last.map(capability_entry).is_some_and(|entry| entry.is_published && entry.description.is_some()) {
+    if last.map(capability_entry).is_some_and(|entry| entry.description.is_some()) {
         return Ok(());
     }
     tracing::debug!(capability = %capability.name, "the entry of a capability is missing or invalid; writing it again");
@@ -82,19 +80,16 @@ fn capability_subject(name: &Capability) -> String {
 }
 
 /// Reads an entry. It is valid if a client has published it and it describes the capability that its key names: a
-/// redirected copy of another entry does neither. Workers before 0.5 set no id, and their entries count as well, but
-/// supervisors create no queue for them.
+/// redirected server reply does neither.
 fn capability_entry(record: StreamRecord) -> CapabilityEntry {
-    let is_copy = record.provenance == Provenance::ServerReply;
     let parsed: Option<CapabilityDescription> = serde_json::from_slice(&record.payload).ok();
     let description = parsed.filter(|parsed| {
-        !is_copy && !record.is_deletion && *record.subject == *capability_subject(&parsed.name)
+        !record.is_forged() && !record.is_deletion && *record.subject == *capability_subject(&parsed.name)
     });
     CapabilityEntry {
         sequence: record.sequence,
         subject: record.subject.to_string(),
         at: record.time,
-        is_published: !record.provenance.is_forged(),
         description,
     }
 }
@@ -144,16 +139,6 @@ pub async fn read_named_capabilities(
 /// The server does not respond.
 pub async fn read_capability_names(bus: &Bus) -> Result<BTreeSet<Capability>, Fault> {
     Ok(read_capabilities(bus).await?.into_keys().collect())
-}
-
-/// Returns the names of the capabilities that a client with permission to do so has registered: those that need a queue.
-///
-/// # Errors
-/// The server does not respond.
-pub async fn read_published_capability_names(bus: &Bus) -> Result<BTreeSet<Capability>, Fault> {
-    let published = read_capability_entries(bus).await?.into_iter().filter(|entry| entry.is_published);
-    let names = published.filter_map(|entry| entry.description).map(|description| description.name);
-    Ok(names.take(MAX_CAPABILITIES).collect())
 }
 
 /// Removes the invalid entries of the capability bucket that are older than `age`; returns how many. Called by
@@ -233,8 +218,7 @@ pub async fn read_received_heartbeats(bus: &Bus) -> Result<Vec<ReceivedHeartbeat
     let mut heartbeats = Vec::new();
     for BucketEntry { key, value, at } in entries_with_times(bus.client(), HEARTBEATS).await? {
         match serde_json::from_slice::<Heartbeat>(&value) {
-            // Processes of older versions use their id alone as the key.
-            Ok(heartbeat) if key == heartbeat_key(&heartbeat) || key == heartbeat.id.as_str() => {
+            Ok(heartbeat) if key == heartbeat_key(&heartbeat) => {
                 heartbeats.push(ReceivedHeartbeat { heartbeat, at });
             }
             Ok(_) => warn_of_ignored_entry(HEARTBEATS, &key, "a heartbeat under the key of another process"),

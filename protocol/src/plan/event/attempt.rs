@@ -44,7 +44,6 @@ pub enum AttemptEvent {
         /// The result in a sentence.
         summary: String,
         /// `true` if the result has text beyond the summary.
-        #[serde(default = "default_is_detailed")]
         is_detailed: bool,
         /// `false` if the result does not answer its question. Absent on the wire if it does.
         #[serde(default = "default_is_answered", skip_serializing_if = "is_true")]
@@ -141,10 +140,6 @@ pub enum AttemptEvent {
     },
 }
 
-fn default_is_detailed() -> bool {
-    true
-}
-
 fn default_is_answered() -> bool {
     true
 }
@@ -167,20 +162,6 @@ impl AttemptEvent {
             | Self::QuestionRenewed { task, .. }
             | Self::ChildRefused { task, .. }
             | Self::Woken { task, .. } => task,
-        }
-    }
-
-    pub(super) fn is_about_waits(&self) -> bool {
-        match self {
-            Self::Parked { .. }
-            | Self::WaitEnded { .. }
-            | Self::QuestionRenewed { .. }
-            | Self::ChildRefused { .. }
-            | Self::Woken { .. } => true,
-            Self::Finished { review, .. } => {
-                review.as_ref().is_some_and(|review| review.needs_newer_reader())
-            }
-            Self::Claimed { .. } | Self::Errored { .. } | Self::TimedOut { .. } => false,
         }
     }
 

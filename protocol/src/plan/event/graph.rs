@@ -23,7 +23,6 @@ pub enum GraphEvent {
         /// The task from now on.
         spec: Arc<TaskSpec>,
         /// The current attempt, if the attempt before was dispatched with the old specification; else 0.
-        #[serde(default)]
         attempt: u32,
     },
     /// The task becomes the one final task: its result is the deliverable.

@@ -99,24 +99,6 @@ impl Event {
         }
     }
 
-    /// `true` if this event is about the waits of parked attempts, or about tasks that they delegate, which programs of 0.4 do not know.
-    pub(crate) fn is_about_waits(&self) -> bool {
-        match self {
-            Self::Attempt(event) => event.is_about_waits(),
-            Self::User(event) => event.is_about_waits(),
-            Self::Graph(GraphEvent::TaskAdded { spec, .. } | GraphEvent::TaskPatched { spec, .. }) => {
-                spec.needs_newer_reader()
-            }
-            Self::Task(event) => matches!(event, TaskEvent::Instructed { .. }),
-            Self::Graph(GraphEvent::FinalMarked { .. })
-            | Self::Planning(_)
-            | Self::Review(_)
-            | Self::Budget(_)
-            | Self::Provider(_) => false,
-            Self::Run(event) => event.is_about_waits(),
-        }
-    }
-
     /// `true` if this event changes the pending effects of every task.
     #[must_use]
     pub fn affects_all_tasks(&self) -> bool {
@@ -193,7 +175,6 @@ pub struct InputAnswer {
     /// The input.
     pub cause: AnswerCause,
     /// The number of events it produced.
-    #[serde(default)]
     pub events: u32,
     /// The reason for which it was refused and produced no event.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -58,13 +58,11 @@ pub enum PlanningEvent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fallback: Option<String>,
         /// `true` if the turn made no progress: it changed nothing, or claimed an end that was not reached.
-        #[serde(default)]
         is_idle: bool,
         /// `true` if all that the turn changed was to repeat what had failed.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_repetition: bool,
         /// The usage.
-        #[serde(default)]
         usage: Usage,
         /// The usage by model.
         #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]

@@ -26,7 +26,7 @@ pub enum ReviewEvent {
         /// `true` if the review is retried.
         again: bool,
         /// The time of the next try; `None` is at once.
-        #[serde(default, with = "optional_micros")]
+        #[serde(with = "optional_micros")]
         retry_at: Option<Timestamp>,
         /// The usage.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]

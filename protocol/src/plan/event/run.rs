@@ -36,7 +36,6 @@ pub enum RunEvent {
         #[serde(default, skip_serializing_if = "Budget::is_default")]
         budget: Box<Budget>,
         /// When the planner is consulted.
-        #[serde(default = "default_consult_of_old_runs")]
         consult: PlannerConsultMode,
         /// `true` if a person must approve the plan before its first task starts.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -122,7 +121,6 @@ pub enum RunEvent {
         /// The reason.
         reason: EndReason,
         /// Details for a person; may be empty.
-        #[serde(default)]
         detail: String,
         /// The task whose result is the deliverable, and the rule that chose it.
         deliverable: Option<(TaskId, DeliverableRule)>,
@@ -133,11 +131,6 @@ pub enum RunEvent {
     },
 }
 
-/// Runs that were started before there was a choice consulted the planner once.
-fn default_consult_of_old_runs() -> PlannerConsultMode {
-    PlannerConsultMode::Never
-}
-
 impl RunEvent {
     /// Creates the end of a run.
     pub(in crate::plan) fn ended(
@@ -146,26 +139,6 @@ impl RunEvent {
         deliverable: Option<(TaskId, DeliverableRule)>,
     ) -> Self {
         Self::Ended { reason, detail, deliverable, is_resumable: reason.can_be_retried() }
-    }
-
-    pub(super) fn is_about_waits(&self) -> bool {
-        match self {
-            Self::PlanQuestionAsked { .. } | Self::PlanQuestionEnded { .. } => true,
-            Self::Held { .. }
-            | Self::SessionTurnCame { .. }
-            | Self::PlaceGranted
-            | Self::PlaceRefused { .. } => true,
-            Self::Started { approve_plan, criteria, after, session, .. } => {
-                *approve_plan || !criteria.is_empty() || !after.is_empty() || session.is_some()
-            }
-            Self::Paused
-            | Self::Interrupted
-            | Self::Resumed { .. }
-            | Self::WindingDown { .. }
-            | Self::Reopened
-            | Self::Retired
-            | Self::Ended { .. } => false,
-        }
     }
 
     pub(super) fn affects_all_tasks(&self) -> bool {

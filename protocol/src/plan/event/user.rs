@@ -32,15 +32,6 @@ pub enum UserEvent {
     StandingAnswerGiven(StandingAnswer),
 }
 
-impl UserEvent {
-    pub(super) fn is_about_waits(&self) -> bool {
-        match self {
-            Self::Signalled(_) | Self::StandingAnswerGiven(_) => true,
-            Self::Commanded { .. } | Self::MessageReceived { .. } => false,
-        }
-    }
-}
-
 impl fmt::Display for UserEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

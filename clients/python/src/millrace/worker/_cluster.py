@@ -17,7 +17,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 from ._settings import ConnectionSettings
-from ._wire import ID_HEADER, LAST_SEQUENCE_HEADER, is_forged, parse_headers
+from ._wire import FORMAT, ID_HEADER, LAST_SEQUENCE_HEADER, describe_format, is_forged, parse_headers
 from .errors import WorkerError
 
 LOG = logging.getLogger("millrace.worker")
@@ -79,8 +79,6 @@ class ClusterSettings:
     replicas: int
     work_lease: float
     """The time in seconds after which an order that is not renewed is delivered again."""
-    unmarked_orders_through: int | None
-    """The last sequence in the queues at which an order needs no id."""
 
 
 class Cluster:
@@ -313,7 +311,7 @@ async def connect(connection: ConnectionSettings, name: str) -> Cluster:
 
 async def read_cluster_settings(nc: NatsClient) -> ClusterSettings:
     """Reads the settings of the cluster, which its first supervisor writes."""
-    cluster = Cluster(nc, ClusterSettings(1, 1, 15.0, None))
+    cluster = Cluster(nc, ClusterSettings(1, 1, 15.0))
     tries = 0
     while True:
         try:
@@ -327,11 +325,6 @@ async def read_cluster_settings(nc: NatsClient) -> ClusterSettings:
         if tries == 50:
             LOG.info("waiting for a supervisor to create the cluster")
         await asyncio.sleep(0.1)
-    if settings.get("version") != 1:
-        raise WorkerError(f"the cluster has layout {settings.get('version')}; this package knows 1: upgrade it")
-    return ClusterSettings(
-        settings["lanes"],
-        settings["replicas"],
-        settings["work_lease_ms"] / 1000,
-        settings.get("unmarked_orders_through"),
-    )
+    if settings.get("version") != FORMAT:
+        raise WorkerError(f"this package can't join the cluster: {describe_format(settings.get('version', 0))}")
+    return ClusterSettings(settings["lanes"], settings["replicas"], settings["work_lease_ms"] / 1000)

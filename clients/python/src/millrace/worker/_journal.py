@@ -19,7 +19,6 @@ from ._wire import (
     NewerMessage,
     UnreadableMessage,
     blob_value,
-    entry_version,
     envelope,
     open_envelope,
     pack,
@@ -216,7 +215,7 @@ class Journal:
     async def _append(self, entry: Mapping[str, Any]) -> None:
         body = pack(entry)
         blob: Blob = body if len(body) <= MAX_INLINE else await self._blobs.put(body)
-        payload = envelope("entry", entry_version(entry), blob)
+        payload = envelope("entry", blob)
         self._state.last = await self._cluster.append(
             self._order.stream, self._order.journal, payload, self._state.last
         )

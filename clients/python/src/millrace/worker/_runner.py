@@ -77,7 +77,7 @@ class Delivery:
     async def read_order(self) -> Order:
         """Reads the order."""
         headers: Mapping[str, str] = self._message.headers or {}
-        if is_forged(headers) and not self._is_unmarked(headers):
+        if is_forged(headers):
             raise UnreadableMessage("the order is forged (no Millrace-Id header)")
         body = open_envelope(self._message.data, "order", headers)
         if isinstance(body, BlobRef):
@@ -85,11 +85,6 @@ class Delivery:
         order = parse_order(unpack(body, "the order") if isinstance(body, bytes) else body)
         order.check_address(self.subject, self._cluster.settings.lanes)
         return order
-
-    def _is_unmarked(self, headers: Mapping[str, str]) -> bool:
-        """`True` if a supervisor before 0.4 may have published the order: those set no id."""
-        through = self._cluster.settings.unmarked_orders_through
-        return not headers and (through is None or self.sequence <= through)
 
     async def _send(self, kind: bytes) -> None:
         try:

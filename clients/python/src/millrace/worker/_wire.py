@@ -10,8 +10,8 @@ from typing import Any, Union
 
 import msgpack  # type: ignore[import-untyped]
 
-VERSION = 2
-"""The newest version of messages that this package reads."""
+FORMAT = 3
+"""The format of everything that this package reads and writes."""
 MAX_INLINE = 256 * 1024
 """The maximum size of a body or a value in a message; larger ones go to the blob store."""
 MAX_BLOB = 128 * 1024 * 1024
@@ -19,8 +19,6 @@ MAX_BLOB = 128 * 1024 * 1024
 MAX_NAME = 64
 ID_HEADER = "Millrace-Id"
 LAST_SEQUENCE_HEADER = "Nats-Expected-Last-Subject-Sequence"
-NEWER_STEPS = ("context.", "files.")
-"""The beginnings of names of steps that readers of version 1 take for a divergence."""
 FNV_OFFSET, FNV_PRIME, MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
 
 
@@ -58,11 +56,11 @@ def unpack(data: bytes, what: str) -> Any:
         raise UnreadableMessage(f"{what} is unreadable: {error or type(error).__name__}") from error
 
 
-def envelope(kind: str, version: int, body: Blob) -> bytes:
+def envelope(kind: str, body: Blob) -> bytes:
     """Encodes the envelope around a body."""
     if isinstance(body, BlobRef):
-        return pack({"v": version, "t": kind, "s": {"sha256": body.sha256, "size": body.size}})
-    return pack({"v": version, "t": kind, "b": body})
+        return pack({"v": FORMAT, "t": kind, "s": {"sha256": body.sha256, "size": body.size}})
+    return pack({"v": FORMAT, "t": kind, "b": body})
 
 
 def open_envelope(payload: bytes, kind: str, headers: Mapping[str, str]) -> Blob | dict[str, Any]:
@@ -75,11 +73,13 @@ def open_envelope(payload: bytes, kind: str, headers: Mapping[str, str]) -> Blob
     else:
         outer = unpack(payload, "the envelope")
     if not isinstance(outer, dict) or not isinstance(outer.get("v"), int):
-        raise UnreadableMessage("the envelope has no version")
+        raise UnreadableMessage("the envelope has no format")
     if outer.get("t") != kind:
         raise UnreadableMessage(f"expected a message of type {kind!r}, found {outer.get('t')!r}")
-    if not 1 <= outer["v"] <= VERSION:
-        raise NewerMessage(f"the message has version {outer['v']}; this program reads up to {VERSION}")
+    if outer["v"] < FORMAT:
+        raise UnreadableMessage(describe_format(outer["v"]))
+    if outer["v"] > FORMAT:
+        raise NewerMessage(describe_format(outer["v"]))
     body, stored = outer.get("b"), outer.get("s")
     if isinstance(body, (bytes, dict)):
         return body
@@ -93,15 +93,12 @@ def parse_blob_ref(stored: Any, what: str) -> BlobRef:
     raise UnreadableMessage(f"{what} is missing")
 
 
-def entry_version(entry: Mapping[str, Any]) -> int:
-    """Returns the version of a journal entry: the oldest whose readers understand it."""
-    kind, fields = next(iter(entry.items()))
-    if kind in ("Parked", "Delegated"):
-        return 2
-    if kind == "Step" and fields["name"].startswith(NEWER_STEPS):
-        return 2
-    finished = fields["outcome"].get("Finished", {}) if kind == "Outcome" else {}
-    return 2 if "persons" in (finished.get("review") or ()) else 1
+def describe_format(found: int) -> str:
+    """Returns why something of another format is not read."""
+    formats = f"(format {found}; this release has format {FORMAT})"
+    if found < FORMAT:
+        return f"it was written by a release before 0.5 {formats}, and release 0.4.x can finish its runs"
+    return f"it was written by a newer release {formats}; use that release"
 
 
 def blob_value(blob: Blob) -> dict[str, Any]:

@@ -25,13 +25,13 @@ pub use names::{
 };
 pub(crate) use queues::has_queue;
 pub use queues::{ensure_queue, ensure_queues};
-pub use settings::{ClusterDefaults, ClusterOptions, LAYOUT};
-pub(crate) use settings::{RESTORING, SETTINGS, THE_SETTINGS, freeze_settings, read_current_settings};
+pub use settings::{ClusterDefaults, ClusterOptions};
+pub(crate) use settings::{RESTORING, SETTINGS, THE_SETTINGS};
 pub(crate) use streams::{ensure_bucket, shared_bucket_config};
 
 use super::error::{fault_from_client_error, jetstream_error_code};
 use crate::Fault;
-use settings::{READY, create_or_read_settings, read_settings};
+use settings::{READY, freeze_settings, read_or_create_settings, read_settings};
 use streams::{
     ensure_stream, files_stream_config, lane_stream_config, object_store_stream_config, work_stream_config,
 };
@@ -40,7 +40,7 @@ use streams::{
 /// start at the same time, the first one decides the settings.
 ///
 /// # Errors
-/// The server has no JetStream or no storage left, does not respond, or a setting or stream differs.
+/// The server has no JetStream or no storage left, does not respond, or the format, a setting or a stream differs.
 pub async fn ensure_cluster(
     context: &jetstream::Context,
     url: &str,
@@ -60,7 +60,7 @@ pub async fn ensure_cluster(
         }
         Err(error) => return Err(fault_from_client_error(THE_SETTINGS, error)),
     };
-    let settings = create_or_read_settings(&store, options).await?;
+    let settings = read_or_create_settings(&store, url, options).await?;
     options.check_settings_match(&settings)?;
     let replicas = usize::from(settings.replicas);
     for lane in 0..settings.lanes {
@@ -76,9 +76,7 @@ pub async fn ensure_cluster(
     {
         return Err(fault_from_client_error(THE_SETTINGS, error));
     }
-    if settings.unmarked_orders_through.is_some() {
-        freeze_settings(context).await?;
-    }
+    freeze_settings(context).await?;
     Ok(settings)
 }
 
@@ -119,7 +117,7 @@ pub(crate) async fn ensure_buckets(
 /// Returns the settings of the existing cluster.
 ///
 /// # Errors
-/// The server has no JetStream or does not respond, there is no cluster, or it has another layout.
+/// The server has no JetStream or does not respond, there is no cluster, or it has another format.
 pub async fn find_cluster_settings(
     context: &jetstream::Context,
     url: &str,
@@ -134,9 +132,7 @@ pub async fn find_cluster_settings(
     if ready.is_none() {
         return Err(no_cluster());
     }
-    let settings = read_settings(&store).await?;
-    ClusterOptions::default().check_settings_match(&settings)?;
-    Ok(settings)
+    read_settings(&store, url).await?.ok_or_else(no_cluster)
 }
 
 /// Checks that the account has JetStream.

@@ -4,17 +4,16 @@ use std::error::Error;
 use std::time::Duration;
 
 use async_nats::jetstream::{self, kv, stream};
+use millrace_protocol::format::{FORMAT, check_format};
 use millrace_protocol::registry::ClusterSettings;
+use serde::Deserialize;
 
 use super::names::{CLUSTER, bucket_stream};
 use crate::Fault;
-use crate::nats::buckets::open_bucket;
 use crate::nats::error::fault_from_client_error;
 
-/// The version of the layout that this program creates and reads.
-pub const LAYOUT: u32 = 1;
-/// The version in the settings of a cluster that is being restored.
-pub(crate) const RESTORING: u32 = 0;
+/// The format in the settings of a cluster that is being restored.
+pub(crate) const RESTORING: u16 = u16::MAX;
 
 /// The key of the settings.
 pub(crate) const SETTINGS: &str = "settings";
@@ -60,12 +59,11 @@ impl ClusterOptions {
             u64::try_from(requested.unwrap_or(default).as_millis()).unwrap_or(u64::MAX)
         };
         ClusterSettings {
-            version: LAYOUT,
+            version: FORMAT,
             lanes: self.lanes.unwrap_or(1),
             replicas: self.replicas.unwrap_or(1),
             lane_lease_ms: millis(self.lane_lease, self.defaults.lane_lease),
             work_lease_ms: millis(self.work_lease, self.defaults.work_lease),
-            unmarked_orders_through: Some(0),
         }
     }
 
@@ -79,15 +77,6 @@ impl ClusterOptions {
             Err(Fault::Mismatch { what: what.into(), actual, requested, hint: hint.into() })
         };
         let omit = "it can't change after a cluster is created: omit the option to use the existing value";
-        if actual.version == RESTORING {
-            let hint =
-                "wait until `millrace restore` has finished, or run it again with --again if it was killed";
-            return mismatch("layout", "that of an unfinished restore".into(), LAYOUT.to_string(), hint);
-        }
-        if actual.version != LAYOUT {
-            let hint = "use the program version that created it, or a new cluster";
-            return mismatch("layout", actual.version.to_string(), LAYOUT.to_string(), hint);
-        }
         if self.lanes.is_some() && actual.lanes != requested.lanes {
             return mismatch("lane count", actual.lanes.to_string(), requested.lanes.to_string(), omit);
         }
@@ -110,54 +99,59 @@ impl ClusterOptions {
     }
 }
 
-/// Writes the settings of a new cluster, or reads those of an existing one. Of several programs that start at the same
+/// Reads the settings of an existing cluster, or writes those of a new one. Of several programs that start at the same
 /// time, the first one to create the key decides.
-pub(super) async fn create_or_read_settings(
+pub(super) async fn read_or_create_settings(
     store: &kv::Store,
+    url: &str,
     options: &ClusterOptions,
 ) -> Result<ClusterSettings, Fault> {
+    if let Some(settings) = read_settings(store, url).await? {
+        return Ok(settings);
+    }
     let requested = serde_json::to_vec(&options.to_settings()).expect("settings serialise to JSON");
     if let Err(error) = store.create(SETTINGS, requested.into()).await
         && error.kind() != kv::CreateErrorKind::AlreadyExists
     {
         return Err(fault_from_client_error(THE_SETTINGS, error));
     }
-    read_settings(store).await
+    read_settings(store, url).await?.ok_or_else(|| Fault::unavailable(THE_SETTINGS, "they do not exist"))
 }
 
-/// Reads the settings from their bucket.
-pub(super) async fn read_settings(store: &kv::Store) -> Result<ClusterSettings, Fault> {
+/// Reads the settings from their bucket; `None` if there are none.
+pub(super) async fn read_settings(store: &kv::Store, url: &str) -> Result<Option<ClusterSettings>, Fault> {
     let bytes = store.get(SETTINGS).await.map_err(|error| fault_from_client_error(THE_SETTINGS, error))?;
-    parse_settings(&bytes.ok_or_else(missing_settings_fault)?)
+    bytes.map(|bytes| parse_settings(&bytes, url)).transpose()
 }
 
-/// Returns the current settings and their revision.
-pub(crate) async fn read_current_settings(
-    control: &jetstream::Context,
-) -> Result<(ClusterSettings, u64), Fault> {
-    let store = open_bucket(control, CLUSTER).await?;
-    let entry = store.entry(SETTINGS).await.map_err(|error| fault_from_client_error(THE_SETTINGS, error))?;
-    let entry = entry.ok_or_else(missing_settings_fault)?;
-    Ok((parse_settings(&entry.value)?, entry.revision))
-}
-
-fn missing_settings_fault() -> Fault {
-    Fault::unavailable(THE_SETTINGS, "they do not exist")
-}
-
-fn parse_settings(bytes: &[u8]) -> Result<ClusterSettings, Fault> {
-    serde_json::from_slice(bytes).map_err(|error| Fault::Mismatch {
-        what: "layout".into(),
-        actual: format!("unreadable ({error})"),
-        requested: LAYOUT.to_string(),
-        hint: "use a new cluster".into(),
-    })
+/// Parses settings. The format is checked first: settings of another one may have other fields.
+fn parse_settings(bytes: &[u8], url: &str) -> Result<ClusterSettings, Fault> {
+    #[derive(Deserialize)]
+    struct SettingsFormat {
+        version: u16,
+    }
+    let unsuitable = |why: String| Fault::Unsuitable { url: url.into(), why };
+    let unreadable = |error| unsuitable(format!("has a cluster with unreadable settings ({error})"));
+    let SettingsFormat { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
+    if version == RESTORING {
+        return Err(unsuitable(
+            "has a cluster that is being restored; wait until `millrace restore` has finished, or run it again with \
+             --again if it was killed"
+                .into(),
+        ));
+    }
+    check_format(version).map_err(|other| {
+        unsuitable(format!(
+            "has a cluster that {other}; nothing was changed; use another account or data folder"
+        ))
+    })?;
+    serde_json::from_slice(bytes).map_err(unreadable)
 }
 
 /// Makes the server reject every further write to the keys of the settings. Otherwise a client could redirect a server
 /// reply there (see the threat model in `access`), which would replace the settings for every program that starts
 /// later.
-pub(crate) async fn freeze_settings(context: &jetstream::Context) -> Result<(), Fault> {
+pub(super) async fn freeze_settings(context: &jetstream::Context) -> Result<(), Fault> {
     fn settings_fault(error: impl Error + Send + Sync + 'static) -> Fault {
         fault_from_client_error(THE_SETTINGS, error)
     }

@@ -1,10 +1,10 @@
 //! The configuration of each stream and bucket, and creating them. An existing stream with another configuration is a
-//! fault, except that limits which older programs did not set are added.
+//! fault.
 //!
 //! A client can have the server store its replies in a stream (see the threat model in [`crate::nats::access`]). The
 //! limits here bound the size of such a message. Their number has no limit per subject: the subjects of a lane, the
 //! versions of a file and the parts of an object grow without a natural bound, so that such a limit would be a way to
-//! block them, and supervisors of 0.4 refuse a stream with another one. Supervisors delete forged messages instead, and the
+//! block them. Supervisors delete forged messages instead, and the
 //! limit of the account bounds all streams together.
 
 use std::time::Duration;
@@ -112,8 +112,7 @@ pub(super) fn files_stream_config(replicas: usize) -> stream::Config {
     }
 }
 
-/// Creates a stream, or checks that the existing one has the same configuration. Older programs created streams that
-/// allow rollups and have fewer limits; these are updated.
+/// Creates a stream, or checks that the existing one has the same configuration.
 pub(super) async fn ensure_stream(
     context: &jetstream::Context,
     requested: stream::Config,
@@ -123,8 +122,6 @@ pub(super) async fn ensure_stream(
         .get_or_create_stream(requested.clone())
         .await
         .map_err(|error| fault_from_client_error(&what, error))?;
-    let existing = &stream.cached_info().config;
-    let updated = with_missing_limits(existing, &requested);
     let show = |c: &stream::Config| {
         format!(
             "subjects {:?}, retention {:?}, storage {:?}, {} replicas, {} per subject, discard {:?}",
@@ -136,25 +133,12 @@ pub(super) async fn ensure_stream(
             c.discard
         )
     };
-    let (actual, requested) = (show(&updated), show(&requested));
+    let (actual, requested) = (show(&stream.cached_info().config), show(&requested));
     if actual != requested {
         let hint = "use another cluster or account, or remove that stream if nothing needs it".into();
         return Err(Fault::Mismatch { what, actual, requested, hint });
     }
-    if updated != *existing {
-        context.update_stream(updated).await.map_err(|error| fault_from_client_error(&what, error))?;
-    }
     Ok(())
-}
-
-/// Returns the configuration of an existing stream with the limits that an older program did not set.
-fn with_missing_limits(existing: &stream::Config, requested: &stream::Config) -> stream::Config {
-    let mut config = existing.clone();
-    config.allow_rollup &= requested.allow_rollup;
-    if config.max_message_size <= 0 && requested.max_message_size > 0 {
-        config.max_message_size = requested.max_message_size;
-    }
-    config
 }
 
 /// Creates a bucket, or opens the existing one.

@@ -49,7 +49,7 @@ pub struct ObjectDescription {
     pub parts: String,
     /// `true` if all its parts exist.
     pub is_complete: bool,
-    /// Its provenance. Programs before 0.4 set no id, so their descriptions look forged.
+    /// Its provenance.
     pub provenance: Provenance,
 }
 
@@ -161,18 +161,10 @@ pub async fn read_archive(bus: &Bus, run: &RunId) -> Result<Option<Vec<StreamRec
     }
 }
 
-/// Returns the names of the complete archives. If a program of this version has described one, other descriptions are
-/// ignored.
+/// Returns the names of the complete archives. Forged descriptions are ignored.
 fn complete_archive_names(objects: Vec<ObjectDescription>) -> HashSet<String> {
-    let published: HashSet<String> = objects
-        .iter()
-        .filter(|object| !object.provenance.is_forged())
-        .map(|object| object.name.clone())
-        .collect();
-    let valid = objects
-        .into_iter()
-        .filter(|object| !object.provenance.is_forged() || !published.contains(&object.name));
-    valid.filter(|object| object.is_complete).map(|object| object.name).collect()
+    let valid = objects.into_iter().filter(|object| !object.provenance.is_forged() && object.is_complete);
+    valid.map(|object| object.name).collect()
 }
 
 /// The state of a check.

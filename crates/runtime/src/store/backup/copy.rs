@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::stream::State;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use millrace_protocol::format::FORMAT;
 use millrace_protocol::ids::Lane;
 use millrace_protocol::webhook::StoredDelivery;
 use serde::{Deserialize, Serialize};
@@ -14,10 +14,11 @@ use tracing::{debug, warn};
 
 use super::folder::{ChecksummedFile, UnfinishedBackupFolder};
 use super::leader_wait::LeaderReader;
-use super::manifest::{BackupManifest, BackupPart, BackupPartContent, FORMAT};
+use super::manifest::{BackupManifest, BackupPart, BackupPartContent};
 use super::{BackupError, BackupProgress, OnBackupProgress, snapshot};
 use crate::fault::backoff;
-use crate::nats::error::{fault_from_client_error, jetstream_error_code};
+use crate::nats::error::fault_from_client_error;
+use crate::nats::record::StreamRecord;
 use crate::nats::topology::{
     ADMISSION_BOARD, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, DELIVERIES, FILES, KEYS, LIMITS, RETENTION, RUNS,
     SESSIONS, TOKENS, WEBHOOKS, bucket_stream, lane_stream, object_stream,
@@ -60,7 +61,7 @@ pub fn take_backup<'a>(
 ) -> BoxFuture<'a, Result<BackupManifest, BackupError>> {
     async move {
         let folder = UnfinishedBackupFolder::new(destination)?;
-        // An older cluster has no such bucket and removes nothing, and an older identity may not write to it.
+        // The identity may have no permission for it.
         let hold = RetentionHold::take(bus, "backup").await;
         let hold =
             hold.inspect_err(|fault| debug!(%fault, "no hold on deletions; copying again if needed")).ok();
@@ -83,18 +84,17 @@ fn copy_cluster<'a>(
         let taken = Timestamp::now();
         let (mut parts, mut files_through) = (Vec::new(), Vec::new());
         for lane in (0..bus.settings().lanes).map(Lane) {
-            parts.extend(
+            parts.push(
                 copy_stream(bus, &folder, &lane_stream(lane), RemovalPolicy::Allowed, on_progress).await?,
             );
-            files_through.push(leader_stream_state(bus, FILES).await?.map_or(0, |state| state.last_sequence));
+            files_through.push(leader_stream_state(bus, FILES).await?.last_sequence);
         }
         parts.push(copy_bucket(bus, &folder, RUNS, is_summary_of_archived_run, on_progress).await?);
         for stream in [object_stream(ARCHIVE), FILES.into(), object_stream(BLOBS)] {
-            parts.extend(copy_stream(bus, &folder, &stream, RemovalPolicy::Repeat, on_progress).await?);
+            parts.push(copy_stream(bus, &folder, &stream, RemovalPolicy::Repeat, on_progress).await?);
         }
-        parts.push(copy_bucket(bus, &folder, CAPABILITIES, |_, _| true, on_progress).await?);
-        // Clusters of older versions have none.
-        let is_kept: [(&str, EntryFilter); 8] = [
+        let is_kept: [(&str, EntryFilter); 9] = [
+            (CAPABILITIES, |_, _| true),
             // The board follows from the lanes.
             (LIMITS, |key, _| key != ADMISSION_BOARD),
             (KEYS, |_, _| true),
@@ -107,9 +107,7 @@ fn copy_cluster<'a>(
             (RETENTION, is_lasting_record),
         ];
         for (bucket, is_kept) in is_kept {
-            if leader_stream_state(bus, &bucket_stream(bucket)).await?.is_some() {
-                parts.push(copy_bucket(bus, &folder, bucket, is_kept, on_progress).await?);
-            }
+            parts.push(copy_bucket(bus, &folder, bucket, is_kept, on_progress).await?);
         }
         let (version, settings) = (env!("CARGO_PKG_VERSION").to_owned(), bus.settings().clone());
         let manifest = BackupManifest { format: FORMAT, version, taken, settings, files_through, parts };
@@ -119,18 +117,18 @@ fn copy_cluster<'a>(
     .boxed()
 }
 
-/// Copies a stream; `None` if it does not exist, as in clusters of older versions.
+/// Copies a stream.
 async fn copy_stream(
     bus: &Bus,
     folder: &UnfinishedBackupFolder,
     stream: &str,
     removals: RemovalPolicy,
     on_progress: OnBackupProgress<'_>,
-) -> Result<Option<BackupPart>, BackupError> {
+) -> Result<BackupPart, BackupError> {
     let file = format!("{stream}.snapshot");
     let mut tries = 0;
     loop {
-        let Some(before) = leader_stream_state(bus, stream).await? else { return Ok(None) };
+        let before = leader_stream_state(bus, stream).await?;
         let mut output = folder.create_file(&file)?;
         let copied = snapshot::copy_stream_snapshot(bus.client(), stream, &mut output, on_progress).await;
         let (bytes, sha256) = output.finish_with_checksum()?;
@@ -138,14 +136,14 @@ async fn copy_stream(
             Ok(stream_copy) => {
                 let after = leader_stream_state(bus, stream).await?;
                 if removals == RemovalPolicy::Allowed
-                    || after.is_some_and(|after| removal_fingerprint(&after) == removal_fingerprint(&before))
+                    || removal_fingerprint(&after) == removal_fingerprint(&before)
                 {
                     let content = BackupPartContent::Stream {
                         name: stream.into(),
                         config: stream_copy.config,
                         state: stream_copy.state,
                     };
-                    return Ok(Some(BackupPart { file, bytes, sha256, content }));
+                    return Ok(BackupPart { file, bytes, sha256, content });
                 }
                 "messages were removed during every attempt to copy it".to_owned()
             }
@@ -167,13 +165,17 @@ fn removal_fingerprint(state: &State) -> (u64, Option<u64>) {
     (state.first_sequence.max(1), state.deleted_count)
 }
 
-/// Returns the state of a stream, as its leader knows it; `None` if there is no such stream.
-async fn leader_stream_state(bus: &Bus, stream: &str) -> Result<Option<State>, Fault> {
-    match bus.request_context().get_stream(stream).await {
-        Ok(stream) => Ok(Some(stream.cached_info().state.clone())),
-        Err(error) if jetstream_error_code(&error) == Some(ErrorCode::STREAM_NOT_FOUND) => Ok(None),
-        Err(error) => Err(fault_from_client_error(&format!("the state of stream {stream}"), error)),
-    }
+/// Returns the state of a stream, as its leader knows it.
+async fn leader_stream_state(bus: &Bus, stream: &str) -> Result<State, Fault> {
+    let read = bus.request_context().get_stream(stream).await;
+    let stream =
+        read.map_err(|error| fault_from_client_error(&format!("the state of stream {stream}"), error))?;
+    Ok(stream.cached_info().state.clone())
+}
+
+/// `true` if readers of a bucket ignore entries without an id, which are forged.
+pub fn has_entries_with_ids(bucket: &str) -> bool {
+    [CAPABILITIES, RETENTION, SESSIONS, TOKENS, AUDIT, WEBHOOKS, DELIVERIES].contains(&bucket)
 }
 
 /// Copies the entries of a bucket that `is_included` accepts. A key that changes meanwhile may occur several times; the
@@ -197,7 +199,8 @@ async fn copy_bucket(
         if records.is_empty() {
             break;
         }
-        for record in records.iter().filter(|record| !record.is_deletion) {
+        let is_forged = |record: &StreamRecord| record.is_forged() && has_entries_with_ids(bucket);
+        for record in records.iter().filter(|record| !record.is_deletion && !is_forged(record)) {
             let Some(key) = record.subject.strip_prefix(&prefix) else { continue };
             match std::str::from_utf8(&record.payload) {
                 Ok(value) if is_included(key, value) => {

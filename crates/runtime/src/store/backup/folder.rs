@@ -6,10 +6,11 @@ use std::io::{BufWriter, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
+use millrace_protocol::format::check_format;
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use super::manifest::{BackupManifest, BackupPart, FORMAT};
+use super::manifest::{BackupManifest, BackupPart};
 use super::{BackupError, BackupProgress, OnBackupProgress};
 
 /// The manifest.
@@ -182,10 +183,9 @@ fn read_manifest(folder: &Path) -> Result<BackupManifest, BackupError> {
     }
     let value: serde_json::Value = serde_json::from_slice(&bytes)
         .map_err(|error| not_a_backup(format!("{MANIFEST} is not JSON ({error})")))?;
-    let format = value["format"].as_u64().and_then(|format| u32::try_from(format).ok()).unwrap_or_default();
-    if format > FORMAT {
-        return Err(BackupError::Newer { folder: folder.into(), found: format, supported: FORMAT });
-    }
+    let format = value["format"].as_u64().and_then(|format| u16::try_from(format).ok());
+    let format = format.ok_or_else(|| not_a_backup(format!("{MANIFEST} names no format")))?;
+    check_format(format).map_err(|format| BackupError::OtherFormat { folder: folder.into(), format })?;
     let manifest: BackupManifest = serde_json::from_value(value)
         .map_err(|error| not_a_backup(format!("{MANIFEST} is invalid ({error})")))?;
     let is_plain = |part: &BackupPart| {
@@ -273,6 +273,7 @@ pub fn file_error(what: &'static str, path: &Path, why: std::io::Error) -> Backu
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
+    use millrace_protocol::format::FORMAT;
     use millrace_protocol::registry::ClusterSettings;
 
     use super::*;
@@ -280,12 +281,11 @@ mod tests {
 
     fn test_manifest(parts: Vec<BackupPart>) -> BackupManifest {
         let settings = ClusterSettings {
-            version: 1,
+            version: FORMAT,
             lanes: 1,
             replicas: 1,
             lane_lease_ms: 6_000,
             work_lease_ms: 15_000,
-            unmarked_orders_through: Some(0),
         };
         let version = "0.0.0".into();
         BackupManifest {
@@ -355,7 +355,7 @@ mod tests {
     fn every_change_to_a_backup_is_detected() {
         let home = tempfile::tempdir().unwrap();
         type BackupChange = (&'static str, fn(&Path), &'static str);
-        let changes: [BackupChange; 7] = [
+        let changes: [BackupChange; 9] = [
             ("flipped", |it| fs::write(it.join("runs.jsonl"), "[]\n").unwrap(), "its SHA-256 is"),
             (
                 "short",
@@ -366,7 +366,17 @@ mod tests {
             ("manifest", |it| fs::write(it.join(MANIFEST), "{}").unwrap(), "checksum does not match"),
             ("no-manifest", |it| fs::remove_file(it.join(MANIFEST)).unwrap(), "is not a backup"),
             ("no-sum", |it| fs::remove_file(it.join(MANIFEST_SUM)).unwrap(), "is not a backup"),
-            ("newer", set_newer_format_version, "has format 2"),
+            (
+                "newer",
+                |it| write_manifest(it, serde_json::json!({ "format": 4 })),
+                "was written by a newer release (format 4",
+            ),
+            (
+                "older",
+                |it| write_manifest(it, serde_json::json!({ "format": 1 })),
+                "release 0.4.x can finish its runs",
+            ),
+            ("no-format", |it| write_manifest(it, serde_json::json!({})), "names no format"),
         ];
         for (name, change, expected) in changes {
             let place = home.path().join(name);
@@ -378,8 +388,8 @@ mod tests {
         }
     }
 
-    fn set_newer_format_version(place: &Path) {
-        let text = serde_json::json!({ "format": 2 }).to_string();
+    fn write_manifest(place: &Path, manifest: serde_json::Value) {
+        let text = manifest.to_string();
         fs::write(place.join(MANIFEST_SUM), crate::store::blobs::sha256_hex(text.as_bytes())).unwrap();
         fs::write(place.join(MANIFEST), text).unwrap();
     }

@@ -5,14 +5,11 @@ use millrace_protocol::registry::ClusterSettings;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The format of a backup folder that this program writes and reads.
-pub const FORMAT: u32 = 1;
-
 /// The manifest of a backup.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BackupManifest {
-    /// The format of the folder.
-    pub format: u32,
+    /// The format of the folder and of what it holds; see [`millrace_protocol::format`].
+    pub format: u16,
     /// The version of the program that took it.
     pub version: String,
     /// When it was started.

@@ -66,6 +66,8 @@ mod snapshot;
 
 use std::path::PathBuf;
 
+use millrace_protocol::format::OtherFormat;
+
 use crate::Fault;
 
 pub use check::DanglingReference;
@@ -101,15 +103,13 @@ pub enum BackupError {
         /// The missing or invalid part.
         why: String,
     },
-    /// The backup was taken by a newer program.
-    #[error("the backup {} has format {found}, and this program reads up to {supported}; use the version that took it, or a newer one", .folder.display())]
-    Newer {
+    /// The backup has another format.
+    #[error("the backup {} {format}; nothing was restored", .folder.display())]
+    OtherFormat {
         /// The folder.
         folder: PathBuf,
         /// Its format.
-        found: u32,
-        /// The newest supported format.
-        supported: u32,
+        format: OtherFormat,
     },
     /// A file of the backup is damaged.
     #[error("{} is damaged: {why}; nothing was restored; use another copy of this backup, or an older backup", .file.display())]

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::check::{self, DanglingReference, ObjectDescription};
-use super::copy::BucketEntryLine;
+use super::copy::{BucketEntryLine, has_entries_with_ids};
 use super::leader_wait::LeaderReader;
 use super::manifest::{BackupManifest, BackupPart, BackupPartContent};
 use super::{BackupError, BackupProgress, OnBackupProgress, folder, snapshot};
@@ -81,8 +81,6 @@ pub fn restore_backup<'a>(
         let manifest = folder::verify_backup(&options.folder, stop, on_progress)?;
         let settings = ClusterSettings {
             replicas: options.replicas.unwrap_or(manifest.settings.replicas),
-            // The queues are empty, so no order without headers can exist.
-            unmarked_orders_through: Some(0),
             ..manifest.settings.clone()
         };
         with_connection(connection, "millrace-restore", async |client, context| {
@@ -317,12 +315,9 @@ impl RestoreOperation<'_> {
             let line: BucketEntryLine = serde_json::from_str(&line).map_err(|error| reading(error.into()))?;
             let subject = format!("$KV.{name}.{}", line.key);
             let message = PublishMessage::build().payload(line.value.into());
-            // Other buckets have no ids: their readers tell by them which entries are of old programs.
-            let message = match name {
-                RETENTION | SESSIONS | TOKENS | AUDIT | WEBHOOKS | DELIVERIES => {
-                    message.header(ID_HEADER, new_id().as_str())
-                }
-                _ => message,
+            let message = match has_entries_with_ids(name) {
+                true => message.header(ID_HEADER, new_id().as_str()),
+                false => message,
             };
             let sent = self.context.send_publish(subject, message).await;
             in_flight

@@ -246,7 +246,7 @@ impl RateLimitBooker {
             fault_from_client_error(&format!("reading the rate limit of {}", self.name), error)
         })?;
         let current = entry.map_or((0, RateLimitState::default()), |entry| {
-            // An unreadable state, as of an older program, is replaced.
+            // An unreadable state is replaced.
             (entry.revision, serde_json::from_slice(&entry.value).unwrap_or_default())
         });
         self.cached = Some(current.clone());

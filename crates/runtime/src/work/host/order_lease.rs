@@ -72,7 +72,7 @@ impl OrderLease {
             encoding: encoding_from_headers(self.message.headers.as_ref()),
             time: jiff::Timestamp::UNIX_EPOCH,
             is_deletion: false,
-            provenance: self.read_provenance().await?,
+            provenance: Provenance::from_headers(self.message.headers.as_ref(), DeliveryPath::AsStored),
         };
         let order = self.bus.decode_record::<Order>(&record).await?;
         check_order_address(&self.bus, &order, self.subject())?;
@@ -89,23 +89,6 @@ impl OrderLease {
     /// another queue.
     pub fn is_of_queue(&self, capability: &Capability) -> bool {
         self.subject().split('.').nth(1) == Some(capability.as_str())
-    }
-
-    /// Returns the provenance of the order. An order without headers counts as published where the cluster still
-    /// accepts such orders, which programs before 0.4 published.
-    async fn read_provenance(&self) -> Result<Provenance, Fault> {
-        let headers = self.message.headers.as_ref();
-        if headers.is_none()
-            && let Some(delivery) = self.delivery
-            && self
-                .bus
-                .unmarked_order_policy()
-                .accepts_unmarked_order(self.bus.request_context(), delivery.sequence)
-                .await?
-        {
-            return Ok(Provenance::Published);
-        }
-        Ok(Provenance::from_headers(headers, DeliveryPath::AsStored))
     }
 
     /// Returns the sequence of the order in its stream; 0 if the server does not name it.
