@@ -345,19 +345,14 @@ impl RunIndex {
         (archived.cloned().collect(), content.revision)
     }
 
-    /// Returns the runs of a lane with archived messages after a sequence. Of runs whose archived messages are unknown, because an
-    /// earlier release archived them, only those whose summaries have changed after `revision`.
+    /// Returns the runs of a lane with archived messages after a sequence.
     #[must_use]
-    pub fn archived_after(&self, lane: Lane, sequence: u64, revision: u64) -> Vec<Arc<IndexedRun>> {
+    pub fn archived_after(&self, lane: Lane, sequence: u64) -> Vec<Arc<IndexedRun>> {
         let content = self.read();
-        let known =
-            content.archived.range((lane.0, sequence.saturating_add(1), 0)..=(lane.0, u64::MAX, u64::MAX));
-        let known = known.filter_map(|(_, _, revision)| content.by_revision.get(revision));
-        let unknown = content.by_revision.range((Excluded(revision), Unbounded));
-        let unknown = unknown.map(|(_, run)| run).filter(|run| {
-            run.summary.archived && run.summary.lane == lane && run.summary.archived_span.is_none()
-        });
-        known.chain(unknown).cloned().collect()
+        let after = (lane.0, sequence.saturating_add(1), 0)..=(lane.0, u64::MAX, u64::MAX);
+        let runs =
+            content.archived.range(after).filter_map(|(_, _, revision)| content.by_revision.get(revision));
+        runs.cloned().collect()
     }
 
     /// Removes the messages that are in the archive. Messages after the archived part belong to a run that was reopened.
@@ -418,6 +413,7 @@ mod tests {
         let base = serde_json::json!({
             "run": format!("r-{number}"), "lane": 0, "objective": format!("Count {}", mixed % 11), "end": null,
             "started": i64::from(number / 3), "updated": 0, "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "archived": false,
+            "is_resumable": false, "is_paused": false, "winding_down": null, "usage": {},
         });
         let mut summary: RunSummary = serde_json::from_value(base).unwrap();
         let ends = [None, None, Some(EndReason::Completed), Some(EndReason::Failed)];

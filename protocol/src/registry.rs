@@ -179,11 +179,10 @@ pub struct RunSummary {
     /// Its place among the runs that wait for this reason, as the owner of its lane last saw it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_place: Option<QueuePlace>,
-    /// Its usage by capability and by model; `None` if it has used nothing, or if a release that did not record it wrote this summary.
+    /// Its usage by capability and by model; `None` if it has used nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spend: Option<Box<SummarySpend>>,
-    /// The sequences of the first and the last of its archived messages; `None` until it is archived, or if a release that did not
-    /// record them archived it.
+    /// The sequences of the first and the last of its archived messages; `None` until it is archived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub archived_span: Option<(u64, u64)>,
 }

@@ -10,7 +10,7 @@
 
 pub mod outline;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -289,7 +289,6 @@ pub async fn fold_run_with_archive(bus: &Bus, lane: Lane, run: &RunId) -> Result
     let in_lane = log::read_run(bus, lane, run, 1).await?;
     let summary = registry::read_summary(bus, run).await?;
     let through = in_lane.last().map_or(0, |last| last.sequence);
-    let of_lane: BTreeSet<u64> = in_lane.iter().map(|record| record.sequence).collect();
     let is_plan = |record: &&StreamRecord| {
         matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Plan)))
     };
@@ -304,8 +303,6 @@ pub async fn fold_run_with_archive(bus: &Bus, lane: Lane, run: &RunId) -> Result
     folding.fold_records(bus, joined.records).await?;
     let mut live = folding.decode_pending_facts(bus).await?;
     live.archived_span = Some((first, archived_through));
-    // An earlier release archived commands without an answer: they are too old to be carried out.
-    live.drop_reopening_commands(|sequence| of_lane.contains(&sequence));
     if live.last_sequence <= archived_through && !live.has_reopening_command(0) {
         return Ok(ArchivedRun::Ended { through, folded: Box::new(live) });
     }

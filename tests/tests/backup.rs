@@ -797,7 +797,8 @@ async fn restored_run_is_in_its_lane_or_the_archive_never_both() {
         write(&name, 1).await;
         let summary = json!({
             "run": name, "lane": 0, "objective": "", "end": "completed", "started": 0, "updated": 0,
-            "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "archived": is_archived,
+            "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "archived": is_archived, "is_resumable": false, "is_paused": false,
+            "winding_down": null, "usage": {},
         });
         registry::write_summary(&bus, &serde_json::from_value(summary).unwrap()).await.unwrap();
         if is_archived {

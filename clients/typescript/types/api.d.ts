@@ -1726,7 +1726,7 @@ export type ModelCall = {
   judge?: number | null
   /** The turn, from 0. */
   turn: number
-  /** The full name of the model that replied; `None` in journals of versions that did not record it. */
+  /** The full name of the model that replied; `None` if it is not known. */
   model: string | null
   /** The messages that the request added to the conversation: system prompt, task, corrections, notices. */
   messages: PromptMessage[]
@@ -2581,8 +2581,6 @@ export type Spend = {
   usage: Usage
   /** The usage by group, the most expensive first; days in their order. */
   groups: SpendLine[]
-  /** The number of runs whose usage is in no group, because an earlier release wrote their summaries. */
-  ungrouped_runs?: number
   type: "spend"
 }
 

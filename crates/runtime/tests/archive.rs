@@ -146,7 +146,8 @@ async fn lane_takes_precedence_over_forged_summaries_and_archives() {
     let summary = |archived: bool| {
         let summary = json!({
             "run": "other", "lane": 0, "objective": "", "end": "completed", "started": 0, "updated": 0,
-            "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "archived": archived,
+            "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "archived": archived, "is_resumable": false, "is_paused": false,
+            "winding_down": null, "usage": {},
         });
         serde_json::from_value::<millrace_protocol::registry::RunSummary>(summary).expect("it is one")
     };

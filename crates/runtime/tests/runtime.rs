@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_nats::jetstream;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
 use millrace_protocol::file::{FilePath, WriteCondition};
@@ -26,6 +27,7 @@ use millrace_runtime::store::workspace::{FileAuthor, RunWorkspace};
 use millrace_runtime::work::host::ClusterReader;
 use millrace_runtime::work::queue;
 use millrace_runtime::{Bus, ConnectionSettings, Fault};
+use millrace_tests::plans::build_publish_headers;
 use millrace_tests::{NatsServer, ServerOptions, wait_for_value};
 
 const LANE: Lane = Lane(0);
@@ -171,12 +173,7 @@ async fn blob_is_stored_once_and_verified() {
     let metadata =
         stream.get_last_raw_message_by_subject(&about(&other.sha256)).await.expect("it exists").payload;
     for name in [&missing, &stored.sha256] {
-        context
-            .publish(about(name), metadata.clone())
-            .await
-            .expect("the message is sent")
-            .await
-            .expect("the server accepts it");
+        publish_with_id(&context, about(name), metadata.clone()).await;
     }
     assert!(matches!(bus.blobs().get(&missing).await, Err(Fault::Damaged { .. })));
     assert_eq!(
@@ -184,6 +181,12 @@ async fn blob_is_stored_once_and_verified() {
         large,
         "the first description wins"
     );
+}
+
+/// Publishes a message with an id, as a client does that may write blobs.
+async fn publish_with_id(context: &jetstream::Context, subject: String, payload: bytes::Bytes) {
+    let sent = context.publish_with_headers(subject, build_publish_headers(), payload).await;
+    sent.expect("the message is sent").await.expect("the server accepts it");
 }
 
 /// A file of so many bytes, each part of which differs.
@@ -235,8 +238,7 @@ async fn reader_of_a_damaged_blob_never_gets_its_last_part() {
     let stream = context.get_stream("OBJ_blobs").await.expect("it exists");
     let described = stream.get_last_raw_message_by_subject(&about(&stored.sha256)).await.expect("it exists");
     let publish = async |name: &str, description: String| {
-        let sent = context.publish(about(name), description.into()).await.expect("the message is sent");
-        sent.await.expect("the server accepts it");
+        publish_with_id(&context, about(name), description.into()).await;
     };
     let other = sha256_hex(b"another content");
     let described = String::from_utf8_lossy(&described.payload).replace(&stored.sha256, &other);
@@ -533,12 +535,7 @@ async fn publish_blob_description_only(bus: &Bus, content: &[u8]) -> String {
     );
     let context = async_nats::jetstream::new(bus.client().clone());
     let about = format!("$O.blobs.M.{}", URL_SAFE.encode(name));
-    context
-        .publish(about, metadata.into())
-        .await
-        .expect("the message is sent")
-        .await
-        .expect("the server accepts it");
+    publish_with_id(&context, about, metadata.into()).await;
     "$O.blobs.C.parts".into()
 }
 
@@ -554,8 +551,7 @@ async fn with_three_copies_the_parts_of_a_blob_may_come_later_than_what_is_said_
     let late = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let context = async_nats::jetstream::new(bus.client().clone());
-        let sent = context.publish(parts, content.clone().into()).await.expect("the message is sent");
-        sent.await.expect("the server accepts it");
+        publish_with_id(&context, parts, content.clone().into()).await;
     };
     let (found, ()) = tokio::join!(bus.blobs().get(&name), late);
     assert_eq!(found.expect("it has come"), content);
@@ -569,7 +565,7 @@ async fn a_blob_whose_parts_never_come_is_missing_and_nobody_waits_for_it_for_ev
     publish_blob_description_only(&bus, &content).await;
     let blob = bus.blobs().get(&sha256_hex(&content)).await;
     assert!(matches!(blob, Err(Fault::Missing { .. })), "{blob:?}");
-    // The description has no id, so it does not count, and a process with the content stores it.
+    // The description alone does not count, and a process with the content stores it.
     bus.blobs().put_blob(&content).await.expect("the server accepts it");
     assert_eq!(bus.blobs().get(&sha256_hex(&content)).await.expect("it exists"), content);
     let other = bus.blobs().get(&"x ".repeat(300_000)).await;

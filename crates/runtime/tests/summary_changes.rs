@@ -16,7 +16,8 @@ use serde_json::json;
 fn summary(run: &str, version: u32) -> RunSummary {
     serde_json::from_value(json!({
         "run": run, "lane": 0, "objective": "test", "end": null, "started": 1, "updated": 2,
-        "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "questions": version, "archived": false,
+        "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "questions": version, "archived": false, "is_resumable": false, "is_paused": false,
+        "winding_down": null, "usage": {},
     }))
     .expect("it is a summary")
 }

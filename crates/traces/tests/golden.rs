@@ -1,7 +1,7 @@
 //! The span trees of recorded runs, compared with golden files, and what holds for the spans of every run.
 //!
 //! `tests/logs` has the messages of runs as they were in their lanes, one JSON object per line: with retries, a takeover, questions,
-//! waits, delegated tasks, a planner, reviews, failures, a cancelled run, and a run of release 0.4.0.
+//! waits, delegated tasks, a planner, reviews, failures, a cancelled run, and a hybrid run with documents.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 

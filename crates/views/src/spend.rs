@@ -134,13 +134,6 @@ pub struct SpendReport {
     usage: Usage,
     /// The usage by group, the most expensive first; days in their order.
     groups: Vec<SpendLine>,
-    /// The number of runs whose usage is in no group, because an earlier release wrote their summaries.
-    #[serde(skip_serializing_if = "is_zero")]
-    ungrouped_runs: u64,
-}
-
-fn is_zero(count: &u64) -> bool {
-    *count == 0
 }
 
 /// The usage of a group.
@@ -161,14 +154,13 @@ pub struct SpendTable {
     runs: u64,
     usage: Usage,
     groups: BTreeMap<String, (u64, Usage)>,
-    ungrouped_runs: u64,
 }
 
 impl SpendTable {
     /// Creates an empty table.
     #[must_use]
     pub fn new(group: SpendGroup) -> Self {
-        Self { group, runs: 0, usage: Usage::default(), groups: BTreeMap::new(), ungrouped_runs: 0 }
+        Self { group, runs: 0, usage: Usage::default(), groups: BTreeMap::new() }
     }
 
     /// Adds a run.
@@ -176,20 +168,14 @@ impl SpendTable {
         self.runs += 1;
         self.usage.add(summary.usage);
         match &self.group {
-            SpendGroup::Capability => match &summary.spend {
-                Some(spend) => {
-                    let parts = spend.by_capability.iter().map(|(name, usage)| (name.as_str(), *usage));
-                    add_parts(&mut self.groups, parts);
-                }
-                None => self.count_ungrouped(summary),
-            },
-            SpendGroup::Model => match &summary.spend {
-                Some(spend) => {
-                    let parts = spend.by_model.iter().map(|(name, usage)| (name.as_str(), *usage));
-                    add_parts(&mut self.groups, parts);
-                }
-                None => self.count_ungrouped(summary),
-            },
+            SpendGroup::Capability => {
+                let spend = summary.spend.iter().flat_map(|spend| &spend.by_capability);
+                add_parts(&mut self.groups, spend.map(|(name, usage)| (name.as_str(), *usage)));
+            }
+            SpendGroup::Model => {
+                let spend = summary.spend.iter().flat_map(|spend| &spend.by_model);
+                add_parts(&mut self.groups, spend.map(|(name, usage)| (name.as_str(), *usage)));
+            }
             SpendGroup::Label(name) => {
                 let value = label_value(&summary.labels, name).to_owned();
                 self.add_to(value, summary.usage);
@@ -202,12 +188,6 @@ impl SpendTable {
                 let state = crate::RunState::of_summary(Some(summary)).name().to_owned();
                 self.add_to(state, summary.usage);
             }
-        }
-    }
-
-    fn count_ungrouped(&mut self, summary: &RunSummary) {
-        if !summary.usage.is_zero() {
-            self.ungrouped_runs += 1;
         }
     }
 
@@ -227,7 +207,7 @@ impl SpendTable {
             groups
                 .sort_by_key(|group| std::cmp::Reverse((group.usage.cost_micros, group.usage.input_tokens)));
         }
-        SpendReport { runs: self.runs, usage: self.usage, groups, ungrouped_runs: self.ungrouped_runs }
+        SpendReport { runs: self.runs, usage: self.usage, groups }
     }
 }
 

@@ -164,7 +164,7 @@ impl AllRunsStream {
             .map(|lane| {
                 let seen = self.position.lanes[usize::from(lane)].sequence.saturating_sub(1);
                 let kind = (Lane(lane), self.request.has_steps);
-                LaneState::Closed { log: LaneLog::new(&bus, hub.index(), kind, seen, self.position.revision) }
+                LaneState::Closed { log: LaneLog::new(&bus, hub.index(), kind, seen) }
             })
             .collect();
         let started = StreamNotice::StreamStarted { last: self.position.to_string() };
@@ -340,12 +340,6 @@ impl AllRunsStream {
             let index = self.sources.hub.index().clone();
             let (changed, complete) = index.changed_since(self.position.revision, SUMMARIES);
             for run in &changed {
-                let lane = usize::from(run.summary.lane.0);
-                if run.summary.archived && run.summary.archived_span.is_none() && lane < self.lanes.len() {
-                    // An earlier release has archived it, so that the follower could not know whether it has read all of it.
-                    self.close_lane(lane);
-                    self.read_lane_to_its_end(lane).await?;
-                }
                 self.position.revision = run.revision;
                 self.send_summary(run).await?;
             }

@@ -34,12 +34,8 @@ pub struct LaneLog {
     has_journals: bool,
     /// The sequence up to which all messages were returned.
     seen: u64,
-    /// The revision of the summaries up to which archived runs of earlier releases were read.
-    revision: u64,
     /// The archives that are being merged.
     open: HashMap<RunId, OpenArchive>,
-    /// The last sequences of archived runs whose summaries do not have them.
-    last_sequences: HashMap<RunId, u64>,
 }
 
 /// The archive of a run, from the position of the reader on.
@@ -58,25 +54,10 @@ pub struct LanePart {
 }
 
 impl LaneLog {
-    /// Creates a reader of the messages after sequence `seen`. Runs that a release before 0.5 archived are read if their summaries
-    /// have changed after `revision`.
-    pub fn new(
-        bus: &Bus,
-        index: &Arc<RunIndex>,
-        (lane, has_journals): (Lane, bool),
-        seen: u64,
-        revision: u64,
-    ) -> Self {
-        Self {
-            bus: bus.clone(),
-            index: index.clone(),
-            lane,
-            has_journals,
-            seen,
-            revision,
-            open: HashMap::new(),
-            last_sequences: HashMap::new(),
-        }
+    /// Creates a reader of the messages after sequence `seen`.
+    pub fn new(bus: &Bus, index: &Arc<RunIndex>, (lane, has_journals): (Lane, bool), seen: u64) -> Self {
+        let (bus, index) = (bus.clone(), index.clone());
+        Self { bus, index, lane, has_journals, seen, open: HashMap::new() }
     }
 
     /// The sequence up to which all messages were returned.
@@ -153,12 +134,8 @@ impl LaneLog {
     /// Returns the archived runs that may have messages after the position.
     async fn archived_runs(&self, is_wanted: impl Fn(&RunId) -> bool) -> Result<Vec<Arc<IndexedRun>>, Fault> {
         self.index.refresh(&self.bus).await?;
-        let mut runs = self.index.archived_after(self.lane, self.seen, self.revision);
-        runs.retain(|run| {
-            let last =
-                self.last_sequences.get(&run.summary.run).filter(|_| run.summary.archived_span.is_none());
-            is_wanted(&run.summary.run) && last.is_none_or(|last| *last > self.seen)
-        });
+        let mut runs = self.index.archived_after(self.lane, self.seen);
+        runs.retain(|run| is_wanted(&run.summary.run));
         Ok(runs)
     }
 
@@ -168,8 +145,6 @@ impl LaneLog {
             return Ok(());
         }
         let records = join_with_archive(&self.bus, id, Vec::new(), Some(&run.summary)).await?.records;
-        let last = records.last().map_or(0, |last| last.sequence);
-        self.last_sequences.insert(id.clone(), last);
         let seen = self.seen;
         let rest = records.into_iter().filter(|record| record.sequence > seen);
         let rest = rest.filter_map(LaneMessage::from_record);

@@ -261,7 +261,7 @@ impl DeliveryFollower {
             let read = self.position.lanes.entry(lane).or_default();
             *read = (*read).max(webhooks.first_wanted(lane).unwrap_or_default());
             let kind = (Lane(lane), false);
-            self.lanes.push(LaneLog::new(&self.bus, &self.index, kind, *read, self.position.summaries));
+            self.lanes.push(LaneLog::new(&self.bus, &self.index, kind, *read));
         }
     }
 

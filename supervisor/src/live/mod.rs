@@ -244,11 +244,6 @@ impl LiveRun {
         }
     }
 
-    /// Drops the queued commands that may reopen the run and that `is_pending` does not select.
-    pub fn drop_reopening_commands(&mut self, is_pending: impl Fn(u64) -> bool) {
-        self.inbox.retain(|(sequence, fact)| is_pending(*sequence) || !may_reopen_run(fact));
-    }
-
     /// Returns the sequences of the queued facts.
     #[must_use]
     pub fn queued_sequences(&self) -> Vec<u64> {

@@ -2348,7 +2348,7 @@ class _EntryLineModelCallRequired(TypedDict):
     turn: int
     """The turn, from 0."""
     model: str | None
-    """The full name of the model that replied; `None` in journals of versions that did not record it."""
+    """The full name of the model that replied; `None` if it is not known."""
     messages: list[PromptMessage]
     """The messages that the request added to the conversation: system prompt, task, corrections, notices."""
     outcome: ModelCallOutcome
@@ -2587,7 +2587,7 @@ class _TranscriptStepModelCallRequired(TypedDict):
     turn: int
     """The turn, from 0."""
     model: str | None
-    """The full name of the model that replied; `None` in journals of versions that did not record it."""
+    """The full name of the model that replied; `None` if it is not known."""
     messages: list[PromptMessage]
     """The messages that the request added to the conversation: system prompt, task, corrections, notices."""
     outcome: ModelCallOutcome
@@ -2705,7 +2705,7 @@ class _ModelCallRequired(TypedDict):
     turn: int
     """The turn, from 0."""
     model: str | None
-    """The full name of the model that replied; `None` in journals of versions that did not record it."""
+    """The full name of the model that replied; `None` if it is not known."""
     messages: list[PromptMessage]
     """The messages that the request added to the conversation: system prompt, task, corrections, notices."""
     outcome: ModelCallOutcome
@@ -3182,7 +3182,7 @@ class _TranscriptEntryModelCallRequired(TypedDict):
     turn: int
     """The turn, from 0."""
     model: str | None
-    """The full name of the model that replied; `None` in journals of versions that did not record it."""
+    """The full name of the model that replied; `None` if it is not known."""
     messages: list[PromptMessage]
     """The messages that the request added to the conversation: system prompt, task, corrections, notices."""
     outcome: ModelCallOutcome
@@ -4156,7 +4156,8 @@ class SpendPoint(TypedDict):
     """The usage so far."""
 
 
-class _SpendReportRequired(TypedDict):
+class SpendReport(TypedDict):
+    """The usage of many runs."""
     runs: int
     """The number of runs."""
     usage: Usage
@@ -4164,12 +4165,6 @@ class _SpendReportRequired(TypedDict):
     groups: list[SpendLine]
     """The usage by group, the most expensive first; days in their order."""
     type: Literal["spend"]
-
-
-class SpendReport(_SpendReportRequired, total=False):
-    """The usage of many runs."""
-    ungrouped_runs: int
-    """The number of runs whose usage is in no group, because an earlier release wrote their summaries."""
 
 
 class SpendLine(TypedDict):

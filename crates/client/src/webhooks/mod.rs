@@ -48,7 +48,7 @@ pub enum WebhookError {
     /// The definition has a mistake.
     #[error(transparent)]
     Invalid(#[from] InvalidWebhook),
-    /// The server does not respond, or the cluster is of an older release.
+    /// The server does not respond.
     #[error(transparent)]
     Fault(#[from] Fault),
 }

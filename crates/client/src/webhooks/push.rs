@@ -27,7 +27,7 @@ pub enum PushConfigError {
     /// It has a mistake.
     #[error(transparent)]
     Invalid(#[from] InvalidPushConfig),
-    /// The server does not respond, or the cluster is of an older release.
+    /// The server does not respond.
     #[error(transparent)]
     Fault(#[from] Fault),
 }

@@ -43,7 +43,7 @@ pub enum CreateTokenError {
     /// There are too many.
     #[error("there are {MAX_TOKENS} active tokens; revoke those that nobody uses")]
     TooMany,
-    /// The server does not respond, or the cluster is of an older release.
+    /// The server does not respond.
     #[error(transparent)]
     Fault(#[from] Fault),
 }

@@ -36,7 +36,7 @@ pub enum CreateWebhookError {
     /// There are too many.
     #[error("there are {MAX_WEBHOOKS} webhooks; delete unused ones")]
     TooMany,
-    /// The server does not respond, or the cluster is of an older release.
+    /// The server does not respond.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
