@@ -4,4 +4,5 @@ mod architecture;
 mod docs;
 mod manifests;
 mod observability;
+mod packages;
 mod parity;
