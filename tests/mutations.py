@@ -20,22 +20,19 @@ import sys
 import time
 
 REVISION = "8574262"
-# Area: its source folder, then the arguments of `cargo test`, narrowest first. A wider command runs only if the mutation survives.
+# Area: its package, its folder, and the tests of `millrace-tests` that cover it. The package's own tests run first, and each
+# further one only if the mutation survives.
 AREAS = {
-    "protocol": ["protocol", "-p millrace-protocol --tests"],
-    "runtime": ["crates/runtime", "-p millrace-runtime --tests", "-p millrace-tests --test takeover --test backup --test queues"],
-    "agent": ["crates/agent", "-p millrace-agent --tests", "-p millrace-tests --test behaviours --test agents"],
-    "models": ["crates/models", "-p millrace-models --tests", "-p millrace-tests --test behaviours"],
-    "tools": ["crates/tools", "-p millrace-tools --tests", "-p millrace-tests --test behaviours --test agents"],
-    "documents": ["crates/documents", "-p millrace-documents --tests", "-p millrace-agent --tests"],
-    "worker": ["worker", "-p millrace-worker --tests", "-p millrace-tests --test takeover --test exit_codes --test health"],
-    "supervisor": ["supervisor", "-p millrace-supervisor --tests", "-p millrace-tests --test supervision --test takeover --test health"],
-    "gateway": [
-        "gateway",
-        "-p millrace-gateway --tests",
-        "-p millrace-tests --test gateway --test gateway_access --test gateway_tenants --test standards --test dashboard",
-    ],
-    "cli": ["cli", "-p millrace --tests", "-p millrace-tests --test exit_codes --test backup --test questions"],
+    "protocol": ("millrace-protocol", "protocol", "behaviours prefixes history"),
+    "runtime": ("millrace-runtime", "crates/runtime", "takeover queues backup"),
+    "agent": ("millrace-agent", "crates/agent", "agents skills behaviours"),
+    "models": ("millrace-models", "crates/models", "agents behaviours"),
+    "tools": ("millrace-tools", "crates/tools", "agents web_sources behaviours"),
+    "documents": ("millrace-documents", "crates/documents", "agents behaviours"),
+    "worker": ("millrace-worker", "worker", "takeover exit_codes health"),
+    "supervisor": ("millrace-supervisor", "supervisor", "takeover supervision health"),
+    "gateway": ("millrace-gateway", "gateway", "standards gateway gateway_access gateway_tenants dashboard"),
+    "cli": ("millrace", "cli", "behaviours exit_codes backup questions"),
 }
 # Mutations that change nothing which a caller can observe, by file and text, each with the reason. Found by reading the code.
 EQUIVALENT = {}
@@ -146,7 +143,7 @@ def mutations_of(area, file, text):
 
 def draw(seed, revision, area, count):
     """Returns the first `count` mutations of an area. Which kind comes next is drawn first: there are more statements than comparisons."""
-    source = AREAS[area][0] + "/src"
+    source = AREAS[area][1] + "/src"
     files = sorted(git("ls-tree", "-r", "--name-only", revision, "--", source).split())
     files = [file for file in files if file.endswith(".rs") and not re.search(r"(^|/)tests(/|\.rs$)", file)]
     number = lambda *parts: hashlib.sha256("\0".join(map(str, (seed, area, *parts))).encode()).hexdigest()
@@ -245,7 +242,8 @@ def check_mutation(mutation, output):
     if not apply(mutation):
         return False
     try:
-        for command in AREAS[mutation["area"]][1:]:
+        package, _, further = AREAS[mutation["area"]]
+        for command in [f"-p {package} --tests", *(f"-p millrace-tests --test {test}" for test in further.split())]:
             code, text = cargo_test([*command.split(), "--no-run"], output / f"{mutation['area']}_build.txt")
             if code == 124:
                 sys.exit(f"cargo test {command} --no-run: not built after 15 minutes")
