@@ -278,7 +278,7 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("target/mutations"), help="folder of the test outputs")
     parser.add_argument("command", choices=["draw", "apply", "revert", "check"])
     parser.add_argument("arguments", nargs="*", metavar="AREA [N]", help=", ".join(AREAS))
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     candidates = lambda area: draw(options.seed, options.at, area, options.count)
     areas = options.arguments[:1] if options.command == "apply" else options.arguments or list(AREAS)
     if unknown := [area for area in areas if area not in AREAS]:
