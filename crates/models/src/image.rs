@@ -402,8 +402,11 @@ mod tests {
         assert_eq!(image.describe(), "image /plot.png, PNG 640×480, 29 bytes");
         let gif = b"GIF89a\x02\0\x03\0\0\0\0";
         assert_eq!(Image::from_bytes("a", gif).unwrap().describe(), "image a, GIF 2×3, 13 bytes");
+        let webp = b"RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0\x01\0\0\x02\0\0";
+        assert_eq!(Image::from_bytes("a", webp).unwrap().describe(), "image a, WebP 2×3, 30 bytes");
         for (bytes, error) in [
             (b"text".to_vec(), InvalidImage::Format),
+            (b"RIFF\x16\0\0\0WAVEfmt \x0a\0\0\0".to_vec(), InvalidImage::Format),
             (png(8_001, 1), InvalidImage::TooManyPixels(8_001, 1)),
             (png(0, 1), InvalidImage::TooManyPixels(0, 1)),
             ([png(1, 1), vec![0; MAX_IMAGE_BYTES]].concat(), InvalidImage::TooLarge(MAX_IMAGE_BYTES + 29)),
