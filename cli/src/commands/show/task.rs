@@ -324,3 +324,51 @@ impl<'a> TranscriptView<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use millrace_protocol::ids::{Capability, WorkerId};
+    use millrace_protocol::plan::{AttemptEvent, Decision, Event, GraphEvent, TaskSpec};
+    use millrace_protocol::result::{ErrorKind, TaskError};
+
+    use super::*;
+
+    #[test]
+    fn attempt_is_over_while_its_task_waits_for_the_retry() {
+        let (task, worker) = (TaskId::new("text").unwrap(), WorkerId::new("worker-1").unwrap());
+        let spec = TaskSpec::new(task.clone(), "write it", Capability::new("writer").unwrap());
+        let events = [
+            Event::Graph(GraphEvent::TaskAdded { spec: Arc::new(spec), ready: true }),
+            Event::Attempt(AttemptEvent::Claimed {
+                task: task.clone(),
+                attempt: 1,
+                worker: worker.clone(),
+                build: None,
+            }),
+            Event::Attempt(AttemptEvent::Errored {
+                task: task.clone(),
+                attempt: 1,
+                error: TaskError::new(ErrorKind::Model, "the model's service answered 503").into(),
+                retry_at: Some(Timestamp::UNIX_EPOCH),
+            }),
+        ];
+        let (run, journals) = (RunId::new("20270115-080000-aaaaaa").unwrap(), Journals::Task(task));
+        let is_over = |events: &[Event], attempt: Option<u32>| {
+            let options = TranscriptOptions { attempt, follow: true, full: false };
+            let mut view = TranscriptView::new(&run, &journals, &options, false);
+            view.history.add_decision(&Decision {
+                by: worker.clone(),
+                previous: 0,
+                at: Timestamp::UNIX_EPOCH,
+                answers: Vec::new(),
+                events: events.to_vec(),
+            });
+            view.is_over()
+        };
+        assert!(!is_over(&events[..2], Some(1)), "the attempt runs");
+        assert!(is_over(&events, Some(1)), "the attempt ended");
+        assert!(!is_over(&events, None), "the task is retried");
+    }
+}
