@@ -20,7 +20,7 @@ import sys
 import time
 
 REVISION = "8574262"
-# Area: its package, its folder, and the tests of `millrace-tests` that cover it. The package's own tests run first, and each
+# Area: its package, its folder, and the files of `millrace-tests` that cover it. The package's own tests run first, and each
 # further one only if the mutation survives.
 AREAS = {
     "protocol": ("millrace-protocol", "protocol", "behaviours prefixes history"),
@@ -227,6 +227,15 @@ def cargo_test(arguments, output):
     return code, output.read_text(errors="replace")
 
 
+def test_arguments(name):
+    """Returns the arguments for one file of `millrace-tests`, which is a program or a module of one."""
+    for program in sorted(pathlib.Path("tests/tests").glob("*.rs")):
+        # A module with a path of its own is another file of this name.
+        if re.search(rf"(?<!\]\n)^mod {name};", program.read_text(), re.M):
+            return f"-p millrace-tests --test {program.stem} {name}::"
+    return f"-p millrace-tests --test {name}"
+
+
 def first_failure(code, text):
     """Returns the target and the name of the first failed test."""
     target = re.search(r"to rerun pass `([^`]*)`", text)
@@ -243,7 +252,7 @@ def check_mutation(mutation, output):
         return False
     try:
         package, _, further = AREAS[mutation["area"]]
-        for command in [f"-p {package} --tests", *(f"-p millrace-tests --test {test}" for test in further.split())]:
+        for command in [f"-p {package} --tests", *map(test_arguments, further.split())]:
             code, text = cargo_test([*command.split(), "--no-run"], output / f"{mutation['area']}_build.txt")
             if code != 0 and not re.search(r"^error\[E\d+\]", text, re.M):
                 sys.exit(f"`cargo test {command} --no-run` failed, and not for the mutation (exit code {code}):\n{text[-2000:]}")
