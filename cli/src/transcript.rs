@@ -339,7 +339,7 @@ fn plain(value: &impl serde::Serialize) -> String {
     json_text(value).trim_matches('"').to_owned()
 }
 
-/// Returns the software of a claimant, as in `, millrace 0.4.0, version 1.2, file 3f9a0c1d2e4b`.
+/// Returns the software of a claimant, as in `, millrace 0.5.0, version 1.2, file 3f9a0c1d2e4b`.
 fn describe_build(build: &Build) -> String {
     let capability = build.capability.as_ref();
     let version = capability.and_then(|capability| capability.version.as_ref());

@@ -459,7 +459,7 @@ pub const MAX_VERSION: usize = 100;
 /// The software that does a piece of work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Build {
-    /// The program and its version, such as `millrace 0.4.0`.
+    /// The program and its version, such as `millrace 0.5.0`.
     pub program: String,
     /// The version of the capability; absent if it has none of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]

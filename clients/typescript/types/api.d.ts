@@ -506,7 +506,7 @@ export type WorkerId = string
 
 /** The software that does a piece of work. */
 export type Build = {
-  /** The program and its version, such as `millrace 0.4.0`. */
+  /** The program and its version, such as `millrace 0.5.0`. */
   program: string
   /** The version of the capability; absent if it has none of its own. */
   capability?: CapabilityVersion | null

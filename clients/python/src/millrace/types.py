@@ -471,7 +471,7 @@ class AttemptJson(_AttemptJsonRequired, total=False):
 
 class _BuildRequired(TypedDict):
     program: str
-    """The program and its version, such as `millrace 0.4.0`."""
+    """The program and its version, such as `millrace 0.5.0`."""
 
 
 class Build(_BuildRequired, total=False):
