@@ -294,7 +294,7 @@ mod tests {
             slots: vec![(research.clone(), 8)],
             busy: 3,
             busy_with: vec![(research.clone(), 3)],
-            version: "0.4.0".into(),
+            version: "0.5.0".into(),
             lanes: Vec::new(),
             last_problem: Some(ProblemReport {
                 at: ago(70),
@@ -340,7 +340,7 @@ mod tests {
 storage: 3 MiB of 1024 MiB
 
 PROCESS   ROLE    HOST (PID)      VERSION  UP          HEARTBEAT  BUSY  CAPABILITIES
-worker-1  worker  box [2J (4711)  0.4.0    2 min 30 s  2 s ago    3/8   research
+worker-1  worker  box [2J (4711)  0.5.0    2 min 30 s  2 s ago    3/8   research
 
 CAPABILITY  WORKERS  BUSY  QUEUED  IN PROGRESS  OLDEST ORDER
 research    1        3/8   5       3            42 s

@@ -209,7 +209,7 @@ mod tests {
         let half = gib / 2;
         assert_eq!((default.memory, default.total_memory, default.shared_memory), (half, half, half));
         assert_eq!((default.file_size, default.total_disk, default.shared_disk), (half, half, half));
-        // As a file for 0.4.0 has it.
+        // A file that names no totals.
         let older = limits(
             r#"{"cpu_s": 60, "memory_mb": 3072, "files": 100, "processes": 10, "file_size_mb": 2048}"#,
         );
