@@ -1,4 +1,4 @@
-//! The limits on all commands of a process together, and the defaults in a control group. These tests have a process of
+//! The limits on all commands of a process together, and the defaults in a control group. They have processes of
 //! their own, because commands of other tests would count.
 #![cfg(target_os = "linux")]
 
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use millrace_agent::tool::{Call, Tool};
+use millrace_tests::program::run_in_own_process;
 use millrace_tools::execute::{ExecuteSettings, ExecuteTool, Launcher};
 use serde_json::json;
 
@@ -31,6 +32,10 @@ fn hold_memory(processes: u32, seconds: u32) -> String {
 
 #[tokio::test]
 async fn concurrent_commands_share_memory_and_disk() {
+    // The limits are those of all commands of a process.
+    if run_in_own_process(concat!(module_path!(), "::concurrent_commands_share_memory_and_disk")) {
+        return;
+    }
     let (mut one, mut two) = (open().await, open().await);
     for tool in [&mut one, &mut two] {
         tool.set_shared_limits(400 * MIB, 40 * MIB);
