@@ -3,7 +3,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// How many tests with clusters run at once for each core.
+/// The number of tests with clusters that run at once, for each core.
 const TESTS_PER_CORE: usize = 2;
 
 /// A test's use of the machine, which ends when this value is dropped.
