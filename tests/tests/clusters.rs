@@ -31,7 +31,7 @@ mod reopen;
 mod scaling;
 mod sessions;
 mod skills;
-mod stored_by_0_4;
+mod stored_format;
 mod supervision;
 mod takeover;
 mod traces;
