@@ -724,7 +724,7 @@ async fn interrupted_backup_or_restore_can_be_repeated() {
     assert!(stderr_text(&refused).contains("remove its remains with --again"), "{}", stderr_text(&refused));
     let supervisor = run_command(&mut millrace_command_at(&target.url, &["supervisor"]));
     assert!(
-        stderr_text(&supervisor).contains("that of an unfinished restore"),
+        stderr_text(&supervisor).contains("a cluster that is being restored"),
         "{}",
         stderr_text(&supervisor)
     );
