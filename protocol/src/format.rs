@@ -1,6 +1,13 @@
 //! The version of everything that Millrace stores or sends. It is in the settings of a cluster, the envelope of each message and
 //! the manifest of a backup, and a program refuses all others before it writes anything. A change of a stored format is
 //! additive (a field with a default that older programs may ignore), or increments [`FORMAT`].
+//!
+//! # Invariants
+//!
+//! - I61: Stores of this format are read, and their runs complete; a store of an older release is refused, and nothing of it is changed.
+//!   (`tests/tests/stored_format.rs::stores_of_this_format_fold_to_the_same_state_and_their_runs_complete`,
+//!   `tests/tests/stored_format.rs::commands_refuse_a_store_of_0_4_and_change_nothing`,
+//!   `tests/tests/stored_format.rs::programs_refuse_to_join_a_cluster_of_0_4_and_change_nothing`)
 
 /// The format that this program reads and writes. Formats 1 and 2 are those of the releases before 0.5.
 pub const FORMAT: u16 = 3;

@@ -7,12 +7,11 @@
 //!
 //! # Invariants
 //!
-//! - I6: Old bytes stay readable, newer fields are ignored, and no input makes a decoder panic.
+//! - I6: Bytes of this format stay readable, newer fields are ignored, and no input makes a decoder panic.
 //!   (`protocol/tests/rules/wire.rs::unknown_fields_are_ignored_at_every_level`,
 //!   `protocol/tests/rules/wire.rs::any_bytes_are_decoded_or_rejected`)
-//! - I117: Messages that programs of 0.4 do not understand have a version that those leave alone, and a worker leaves an order of
-//!   a newer release in its queue. (`protocol/tests/rules/wire.rs::messages_about_waits_have_a_version_that_0_4_does_not_read`,
-//!   `worker/tests/worker.rs::order_of_a_newer_release_stays_in_its_queue`)
+//! - I117: A worker leaves an order of a newer release in its queue.
+//!   (`worker/tests/worker.rs::order_of_a_newer_release_stays_in_its_queue`)
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

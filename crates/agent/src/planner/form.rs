@@ -7,9 +7,8 @@
 //!   other mistake is refused by the rules. (`crates/agent/tests/prompt_size.rs::prompts_of_planners_stay_within_their_limits`,
 //!   `crates/agent/tests/planner/small.rs::dependency_on_a_capability_means_its_tasks`,
 //!   `crates/agent/tests/planner/small.rs::prompt_of_a_small_planner_has_no_tools`)
-//! - I89: A planner's turn has the same board, form and tools when it is resumed, also one that began under 0.4.0.
-//!   (`crates/agent/tests/planner/turns.rs::turn_resumed_after_any_step_gives_the_same_proposal`,
-//!   `crates/agent/tests/planner/small.rs::snapshot_of_0_4_0_has_the_form_of_0_4_0`)
+//! - I89: A planner's turn has the same board, form and tools when it is resumed.
+//!   (`crates/agent/tests/planner/turns.rs::turn_resumed_after_any_step_gives_the_same_proposal`)
 
 use std::collections::BTreeSet;
 
