@@ -1,5 +1,7 @@
 //! The packages that the command compiles: how many, and which of them in several versions.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
@@ -37,9 +39,9 @@ fn allowed_duplicates() -> BTreeSet<String> {
     let file = DeTable::parse(&text).unwrap().into_inner();
     let DeValue::Table(bans) = file["bans"].get_ref() else { panic!("[bans] is no table") };
     let DeValue::Array(entries) = bans["skip"].get_ref() else { panic!("skip is no list") };
-    let names = entries.iter().map(|entry| match entry.get_ref() {
-        DeValue::Table(entry) => entry["crate"].get_ref().as_str().unwrap(),
-        _ => panic!("an entry of skip is no table"),
+    let names = entries.iter().map(|entry| {
+        let DeValue::Table(entry) = entry.get_ref() else { panic!("an entry of skip is no table") };
+        entry["crate"].get_ref().as_str().unwrap()
     });
     names.map(|name| name.split_once('@').map_or(name, |(name, _)| name).to_owned()).collect()
 }
