@@ -490,10 +490,22 @@ fn tasks_affected_by_registry(plan: &Plan, offers: RegisteredTestCapabilities) -
         let is_wrong = offers.is_strict
             && task.spec.capability.as_str() == "search"
             && !task.spec.parameters.contains_key("q");
+        let attempt = task.attempts.last();
+        let has_waited = attempt.is_some_and(|attempt| !attempt.waits.is_empty());
+        let was_claimed = attempt.is_some_and(|attempt| attempt.claimed_at.is_some());
+        let has_ended = attempt.is_some_and(|attempt| attempt.end.is_some());
         match (task.state(), task.errored_wait()) {
             // It is checked when it starts.
             (TaskState::Pending, _) if task.spec.has_start_conditions() => false,
-            (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) => !is_known || is_wrong,
+            (TaskState::Ready | TaskState::Rerun, _)
+                if task.spec.has_start_conditions() && !has_waited && !was_claimed =>
+            {
+                false
+            }
+            (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) if !is_known => true,
+            // A parked attempt continues with the parameters that it has.
+            (TaskState::Ready, _) if has_waited && was_claimed && !has_ended => false,
+            (TaskState::Pending | TaskState::Ready | TaskState::Rerun, _) => is_wrong,
             (TaskState::Errored, Some(ErroredTaskWait::Capability { .. })) => is_known,
             (TaskState::Errored, Some(ErroredTaskWait::Parameters { .. })) => is_known && !is_wrong,
             (TaskState::Errored, Some(ErroredTaskWait::Retry(_)) | None)
