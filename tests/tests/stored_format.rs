@@ -233,6 +233,10 @@ const REVIEW_OF_MIT: u32 = 8;
 /// Writes the store of a folder with the model and the plans.
 #[tokio::test]
 #[ignore = "writes a store that is kept"]
+#[expect(
+    clippy::zombie_processes,
+    reason = "the processes of the folder are killed at the end of this process"
+)]
 async fn write_store() {
     let name = std::env::var("MILLRACE_WRITE_STORE").expect("MILLRACE_WRITE_STORE names the folder");
     let folder = fixtures().join("stores").join(name);
