@@ -6,6 +6,7 @@
 //!   (`tests/tests/gateway.rs::malformed_oversized_and_slow_requests_are_refused`)
 
 mod address_slots;
+mod lingering;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -31,6 +32,7 @@ use tower::ServiceExt;
 use tracing::{debug, warn};
 
 use address_slots::AddressSlots;
+use lingering::LingeringStream;
 
 use crate::access::{Authenticator, ClientAddress, PeerAddress, RequestHead, check_request};
 use crate::dashboard;
@@ -217,6 +219,7 @@ async fn serve_connection(
         .header_read_timeout(HEADER_TIME)
         .max_buf_size(MAX_HEADER_BYTES)
         .max_headers(MAX_HEADERS);
+    let stream = LingeringStream::new(stream, shutdown.clone());
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let outcome: Result<(), hyper::Error> = tokio::select! {
