@@ -9,7 +9,7 @@ use millrace_runtime::duration::parse_duration;
 use millrace_views::RunState;
 
 use crate::problem::{Problem, ProblemKind};
-use crate::run_index::IndexedRun;
+use crate::run_index::RunTraits;
 
 /// A selection of runs. The default selects all.
 #[derive(Debug, Clone, Default)]
@@ -20,9 +20,9 @@ pub struct RunFilter {
     pub labels: Vec<LabelSelector>,
     /// A part of the id or of the objective, in lowercase.
     pub text: String,
-    /// Runs that started at this time or later.
+    /// Runs that started at this time or later. Of a run that has not started, the time of its submission counts.
     pub since: Option<Timestamp>,
-    /// Runs that started before this time.
+    /// Runs that started before this time; the same applies.
     pub until: Option<Timestamp>,
     /// Runs of this session.
     pub session: Option<SessionId>,
@@ -55,24 +55,21 @@ impl RunFilter {
         Self { states: live.map(RunState::name).collect(), ..Self::default() }
     }
 
-    /// `true` if it selects a run.
+    /// `true` if it selects runs in a state.
     #[must_use]
-    pub fn selects(&self, run: &IndexedRun) -> bool {
-        let summary = &run.summary;
-        (self.states.is_empty() || self.states.contains(RunState::of_summary(Some(summary)).name()))
-            && self.labels.iter().all(|label| label.selects(&summary.labels))
-            && self.since.is_none_or(|since| summary.started >= since)
-            && self.until.is_none_or(|until| summary.started < until)
-            && (self.text.is_empty() || run.contains_text(&self.text))
-            && self.session.as_ref().is_none_or(|session| summary.session.as_ref() == Some(session))
+    pub fn selects_state(&self, state: RunState) -> bool {
+        self.states.is_empty() || self.states.contains(state.name())
     }
 
-    /// `true` if it selects runs of which nothing but the submission is known.
+    /// `true` if it selects a run.
     #[must_use]
-    pub fn selects_submitted(&self) -> bool {
-        let is_wanted = self.states.is_empty() || self.states.contains(RunState::Submitted.name());
-        let has_others = self.until.is_some() || self.session.is_some() || !self.labels.is_empty();
-        is_wanted && !has_others && self.text.is_empty()
+    pub fn selects(&self, run: &RunTraits<'_>) -> bool {
+        self.selects_state(run.state)
+            && self.labels.iter().all(|label| label.selects(run.labels))
+            && self.since.is_none_or(|since| run.started >= since)
+            && self.until.is_none_or(|until| run.started < until)
+            && (self.text.is_empty() || run.text.contains(&self.text))
+            && self.session.as_ref().is_none_or(|session| run.session == Some(session))
     }
 }
 

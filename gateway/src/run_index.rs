@@ -9,30 +9,34 @@
 //! - I266: A list of runs has exactly those that its filter selects, whichever index of the gateway it is read from.
 //!   (`gateway/src/run_index.rs::lists_of_states_sessions_and_labels_select_the_runs_that_the_filter_selects`)
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::str::FromStr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
-use itertools::kmerge_by;
-use jiff::Timestamp;
+use itertools::{Itertools, kmerge_by};
+use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::{Lane, RunId, SessionId};
+use millrace_protocol::labels::Labels;
 use millrace_protocol::registry::RunSummary;
+use millrace_runtime::log::{SubmittedRun, SubmittedRuns};
 use millrace_runtime::work::summary_changes::{SummaryChange, SummaryChanges};
 use millrace_runtime::{Bus, Fault};
-use millrace_views::RunState;
+use millrace_views::{RunListLine, RunState};
 use tokio::sync::Mutex;
 
 use crate::feed::LaneMessage;
 use crate::run_filter::RunFilter;
 
-/// The position of a run in the list: its start, and its id.
+/// The position of a run in the list: the time in its id, and the id. It stays the same while the run starts and ends, so that a client
+/// that reads the list in parts gets each run once.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RunPosition {
-    started: Timestamp,
-    /// `None` is before all runs with this start.
+    created: Timestamp,
+    /// `None` is before all runs with this time.
     run: Option<RunId>,
 }
 
@@ -42,15 +46,21 @@ pub struct RunPosition {
 pub struct InvalidPosition;
 
 impl RunPosition {
-    fn at_start(started: Timestamp) -> Self {
-        Self { started, run: None }
+    /// Returns the position of a run. `known` is the time of a run whose id has none.
+    fn new(run: &RunId, known: Timestamp) -> Self {
+        Self { created: run.created().unwrap_or(known), run: Some(run.clone()) }
+    }
+
+    /// Returns the position before all runs of a time.
+    fn at(created: Timestamp) -> Self {
+        Self { created, run: None }
     }
 
     /// Returns the position as an opaque text.
     #[must_use]
     pub fn to_cursor(&self) -> String {
         let run = self.run.as_ref().map_or("", RunId::as_str);
-        let text = format!("{} {run}", self.started.as_nanosecond());
+        let text = format!("{} {run}", self.created.as_nanosecond());
         data_encoding::BASE64URL_NOPAD.encode(text.as_bytes())
     }
 }
@@ -61,13 +71,33 @@ impl FromStr for RunPosition {
     fn from_str(text: &str) -> Result<Self, InvalidPosition> {
         let bytes = data_encoding::BASE64URL_NOPAD.decode(text.as_bytes()).map_err(|_| InvalidPosition)?;
         let text = String::from_utf8(bytes).map_err(|_| InvalidPosition)?;
-        let (started, run) = text.split_once(' ').ok_or(InvalidPosition)?;
-        let started = started.parse().map_err(|_| InvalidPosition)?;
+        let (created, run) = text.split_once(' ').ok_or(InvalidPosition)?;
+        let created = created.parse().map_err(|_| InvalidPosition)?;
         Ok(Self {
-            started: Timestamp::from_nanosecond(started).map_err(|_| InvalidPosition)?,
+            created: Timestamp::from_nanosecond(created).map_err(|_| InvalidPosition)?,
             run: Some(RunId::new(run).map_err(|_| InvalidPosition)?),
         })
     }
+}
+
+/// The parts of a run that filters compare.
+#[derive(Debug)]
+pub struct RunTraits<'a> {
+    /// Its state.
+    pub state: RunState,
+    /// Its labels.
+    pub labels: &'a Labels,
+    /// Its session.
+    pub session: Option<&'a SessionId>,
+    /// The time of its start, or of its submission if it has not started.
+    pub started: Timestamp,
+    /// Its id and its objective in lowercase.
+    pub text: &'a str,
+}
+
+/// Returns the text of a run in which searches look.
+fn searched_text(run: &RunId, objective: &str) -> String {
+    format!("{run}\n{objective}").to_lowercase()
 }
 
 /// A run in the index.
@@ -77,18 +107,22 @@ pub struct IndexedRun {
     pub summary: RunSummary,
     /// The sequence of its summary in the bucket; it grows with each change.
     pub revision: u64,
+    position: RunPosition,
     /// Its id and its objective in lowercase, for searches.
     text: String,
 }
 
 impl IndexedRun {
     fn new(summary: RunSummary, revision: u64) -> Self {
-        let text = format!("{}\n{}", summary.run, summary.objective).to_lowercase();
-        Self { summary, revision, text }
+        let text = searched_text(&summary.run, &summary.objective);
+        let position = RunPosition::new(&summary.run, summary.started);
+        Self { summary, revision, position, text }
     }
 
-    fn position(&self) -> RunPosition {
-        RunPosition { started: self.summary.started, run: Some(self.summary.run.clone()) }
+    fn traits(&self) -> RunTraits<'_> {
+        let RunSummary { labels, session, started, .. } = &self.summary;
+        let state = RunState::of_summary(Some(&self.summary));
+        RunTraits { state, labels, session: session.as_ref(), started: *started, text: &self.text }
     }
 
     /// The key of a run with a part in the archive: one that is archived, or was reopened.
@@ -101,23 +135,86 @@ impl IndexedRun {
     fn state(&self) -> &'static str {
         RunState::of_summary(Some(&self.summary)).name()
     }
+}
 
-    /// `true` if its id or its objective contains a text, which must be in lowercase.
+/// A run that no supervisor has summarized yet.
+#[derive(Debug)]
+pub struct UnstartedRun {
+    run: RunId,
+    objective: String,
+    labels: Labels,
+    session: Option<SessionId>,
+    submitted: Timestamp,
+    text: String,
+}
+
+impl UnstartedRun {
+    fn new(SubmittedRun { run, at, submission }: SubmittedRun) -> Self {
+        let objective: String = submission.objective.chars().take(200).collect();
+        Self {
+            text: searched_text(&run, &objective),
+            run,
+            objective,
+            labels: submission.labels,
+            session: submission.session,
+            submitted: at,
+        }
+    }
+
+    fn traits(&self) -> RunTraits<'_> {
+        let Self { labels, session, submitted, text, .. } = self;
+        let state = RunState::Submitted;
+        RunTraits { state, labels, session: session.as_ref(), started: *submitted, text }
+    }
+}
+
+/// A run of a list.
+#[derive(Debug, Clone)]
+pub enum ListedRun {
+    /// A run with a summary.
+    Started(Arc<IndexedRun>),
+    /// A run that was submitted, and has no summary yet.
+    Submitted(Arc<UnstartedRun>),
+}
+
+impl ListedRun {
+    fn position(&self) -> RunPosition {
+        match self {
+            Self::Started(run) => run.position.clone(),
+            Self::Submitted(run) => RunPosition::new(&run.run, run.submitted),
+        }
+    }
+
+    /// Returns its line in the list.
     #[must_use]
-    pub fn contains_text(&self, text: &str) -> bool {
-        self.text.contains(text)
+    pub fn line(&self) -> RunListLine<'_> {
+        match self {
+            Self::Started(run) => RunListLine::new(&run.summary.run, Some(&run.summary)),
+            Self::Submitted(run) => {
+                RunListLine::submitted(&run.run, &run.objective, &run.labels, run.session.as_ref())
+            }
+        }
     }
 }
 
 /// The summaries of all runs.
 pub struct RunIndex {
     content: RwLock<IndexContent>,
+    /// The submissions, read when runs are listed. Held during a read.
+    submissions: Mutex<SubmissionReading>,
     /// Held during a read of changes, so that requests that arrive meanwhile share the next one.
     reading: Mutex<IndexReading>,
 }
 
 struct IndexReading {
     changes: SummaryChanges,
+    /// The start of the last read; `None` if it failed.
+    started: Option<Instant>,
+}
+
+#[derive(Default)]
+struct SubmissionReading {
+    submissions: SubmittedRuns,
     /// The start of the last read; `None` if it failed.
     started: Option<Instant>,
 }
@@ -138,6 +235,12 @@ struct IndexContent {
     by_revision: BTreeMap<u64, Arc<IndexedRun>>,
     /// The runs with a part in the archive: the lane, the sequence of the last message, the revision of the summary.
     archived: BTreeSet<(u16, u64, u64)>,
+    /// The runs without a summary.
+    unstarted: HashMap<RunId, Arc<UnstartedRun>>,
+    /// The runs whose summaries were removed: the submission of a run is removed after its summary.
+    removed: HashSet<RunId>,
+    /// The longest times for which the start of a run was after, and before, the time of its position.
+    offsets: (SignedDuration, SignedDuration),
 }
 
 impl IndexContent {
@@ -148,17 +251,32 @@ impl IndexContent {
                 if let Some(old) = self.runs.remove(&run) {
                     self.forget(&old);
                 }
+                self.unstarted.remove(&run);
+                self.removed.insert(run);
             }
+        }
+    }
+
+    fn add_submitted(&mut self, submitted: SubmittedRun) {
+        let run = &submitted.run;
+        if !self.runs.contains_key(run) && !self.removed.contains(run) {
+            self.unstarted.insert(run.clone(), Arc::new(UnstartedRun::new(submitted)));
         }
     }
 
     fn insert(&mut self, summary: RunSummary, revision: u64) {
         let indexed = Arc::new(IndexedRun::new(summary, revision));
-        if let Some(old) = self.runs.insert(indexed.summary.run.clone(), indexed.clone()) {
-            self.forget(&old);
+        match self.runs.insert(indexed.summary.run.clone(), indexed.clone()) {
+            Some(old) => self.forget(&old),
+            None => {
+                self.unstarted.remove(&indexed.summary.run);
+                self.removed.remove(&indexed.summary.run);
+            }
         }
         self.archived.extend(indexed.archived_key());
-        let (position, summary) = (indexed.position(), &indexed.summary);
+        let (position, summary) = (indexed.position.clone(), &indexed.summary);
+        let offset = summary.started.duration_since(position.created);
+        self.offsets = (self.offsets.0.max(offset), self.offsets.1.max(-offset));
         if let Some(session) = &summary.session {
             let list = self.by_session.entry(session.clone()).or_default();
             list.insert(position.clone(), indexed.clone());
@@ -172,15 +290,15 @@ impl IndexContent {
     }
 
     fn forget(&mut self, old: &IndexedRun) {
-        let (position, summary) = (old.position(), &old.summary);
+        let (position, summary) = (&old.position, &old.summary);
         if let Some(list) = self.by_state.get_mut(old.state()) {
-            list.remove(&position);
+            list.remove(position);
         }
         if let Some(session) = &summary.session {
-            remove_from_list(&mut self.by_session, session, &position);
+            remove_from_list(&mut self.by_session, session, position);
         }
         for (name, value) in &summary.labels {
-            remove_from_list(&mut self.by_label, &(name.clone(), value.clone()), &position);
+            remove_from_list(&mut self.by_label, &(name.clone(), value.clone()), position);
         }
         self.by_revision.remove(&old.revision);
         if let Some(key) = old.archived_key() {
@@ -194,8 +312,10 @@ impl IndexContent {
         filter: &'a RunFilter,
         end: Option<&'a RunPosition>,
     ) -> impl Iterator<Item = &'a Arc<IndexedRun>> {
-        let first = filter.since.map(RunPosition::at_start);
-        let until = filter.until.map(RunPosition::at_start);
+        let (after, before) = self.offsets;
+        let first = filter.since.map(|since| since.saturating_sub(after).unwrap_or(Timestamp::MIN));
+        let until = filter.until.map(|until| until.saturating_add(before).unwrap_or(Timestamp::MAX));
+        let (first, until) = (first.map(RunPosition::at), until.map(RunPosition::at));
         let end = end.into_iter().chain(&until).min();
         let is_empty = first.as_ref().zip(end).is_some_and(|(first, end)| first > end);
         let bounds = (first.as_ref().map_or(Unbounded, Included), end.map_or(Unbounded, Excluded));
@@ -203,7 +323,21 @@ impl IndexContent {
         let parts: Vec<_> =
             lists.into_iter().map(|list| list.range::<RunPosition, _>(bounds).rev()).collect();
         let merged = kmerge_by(parts, |(a, _): &(&RunPosition, _), (b, _): &(&RunPosition, _)| a > b);
-        merged.map(|(_, run)| run).filter(|run| filter.selects(run))
+        merged.map(|(_, run)| run).filter(|run| filter.selects(&run.traits()))
+    }
+
+    /// The same, with the runs that have no summary yet.
+    fn select_all<'a>(
+        &'a self,
+        filter: &'a RunFilter,
+        end: Option<&'a RunPosition>,
+    ) -> impl Iterator<Item = ListedRun> {
+        let unstarted = self.unstarted.values().filter(|run| filter.selects(&run.traits()));
+        let unstarted = unstarted.map(|run| ListedRun::Submitted(run.clone()));
+        let unstarted = unstarted.filter(move |run| end.is_none_or(|end| run.position() < *end));
+        let unstarted = unstarted.sorted_by_cached_key(|run| Reverse(run.position()));
+        let started = self.select(filter, end).map(|run| ListedRun::Started(run.clone()));
+        started.merge_by(unstarted, |a, b| a.position() > b.position())
     }
 
     /// Returns lists that have, together and each once, all runs that a filter selects.
@@ -237,7 +371,7 @@ fn remove_from_list<K: Hash + Eq>(lists: &mut HashMap<K, RunList>, key: &K, posi
 #[derive(Debug, Default)]
 pub struct RunPage {
     /// The runs, newest first.
-    pub runs: Vec<Arc<IndexedRun>>,
+    pub runs: Vec<ListedRun>,
     /// The position of the last one, if more follow.
     pub next: Option<RunPosition>,
 }
@@ -245,7 +379,7 @@ pub struct RunPage {
 impl Default for RunIndex {
     fn default() -> Self {
         let reading = IndexReading { changes: SummaryChanges::after(0), started: None };
-        Self { content: RwLock::default(), reading: Mutex::new(reading) }
+        Self { content: RwLock::default(), submissions: Mutex::default(), reading: Mutex::new(reading) }
     }
 }
 
@@ -265,12 +399,16 @@ impl RunIndex {
         after: Option<RunPosition>,
         limit: usize,
     ) -> Result<RunPage, Fault> {
+        if filter.selects_state(RunState::Submitted) {
+            // Before the summaries: a run that is in neither list was submitted after this.
+            self.read_submissions(bus).await?;
+        }
         self.refresh(bus).await?;
         let content = self.read();
-        let mut selected = content.select(filter, after.as_ref());
-        let runs: Vec<Arc<IndexedRun>> = selected.by_ref().take(limit).cloned().collect();
+        let mut selected = content.select_all(filter, after.as_ref());
+        let runs: Vec<ListedRun> = selected.by_ref().take(limit).collect();
         let has_more = selected.next().is_some();
-        let next = runs.last().filter(|_| has_more).map(|last| last.position());
+        let next = runs.last().filter(|_| has_more).map(ListedRun::position);
         Ok(RunPage { runs, next })
     }
 
@@ -367,6 +505,23 @@ impl RunIndex {
         messages
     }
 
+    /// Reads the submissions that were added. Every submission before this call is read when it returns.
+    async fn read_submissions(&self, bus: &Bus) -> Result<(), Fault> {
+        let arrived = Instant::now();
+        let mut reading = self.submissions.lock().await;
+        if reading.started.is_some_and(|started| started > arrived) {
+            return Ok(());
+        }
+        reading.started = None;
+        let started = Instant::now();
+        while let Some(page) = reading.submissions.next_page(bus).await? {
+            let mut content = self.content.write().unwrap_or_else(PoisonError::into_inner);
+            page.into_iter().for_each(|submitted| content.add_submitted(submitted));
+        }
+        reading.started = Some(started);
+        Ok(())
+    }
+
     /// Reads the summaries that have changed. Every change before this call is read when it returns.
     ///
     /// # Errors
@@ -398,7 +553,7 @@ mod tests {
     #[test]
     fn cursors_are_read_back_and_others_are_refused() {
         let position = RunPosition {
-            started: "2026-11-24T01:02:03.5Z".parse().unwrap(),
+            created: "2026-11-24T01:02:03.5Z".parse().unwrap(),
             run: Some(RunId::new("r-1").unwrap()),
         };
         assert_eq!(position.to_cursor().parse::<RunPosition>().unwrap(), position);
@@ -441,7 +596,7 @@ mod tests {
             content.apply(SummaryChange::Removed(RunId::new(format!("r-{number}")).unwrap()));
         });
         let mut all: Vec<_> = content.runs.values().cloned().collect();
-        all.sort_by_key(|run| std::cmp::Reverse(run.position()));
+        all.sort_by_key(|run| Reverse(run.position.clone()));
         assert_eq!(all.len(), 257);
         let at = |microseconds| Timestamp::from_microsecond(microseconds).unwrap();
         let none = RunFilter::default;
@@ -459,12 +614,12 @@ mod tests {
             RunFilter { since: Some(at(50)), until: Some(at(40)), ..none() },
         ];
         for filter in filters {
-            let expected: Vec<_> = all.iter().filter(|run| filter.selects(run)).collect();
+            let expected: Vec<_> = all.iter().filter(|run| filter.selects(&run.traits())).collect();
             let selected: Vec<_> = content.select(&filter, None).collect();
             assert_eq!(selected.len(), expected.len(), "{filter:?}");
             assert!(selected.iter().zip(&expected).all(|(a, b)| Arc::ptr_eq(a, b)), "{filter:?}");
             for (at, run) in selected.iter().enumerate().step_by(9) {
-                let rest = content.select(&filter, Some(&run.position())).count();
+                let rest = content.select(&filter, Some(&run.position)).count();
                 assert_eq!(rest, selected.len() - at - 1, "{filter:?}");
             }
         }

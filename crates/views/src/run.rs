@@ -220,7 +220,7 @@ pub struct RunListLine<'a> {
     run: &'a RunId,
     /// Its state.
     state: RunState,
-    /// Its objective, truncated to 200 characters; absent, as the fields below, until a supervisor has started it.
+    /// Its objective, truncated to 200 characters. Fields are absent that are not known before a supervisor has started the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     objective: Option<&'a str>,
     /// Its labels.
@@ -295,6 +295,17 @@ impl<'a> RunListLine<'a> {
             open_questions: summary.map(|summary| summary.open_questions).unwrap_or_default(),
             log_damage: summary.and_then(|summary| summary.log_damage.as_deref()),
         }
+    }
+
+    /// Returns the line for a run that no supervisor has started.
+    pub fn submitted(
+        run: &'a RunId,
+        objective: &'a str,
+        labels: &'a Labels,
+        session: Option<&'a SessionId>,
+    ) -> Self {
+        let labels = Some(labels).filter(|labels| !labels.is_empty());
+        Self { objective: Some(objective), labels, session, ..Self::new(run, None) }
     }
 }
 

@@ -1,6 +1,5 @@
 //! `/runs` and `/runs/{run}`: lists and reads runs, waits for their ends, and returns their results.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,6 @@ use millrace_client::read_task_result;
 use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::token::Scope;
-use millrace_runtime::log::list_submitted_runs;
 use millrace_views::report::report_markdown;
 use millrace_views::{RunListLine, RunResult};
 use schemars::JsonSchema;
@@ -25,7 +23,7 @@ use crate::history::RunState;
 use crate::html::html_page_of_markdown;
 use crate::problem::{Problem, ProblemKind};
 use crate::run_filter::RunFilter;
-use crate::run_index::RunPosition;
+use crate::run_index::{ListedRun, RunPosition};
 use crate::state::{Gateway, json_response, parse_run, resume_command, versioned_json_response};
 use crate::waiting::await_end;
 
@@ -51,7 +49,7 @@ pub fn routes() -> ApiRoutes {
 /// A part of the list of runs.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RunList<'a> {
-    /// The runs, newest first.
+    /// The runs by the times of their submissions, newest first. A run keeps its place while it starts and ends.
     pub runs: Vec<RunListLine<'a>>,
     /// The `cursor` of the next part; empty at the end.
     pub next: String,
@@ -68,7 +66,8 @@ struct ListQuery {
     /// Only runs of this session.
     #[param(value_type = Option<String>)]
     session: Option<SessionId>,
-    /// Only runs that started at this time or later: a time, or a duration before now such as `2h`.
+    /// Only runs that started at this time or later: a time, or a duration before now such as `2h`. Of a run that has not started, the
+    /// time of its submission counts.
     since: Option<String>,
     /// Only runs that started before this time: a time, or a duration before now.
     until: Option<String>,
@@ -98,21 +97,12 @@ async fn list_runs(gateway: Access, QueryParts(query): QueryParts<ListQuery>) ->
             return Err(Problem::new(ProblemKind::InvalidRequest, detail));
         }
     };
-    let is_first_part = query.cursor.as_deref().is_none_or(str::is_empty);
     let after = query.cursor.as_deref().filter(|cursor| !cursor.is_empty()).map(str::parse::<RunPosition>);
     let after = after.transpose().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?;
-    // Before the summaries: a run that is in neither list was submitted after this.
-    let submitted = match is_first_part && filter.selects_submitted() {
-        true => list_submitted_runs(&gateway.bus).await?,
-        false => BTreeSet::new(),
-    };
     let page = gateway.runs.list_runs(&gateway.bus, &filter, after, limit).await?;
-    let unstarted = gateway.runs.without_summary(submitted);
-    let lines = unstarted.iter().rev().map(|run| RunListLine::new(run, None));
-    let lines =
-        lines.chain(page.runs.iter().map(|run| RunListLine::new(&run.summary.run, Some(&run.summary))));
+    let runs = page.runs.iter().map(ListedRun::line).collect();
     let next = page.next.as_ref().map(RunPosition::to_cursor).unwrap_or_default();
-    Ok(json_response(StatusCode::OK, &RunList { runs: lines.collect(), next }))
+    Ok(json_response(StatusCode::OK, &RunList { runs, next }))
 }
 
 #[derive(Deserialize, IntoParams)]

@@ -17,6 +17,7 @@ use crate::access::{Access, ApiRoutes};
 use crate::extract::{PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
 use crate::run_filter::RunFilter;
+use crate::run_index::ListedRun;
 use crate::state::json_response;
 
 /// The number of sessions in a list if the client does not choose one.
@@ -127,9 +128,17 @@ async fn read_session(gateway: Access, PathParts(name): PathParts<String>) -> Re
     gateway.runs.visit_runs(&gateway.bus, &filter, |run| table.add_run(&run.summary)).await?;
     let line = table.into_lines().into_iter().next().ok_or_else(not_found)?;
     let page = gateway.runs.list_runs(&gateway.bus, &filter, None, MAX_LIMIT).await?;
-    let mut summaries: Vec<_> = page.runs.iter().map(|run| &run.summary).collect();
+    // Runs without a summary were submitted last.
+    let (mut summaries, mut submitted) = (Vec::new(), Vec::new());
+    for run in &page.runs {
+        match run {
+            ListedRun::Started(started) => summaries.push(&started.summary),
+            ListedRun::Submitted(_) => submitted.push(run.line()),
+        }
+    }
     sort_runs_of_session(&mut summaries);
-    let runs = summaries.into_iter().map(|summary| RunListLine::new(&summary.run, Some(summary))).collect();
+    let started = summaries.into_iter().map(|summary| RunListLine::new(&summary.run, Some(summary)));
+    let runs = started.chain(submitted.into_iter().rev()).collect();
     Ok(json_response(StatusCode::OK, &SessionRuns { session: line, runs }))
 }
 

@@ -9,6 +9,7 @@ pub mod lane_outline;
 pub mod lane_scan;
 pub mod lane_tail;
 mod read;
+mod submissions;
 
 pub(crate) use append::append_payload;
 pub use append::{AppendError, append_message, publish_message};
@@ -16,3 +17,4 @@ pub use read::{
     has_submission, list_submitted_runs, measure_lane_lag, purge_run, read_lane_end, read_message, read_run,
     read_run_pages, read_topic, scan_lane,
 };
+pub use submissions::{SubmittedRun, SubmittedRuns};

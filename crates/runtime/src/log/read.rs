@@ -6,10 +6,10 @@ use async_nats::jetstream;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::ids::{Lane, RunId};
-use millrace_protocol::plan::Submission;
 use millrace_protocol::subject::{self, Topic};
 
 use super::lane_scan::LaneScan;
+use super::submissions::SubmittedRuns;
 use crate::Fault;
 use crate::nats::bus::Bus;
 use crate::nats::direct_get;
@@ -45,22 +45,9 @@ pub fn read_run<'a>(
 /// # Errors
 /// The server does not respond.
 pub async fn list_submitted_runs(bus: &Bus) -> Result<BTreeSet<RunId>, Fault> {
-    let mut runs = BTreeSet::new();
-    for lane in (0..bus.settings().lanes).map(Lane) {
-        for record in direct_get::read_matching(
-            bus.client(),
-            &lane_stream(lane),
-            &subject::submission_subjects_of_lane(lane),
-            1,
-        )
-        .await?
-        {
-            match bus.decode_record::<Submission>(&record).await {
-                Ok(_) => runs.extend(subject::parse_lane_subject(&record.subject).map(|(_, run, _)| run)),
-                Err(fault) if fault.is_transient() => return Err(fault),
-                Err(fault) => tracing::debug!(%fault, "ignoring an invalid submission"),
-            }
-        }
+    let (mut pages, mut runs) = (SubmittedRuns::default(), BTreeSet::new());
+    while let Some(page) = pages.next_page(bus).await? {
+        runs.extend(page.into_iter().map(|submitted| submitted.run));
     }
     Ok(runs)
 }

@@ -29,6 +29,9 @@ const MAX_PAGE: i32 = 100;
 /// The number of tasks up to which a list knows its total size.
 const MAX_COUNT: usize = 1_000;
 
+/// The page token of the part with the run of a context alone.
+const OWN_PART: &str = "own";
+
 /// Ignores the progress of a run.
 struct NoProgress;
 
@@ -141,7 +144,7 @@ pub async fn cancel_task(api: &ApiClient, request: CancelTaskRequest) -> Result<
     Ok(RunTask::read(api, run, None).await?.task)
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Runs {
     runs: Vec<RunLine>,
     next: String,
@@ -179,7 +182,7 @@ impl RunLine {
     }
 }
 
-/// Lists tasks, those that changed last first within a part.
+/// Lists tasks, newest first.
 pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<ListTasksResponse, A2aFault> {
     let size = request.page_size.unwrap_or(DEFAULT_PAGE);
     if !(1..=MAX_PAGE).contains(&size) {
@@ -196,6 +199,7 @@ pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<Li
         filter.push_str(&format!("&state={states}"));
     }
     // A run without a label is a context of its own.
+    let is_own_part = request.page_token.as_deref() == Some(OWN_PART);
     let own_context = match request.context_id.as_deref().filter(|context| !context.is_empty()) {
         None => None,
         Some(context) => {
@@ -205,8 +209,13 @@ pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<Li
             own.filter(|own| own.task.context_id == context)
         }
     };
-    let cursor = encode_part(request.page_token.as_deref().unwrap_or_default());
-    let page: Runs = api.get(&format!("/runs?limit={size}&cursor={cursor}{filter}")).await?;
+    let page = match is_own_part {
+        true => Runs::default(),
+        false => {
+            let cursor = encode_part(request.page_token.as_deref().unwrap_or_default());
+            api.get(&format!("/runs?limit={size}&cursor={cursor}{filter}")).await?
+        }
+    };
     let all: Runs = api.get(&format!("/runs?limit={MAX_COUNT}{filter}")).await?;
     let is_wanted = |task: &Task| {
         let is_recent = request
@@ -215,10 +224,15 @@ pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<Li
         let is_any = |status: &TaskState| *status == TaskState::Unspecified || *status == task.status.state;
         is_recent && request.status.as_ref().is_none_or(is_any)
     };
-    let own = own_context.filter(|_| request.page_token.as_deref().unwrap_or_default().is_empty());
-    let own = own.map(|own| own.task).into_iter();
+    // The run of the context is the oldest one: it is at the end, in a part of its own if the last one is full.
+    let has_room = page.next.is_empty() && page.runs.len() < usize::try_from(size).unwrap_or(usize::MAX);
+    let next_page_token = match own_context.is_some() && page.next.is_empty() && !has_room {
+        true => OWN_PART.to_owned(),
+        false => page.next,
+    };
+    let own = own_context.filter(|_| has_room).map(|own| own.task);
     let listed: Vec<Task> =
-        own.chain(page.runs.into_iter().map(RunLine::into_task)).filter(is_wanted).collect();
+        page.runs.into_iter().map(RunLine::into_task).chain(own).filter(is_wanted).collect();
     let total = all.runs.into_iter().map(RunLine::into_task).filter(is_wanted).count().max(listed.len());
     let mut tasks = Vec::with_capacity(listed.len());
     for task in listed {
@@ -237,5 +251,5 @@ pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<Li
     }
     let page_size = i32::try_from(tasks.len()).unwrap_or(i32::MAX);
     let total_size = i32::try_from(total).unwrap_or(i32::MAX);
-    Ok(ListTasksResponse { tasks, next_page_token: page.next, page_size, total_size })
+    Ok(ListTasksResponse { tasks, next_page_token, page_size, total_size })
 }
