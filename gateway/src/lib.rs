@@ -31,6 +31,7 @@ mod heartbeat;
 mod held_position;
 mod history;
 mod html;
+mod idempotency;
 mod openapi;
 mod problem;
 mod resources;

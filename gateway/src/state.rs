@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use millrace_address_policy::ReceiverPolicy;
 use millrace_client::read_log_damage;
 use millrace_plan_file::limits::suggest_larger_budget;
-use millrace_protocol::ids::RunId;
+use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Plan;
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::tenant::TenantName;
@@ -115,6 +115,14 @@ impl Gateway {
         Ok(state)
     }
 
+    /// Finds a task of a run by a parameter that selects what belongs to it.
+    ///
+    /// # Errors
+    /// The run has no task with this id, or the cluster does not respond.
+    pub async fn find_task(&self, run: &RunId, id: &str) -> Result<TaskId, Problem> {
+        find_task(self.read_history(run, None).await?.plan(), id)
+    }
+
     /// Refuses a run whose log is damaged.
     ///
     /// # Errors
@@ -135,6 +143,19 @@ pub fn parse_run(id: &str) -> Result<RunId, Problem> {
     RunId::new(id).map_err(|_| unknown_run(id))
 }
 
+/// Finds a task. Before the first decision no task is known, and any id is accepted.
+///
+/// # Errors
+/// The run has no task with this id.
+pub fn find_task(plan: &Plan, id: &str) -> Result<TaskId, Problem> {
+    let unknown = || Problem::new(ProblemKind::TaskNotFound, format!("the run has no task {id:?}"));
+    let task = TaskId::new(id).map_err(|_| unknown())?;
+    match plan.run.start.is_none() || plan.task(&task).is_some() {
+        true => Ok(task),
+        false => Err(unknown()),
+    }
+}
+
 fn unknown_run(id: &str) -> Problem {
     Problem::new(ProblemKind::RunNotFound, format!("there is no run {id:?}"))
 }
@@ -152,8 +173,12 @@ pub fn resume_command(run: &RunId, plan: &Plan) -> Option<String> {
 
 /// Returns a response with JSON.
 pub fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
-    let body = serde_json::to_vec(value).expect("the types of the API serialise to JSON");
-    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
+    text_response(status, serde_json::to_string(value).expect("the types of the API serialise to JSON"))
+}
+
+/// Returns a response with JSON that is a text already.
+pub fn text_response(status: StatusCode, json: String) -> Response {
+    (status, [(CONTENT_TYPE, "application/json")], json).into_response()
 }
 
 /// Returns a response with JSON and the version of the resource.

@@ -5,7 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::admission::AdmissionCaps;
-use crate::ids::WebhookId;
+use crate::ids::{RunId, WebhookId};
+use crate::retention::PruneSelection;
 use crate::token::{ScopeSet, TokenId};
 
 /// An administrative action. It is recorded before it is carried out, so that none is missing.
@@ -110,6 +111,37 @@ pub enum AuditAction {
         #[serde(flatten)]
         caps: AdmissionCaps,
     },
+    /// The deletion of a run was requested. It is refused if the run is live.
+    RunDeletionRequested {
+        /// The run.
+        run: RunId,
+    },
+    /// The deletion of several runs was requested.
+    PruneRequested {
+        /// The selection.
+        selection: PruneSelection,
+        /// The number of runs that it selected.
+        runs: u64,
+    },
+    /// A retention rule was set.
+    RetentionRuleSet {
+        /// Its name.
+        rule: String,
+        /// The runs that it selects.
+        selection: PruneSelection,
+    },
+    /// A retention rule was removed.
+    RetentionRuleRemoved {
+        /// Its name.
+        rule: String,
+    },
+    /// The time for which blobs without references stay was changed.
+    BlobGraceSet {
+        /// The time in milliseconds.
+        blob_grace_ms: u64,
+    },
+    /// A sweep of blobs was requested.
+    SweepRequested,
 }
 
 #[cfg(test)]

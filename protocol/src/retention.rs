@@ -40,7 +40,7 @@ pub struct DeletionRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeletionState {
-    /// A supervisor has not looked at it yet, or waits until the run is archived.
+    /// A supervisor has not looked at it yet, or waits until the run is archived. Until then no command changes the run.
     Requested,
     /// The run is live. Nothing of it was removed.
     Refused,
@@ -79,8 +79,12 @@ impl DeletionState {
 pub enum DeletionStep {
     /// Remove the run.
     Remove,
-    /// Wait: the run has ended, and its messages are still moved to the archive.
-    Wait,
+    /// Wait: the run has ended, and its messages are moved to the archive. A run that can be resumed stays in its lane until somebody
+    /// gives that up.
+    Wait {
+        /// `true` if the run can be resumed.
+        is_resumable: bool,
+    },
     /// Refuse: the run is live.
     Refuse,
 }
@@ -90,7 +94,7 @@ pub enum DeletionStep {
 pub fn deletion_step(summary: Option<&RunSummary>, is_submitted: bool) -> DeletionStep {
     match summary {
         Some(summary) if summary.archived || summary.log_damage.is_some() => DeletionStep::Remove,
-        Some(summary) if summary.end.is_some() => DeletionStep::Wait,
+        Some(summary) if summary.end.is_some() => DeletionStep::Wait { is_resumable: summary.is_resumable },
         Some(_) => DeletionStep::Refuse,
         None if is_submitted => DeletionStep::Refuse,
         None => DeletionStep::Remove,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
+use millrace_protocol::registry::RunSummary;
 use millrace_protocol::retention::{PruneSelection, SweepRecord};
 use millrace_runtime::store::retention::{
     self, DeletionError, DeletionFeed, DeletionRequest, RECORD_AGE, SweepOptions,
@@ -104,7 +105,9 @@ async fn apply_rules(bus: &Bus) {
 
 async fn request_selected(bus: &Bus, selection: &PruneSelection, by: &str) -> Result<(), Fault> {
     let mut requested = 0_u32;
-    for summary in retention::select_runs(bus, selection).await? {
+    // A rule takes nobody the choice to resume a run; that ends a week after the run.
+    let is_over = |summary: &RunSummary| summary.archived || !summary.is_resumable;
+    for summary in retention::select_runs(bus, selection).await?.into_iter().filter(is_over) {
         match retention::request_deletion(bus, &summary.run, by).await {
             Ok(DeletionRequest::Recorded) => requested += 1,
             Ok(DeletionRequest::Pending | DeletionRequest::Deleted) => {}

@@ -1,7 +1,11 @@
 //! `millrace audit`: lists administrative actions.
 
+use std::time::Duration;
+
 use clap::Args;
 use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
+use millrace_protocol::retention::PruneSelection;
+use millrace_runtime::duration::format_duration;
 use millrace_runtime::store::audit::read_actions;
 
 use crate::exit::{CommandError, CommandExit};
@@ -71,8 +75,29 @@ fn format_action(record: &AuditRecord) -> String {
         AuditAction::WebhookSecretReplaced { webhook } => format!("replaced the secret of webhook {webhook}"),
         AuditAction::LimitCleared { model } => format!("removed the limit of {model}"),
         AuditAction::RunCapsSet { caps } => format!("limited the number of runs ({caps})"),
+        AuditAction::RunDeletionRequested { run } => format!("requested the deletion of run {run}"),
+        AuditAction::PruneRequested { selection, runs } => {
+            format!("requested the deletion of {runs} runs that ended {}", describe_selection(selection))
+        }
+        AuditAction::RetentionRuleSet { rule, selection } => {
+            format!("set the retention rule {rule}: runs that ended {}", describe_selection(selection))
+        }
+        AuditAction::RetentionRuleRemoved { rule } => format!("removed the retention rule {rule}"),
+        AuditAction::BlobGraceSet { blob_grace_ms } => {
+            let grace = format_duration(Duration::from_millis(*blob_grace_ms));
+            format!("changed the time for which unused blobs stay to {grace}")
+        }
+        AuditAction::SweepRequested => "requested a sweep of unused blobs".into(),
     };
     format!("{}  {name}{token}{address} {what}", at.strftime("%Y-%m-%d %H:%M:%S UTC"))
+}
+
+/// Describes the runs that a selection selects.
+fn describe_selection(PruneSelection { older_than, labels, states }: &PruneSelection) -> String {
+    let labels = labels.iter().map(|label| format!("label {label}"));
+    let states = states.iter().map(|state| format!("state {}", state.name()));
+    let age = format!("more than {} ago", format_duration(*older_than));
+    [age].into_iter().chain(labels).chain(states).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
-use millrace_client::{author_name, find_run};
-use millrace_runtime::store::retention::{DeletionRequest, request_deletion, wait_for_deletion};
+use millrace_client::{Administrator, author_name, find_run};
+use millrace_protocol::audit::Actor;
+use millrace_runtime::store::retention::{DeletionRequest, wait_for_deletion};
 
 use crate::exit::{CommandError, CommandExit};
 use crate::json::{RunDeletionJson, print_json};
@@ -13,7 +14,7 @@ use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::print_stderr_line;
 
 const EXAMPLES: &str = "\
-A live run is refused: cancel it first. Blobs that nothing else refers to are removed in the background.
+A live run is refused: cancel it first. A run that could be resumed can't be any more from then on. Blobs that nothing else refers to are removed in the background.
 
 Examples:
   millrace delete 20261121-231500-k3f9q2
@@ -54,9 +55,10 @@ pub async fn run_command(arguments: DeleteArguments) -> Result<CommandExit, Comm
                 found.push(run);
             }
         }
+        let administrator = Administrator::new(bus, Actor::local(by));
         let mut is_complete = true;
         for run in &found {
-            let request = request_deletion(bus, run, &by).await.map_err(deletion_error)?;
+            let request = administrator.delete_run(run).await.map_err(deletion_error)?;
             let deleted = match request {
                 DeletionRequest::Deleted => true,
                 DeletionRequest::Recorded | DeletionRequest::Pending => {

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
+use millrace_client::{Administrator, author_name};
 use millrace_protocol::admission::AdmissionCaps;
+use millrace_protocol::audit::Actor;
 use millrace_runtime::Bus;
 use millrace_runtime::store::admission;
 use millrace_runtime::store::rate_limits::{self, LimitName, LimitStatus, RateLimit};
@@ -58,6 +60,9 @@ enum LimitChange {
         /// Tokens per minute, input and output [default: unlimited]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         tokens: Option<u64>,
+        /// Author of the change, recorded in the audit [default: your login name]
+        #[arg(long, value_name = "NAME")]
+        by: Option<String>,
         /// Print the outcome as a JSON object
         #[arg(long)]
         json: bool,
@@ -73,6 +78,9 @@ enum LimitChange {
         /// Runs that may wait for a place, or `unlimited`. Others are refused
         #[arg(long, value_name = "N", value_parser = parse_cap)]
         waiting: Option<RunCap>,
+        /// Author of the change, recorded in the audit [default: your login name]
+        #[arg(long, value_name = "NAME")]
+        by: Option<String>,
         /// Print a JSON object
         #[arg(long)]
         json: bool,
@@ -83,6 +91,9 @@ enum LimitChange {
     Clear {
         /// Model (`provider:model`), or all models of a provider (`provider:*`)
         model: LimitName,
+        /// Author of the change, recorded in the audit [default: your login name]
+        #[arg(long, value_name = "NAME")]
+        by: Option<String>,
         /// Print the outcome as a JSON object
         #[arg(long)]
         json: bool,
@@ -115,11 +126,11 @@ pub async fn run_command(
     shutdown: CancellationToken,
 ) -> Result<CommandExit, CommandError> {
     match arguments.command {
-        Some(LimitChange::Set { model, requests, tokens, json, target }) => {
+        Some(LimitChange::Set { model, requests, tokens, by, json, target }) => {
             let allowed = RateLimit { requests, tokens };
             let reading = ReadConnection::open_for_reading(&target).await?;
             reading
-                .read_and_close(async |bus| Ok(rate_limits::set_limit(bus, &model, allowed).await?))
+                .read_and_close(async |bus| Ok(administrator(bus, by).set_limit(&model, allowed).await?))
                 .await?;
             let name = model.to_string();
             if json {
@@ -132,10 +143,10 @@ pub async fn run_command(
             }
             Ok(CommandExit::Completed)
         }
-        Some(LimitChange::Clear { model, json, target }) => {
+        Some(LimitChange::Clear { model, by, json, target }) => {
             let reading = ReadConnection::open_for_reading(&target).await?;
             match reading
-                .read_and_close(async |bus| Ok(rate_limits::remove_limit(bus, &model).await?))
+                .read_and_close(async |bus| Ok(administrator(bus, by).remove_limit(&model).await?))
                 .await?
             {
                 true if json => print_json(&CommandOutcome::LimitCleared { name: &model.to_string() }),
@@ -144,9 +155,11 @@ pub async fn run_command(
             }
             Ok(CommandExit::Completed)
         }
-        Some(LimitChange::Runs { running, waiting, json, target }) => {
+        Some(LimitChange::Runs { running, waiting, by, json, target }) => {
             let reading = ReadConnection::open_for_reading(&target).await?;
-            reading.read_and_close(async |bus| show_or_set_caps(bus, running, waiting, json).await).await
+            reading
+                .read_and_close(async |bus| show_or_set_caps(bus, (running, waiting), by, json).await)
+                .await
         }
         None => {
             let reading = ReadConnection::open_for_reading(&arguments.target).await?;
@@ -156,11 +169,16 @@ pub async fn run_command(
     }
 }
 
+/// Makes changes on behalf of a user of this machine.
+fn administrator(bus: &Bus, by: Option<String>) -> Administrator<'_> {
+    Administrator::new(bus, Actor::local(author_name(by)))
+}
+
 /// Sets those caps that are given; shows all if there is none.
 async fn show_or_set_caps(
     bus: &Bus,
-    running: Option<RunCap>,
-    waiting: Option<RunCap>,
+    (running, waiting): (Option<RunCap>, Option<RunCap>),
+    by: Option<String>,
     json: bool,
 ) -> Result<CommandExit, CommandError> {
     let known = admission::read_caps(bus).await?.caps;
@@ -180,7 +198,7 @@ async fn show_or_set_caps(
     let max_waiting_runs = waiting.map_or(known_waiting, |RunCap(cap)| cap);
     let caps = AdmissionCaps { max_running_runs, max_waiting_runs };
     let caps = caps.validate().map_err(CommandError::invalid_input)?;
-    admission::set_caps(bus, &caps).await?;
+    administrator(bus, by).set_caps(caps).await?;
     if json {
         print_json(&CommandOutcome::RunCapsSet { max_running_runs, max_waiting_runs });
     } else {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use millrace_client::author_name;
-use millrace_client::retention::request_deletions;
+use millrace_client::{Administrator, author_name};
+use millrace_protocol::audit::Actor;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::plan::EndReason;
@@ -80,14 +80,14 @@ pub async fn run_command(arguments: PruneArguments) -> Result<CommandExit, Comma
         false => ReadConnection::open_for_command(&target).await?,
     };
     let prune = async |bus: &Bus| {
-        let selected = select_runs(bus, &selection).await?;
-        let runs: Vec<RunId> = selected.into_iter().map(|summary| summary.run).collect();
         if dry_run {
+            let selected = select_runs(bus, &selection).await?;
+            let runs: Vec<RunId> = selected.into_iter().map(|summary| summary.run).collect();
             let all: HashSet<RunId> = runs.iter().cloned().collect();
             let forecast = forecast_prune(bus, &all).await?;
             print_selection(runs, forecast, json);
         } else {
-            let runs = request_deletions(bus, runs, &by).await?;
+            let runs = Administrator::new(bus, Actor::local(by)).prune_runs(&selection).await?;
             let count = runs.len();
             match json {
                 true => print_json(&PruneJson { runs, dry_run, forecast: None }),

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
-use millrace_client::author_name;
 use millrace_client::retention::read_retention;
+use millrace_client::{Administrator, author_name};
+use millrace_protocol::audit::Actor;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::retention::{MIN_BLOB_GRACE, RetentionRule, SweepSettings};
+use millrace_protocol::retention::{MIN_BLOB_GRACE, SweepSettings};
 use millrace_runtime::Bus;
 use millrace_runtime::duration::{format_duration, parse_duration};
-use millrace_runtime::store::retention;
 
 use crate::commands::prune::SelectionArguments;
 use crate::exit::{CommandError, CommandExit};
@@ -19,7 +19,8 @@ use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{print_stderr_line, print_stdout_line};
 
 const EXAMPLES: &str = "\
-Supervisors apply the rules every five minutes. A run is deleted if any rule selects it.
+Supervisors apply the rules every five minutes. A run is deleted if any rule selects it and it can no longer be resumed:
+seven days after its end at the latest. `millrace delete` and `millrace prune` do not wait for that.
 
 Examples:
   millrace retention
@@ -66,6 +67,9 @@ enum RetentionCommand {
     Remove {
         /// Name of the rule
         name: RunId,
+        /// Author of the change, recorded in the audit [default: your login name]
+        #[arg(long, value_name = "NAME")]
+        by: Option<String>,
         #[command(flatten)]
         common: CommonArguments,
     },
@@ -74,11 +78,17 @@ enum RetentionCommand {
         /// At least 1h
         #[arg(value_parser = parse_grace)]
         duration: Duration,
+        /// Author of the change, recorded in the audit [default: your login name]
+        #[arg(long, value_name = "NAME")]
+        by: Option<String>,
         #[command(flatten)]
         common: CommonArguments,
     },
     /// Sweep unreferenced blobs now instead of within the next hours
     Sweep {
+        /// Author of the change, recorded in the audit [default: your login name]
+        #[arg(long, value_name = "NAME")]
+        by: Option<String>,
         #[command(flatten)]
         common: CommonArguments,
     },
@@ -101,33 +111,37 @@ pub async fn run_command(arguments: RetentionArguments) -> Result<CommandExit, C
     };
     match command {
         RetentionCommand::Set { name, selection, by, common } => {
-            let rule = RetentionRule { selection: selection.into(), by: author_name(by) };
-            change(&common, CommandOutcome::RetentionRuleSet { name: name.as_str() }, async |bus| {
-                Ok(retention::set_rule(bus, &name, &rule).await?)
+            let selection = selection.into();
+            change(&common, by, CommandOutcome::RetentionRuleSet { name: name.as_str() }, async |cluster| {
+                Ok(cluster.set_retention_rule(&name, selection).await?)
             })
             .await
         }
-        RetentionCommand::Remove { name, common } => {
-            change(&common, CommandOutcome::RetentionRuleRemoved { name: name.as_str() }, async |bus| {
-                match retention::remove_rule(bus, &name).await? {
-                    true => Ok(()),
-                    false => Err(CommandError::invalid_input(anyhow!("there is no retention rule {name}"))),
-                }
-            })
-            .await
-        }
-        RetentionCommand::Grace { duration, common } => {
-            let settings = SweepSettings::with_blob_grace(duration);
+        RetentionCommand::Remove { name, by, common } => {
             change(
                 &common,
-                CommandOutcome::BlobGraceSet { blob_grace_ms: settings.blob_grace_ms },
-                async |bus| Ok(retention::set_sweep_settings(bus, &settings).await?),
+                by,
+                CommandOutcome::RetentionRuleRemoved { name: name.as_str() },
+                async |cluster| match cluster.remove_retention_rule(&name).await? {
+                    true => Ok(()),
+                    false => Err(CommandError::invalid_input(anyhow!("there is no retention rule {name}"))),
+                },
             )
             .await
         }
-        RetentionCommand::Sweep { common } => {
-            change(&common, CommandOutcome::SweepRequested, async |bus| {
-                Ok(retention::request_sweep(bus, &author_name(None)).await?)
+        RetentionCommand::Grace { duration, by, common } => {
+            let settings = SweepSettings::with_blob_grace(duration);
+            change(
+                &common,
+                by,
+                CommandOutcome::BlobGraceSet { blob_grace_ms: settings.blob_grace_ms },
+                async |cluster| Ok(cluster.set_sweep_settings(&settings).await?),
+            )
+            .await
+        }
+        RetentionCommand::Sweep { by, common } => {
+            change(&common, by, CommandOutcome::SweepRequested, async |cluster| {
+                Ok(cluster.request_sweep().await?)
             })
             .await
         }
@@ -137,10 +151,12 @@ pub async fn run_command(arguments: RetentionArguments) -> Result<CommandExit, C
 /// Makes a change and prints its outcome.
 async fn change(
     common: &CommonArguments,
+    by: Option<String>,
     outcome: CommandOutcome<'_>,
-    write: impl AsyncFnOnce(&Bus) -> Result<(), CommandError>,
+    write: impl AsyncFnOnce(Administrator<'_>) -> Result<(), CommandError>,
 ) -> Result<CommandExit, CommandError> {
     let connection = ReadConnection::open_for_command(&common.target).await?;
+    let write = async |bus: &Bus| write(Administrator::new(bus, Actor::local(author_name(by)))).await;
     connection.read_and_close(write).await?;
     match common.json {
         true => print_json(&outcome),

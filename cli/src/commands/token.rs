@@ -5,18 +5,15 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use jiff::{SignedDuration, Timestamp};
-use millrace_client::author_name;
-use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
+use millrace_client::{Administrator, author_name};
+use millrace_protocol::audit::Actor;
 use millrace_protocol::tenant::TenantName;
 use millrace_protocol::token::{
     ScopeSet, StoredToken, TokenId, TokenState, TokenText, find_token_name_problem,
 };
 use millrace_runtime::Bus;
 use millrace_runtime::duration::parse_duration;
-use millrace_runtime::store::audit::record_action;
-use millrace_runtime::store::tokens::{
-    CreateTokenError, NewToken, create_token, read_token, read_tokens, revoke_token,
-};
+use millrace_runtime::store::tokens::{CreateTokenError, NewToken, read_tokens};
 
 use crate::exit::{CommandError, CommandExit};
 use crate::invocation::command_hint;
@@ -161,13 +158,8 @@ fn expiry_after(duration: Duration) -> Result<Timestamp, CommandError> {
 }
 
 async fn create(bus: &Bus, new: NewToken) -> Result<(TokenText, StoredToken), CommandError> {
-    let action = AuditAction::TokenCreated {
-        token_name: new.name.clone(),
-        scopes: new.scopes.clone(),
-        expires: new.expires,
-    };
-    record_action(bus, &record_of(&new.by, action)).await?;
-    create_token(bus, new).await.map_err(|error| match error {
+    let administrator = Administrator::new(bus, Actor::local(new.by.clone()));
+    administrator.create_token(new).await.map_err(|error| match error {
         CreateTokenError::TooMany => CommandError::invalid_input(error),
         CreateTokenError::Fault(fault) => fault.into(),
     })
@@ -178,14 +170,7 @@ async fn revoke(bus: &Bus, id: &TokenId, by: String) -> Result<StoredToken, Comm
         let hint = command_hint("token list");
         CommandError::invalid_input(anyhow!("there is no token {id}; `{hint}` lists them"))
     };
-    let token = read_token(bus, id).await?.ok_or_else(unknown)?;
-    let action = AuditAction::TokenRevoked { token_id: id.clone(), token_name: token.name };
-    record_action(bus, &record_of(&by, action)).await?;
-    revoke_token(bus, id, &by).await?.ok_or_else(unknown)
-}
-
-fn record_of(by: &str, action: AuditAction) -> AuditRecord {
-    AuditRecord { at: Timestamp::now(), by: Actor::local(by.to_owned()), action }
+    Administrator::new(bus, Actor::local(by)).revoke_token(id).await?.ok_or_else(unknown)
 }
 
 fn show_tokens(tokens: &[StoredToken], all: bool, json: bool) {

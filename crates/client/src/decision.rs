@@ -11,6 +11,8 @@ use millrace_runtime::log::lane_tail::LaneTail;
 use millrace_runtime::log::publish_message;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::store::archive;
+use millrace_runtime::store::retention::read_deletion;
+use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault, log};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -66,7 +68,29 @@ pub async fn append_run_message<M: WireMessage>(
     bus.fail_on_denial(&subject::topic_subject(lane, run, topic), publishing).await
 }
 
-/// Appends a message of a client to the log of a run, and waits for the decision on it.
+/// Returns the reason why nobody will decide on a message to a run, if there is one: its deletion was requested, or its log is damaged.
+/// Such a message must not be appended.
+///
+/// # Errors
+/// The cluster does not answer.
+pub async fn find_obstacle(bus: &Bus, run: &RunId) -> Result<Option<Refusal>, Fault> {
+    let summary = registry::read_summary(bus, run).await?;
+    if let Some(damage) = summary.as_ref().and_then(|summary| summary.log_damage.as_ref()) {
+        let why =
+            format!("the log of run {run} is damaged: {damage}; restore a backup, or submit the run again");
+        return Ok(Some(Refusal::WrongMoment(why)));
+    }
+    // Only runs that have ended are deleted.
+    if summary.is_some_and(|summary| summary.end.is_none()) {
+        return Ok(None);
+    }
+    let deletion = read_deletion(bus, run).await?.filter(|deletion| deletion.state.is_pending());
+    Ok(deletion.map(|deletion| {
+        Refusal::WrongMoment(format!("run {run} is being deleted, as {} requested", deletion.by))
+    }))
+}
+
+/// Appends a message of a client to the log of a run, unless nobody would decide on it, and waits for the decision.
 ///
 /// # Errors
 /// As for [`append_run_message`].
@@ -77,6 +101,9 @@ pub async fn append_and_await_decision<M: WireMessage>(
     (message, id): (&M, &str),
     patience: Patience<'_>,
 ) -> Result<MessageDecision, Fault> {
+    if let Some(refusal) = find_obstacle(bus, run).await? {
+        return Ok(MessageDecision::Refused(refusal));
+    }
     let fact = append_run_message(bus, run, topic, (message, id)).await?;
     await_message_decision(bus, run, (fact, id), patience).await
 }

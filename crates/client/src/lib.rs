@@ -3,6 +3,7 @@
 //! Everything is read from the log, and the caller folds it; no supervisor is queried. The connection is a
 //! [`millrace_runtime::Bus`], so that credentials and permissions are those of any other process.
 
+mod administration;
 mod author;
 mod clock;
 mod decision;
@@ -26,10 +27,11 @@ use millrace_runtime::log::{AppendError, append_message};
 use millrace_runtime::store::admission;
 use millrace_runtime::{Bus, Fault};
 
+pub use administration::Administrator;
 pub use author::author_name;
 pub use clock::format_clock;
 pub use decision::{
-    AppliedMessage, MessageDecision, Patience, append_and_await_decision, append_run_message,
+    AppliedMessage, MessageDecision, Patience, append_and_await_decision, append_run_message, find_obstacle,
     message_decision,
 };
 pub use earlier::{EarlierResults, EarlierRunError, read_earlier_run, read_results_of_run};

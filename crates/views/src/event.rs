@@ -1,6 +1,7 @@
 //! Events and decisions of a run. The names of events are `noun_verb`; those of the log are not changed by this.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use millrace_protocol::ids::{Capability, RunId, SessionId, TaskId, WorkerId};
 use millrace_protocol::labels::Labels;
@@ -16,6 +17,7 @@ use millrace_protocol::result::{Build, ErrorKind, ExceededLimit, ModelUsage, Tas
 use millrace_protocol::wait::Signal;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::{PersonAnswerJson, QuestionJson, Time, WaitEndJson, WaitJson, event_data, tagged};
 
@@ -31,6 +33,16 @@ pub struct EventLine<'a> {
     /// The event.
     #[serde(flatten)]
     pub event: EventJson<'a>,
+}
+
+/// Returns the names of all events of a run.
+pub fn event_names() -> &'static BTreeSet<String> {
+    static NAMES: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
+        let schema = schemars::schema_for!(EventJson<'_>);
+        let variants = schema.get("oneOf").and_then(Value::as_array).into_iter().flatten();
+        variants.filter_map(|one| Some(one["properties"]["type"]["const"].as_str()?.to_owned())).collect()
+    });
+    &NAMES
 }
 
 /// An event. `type` is its name.

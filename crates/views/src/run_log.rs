@@ -177,6 +177,7 @@ fn describe_command(action: &CommandAction) -> String {
         CommandAction::Resume { budget: Some(_) } => "resume the run with another budget".into(),
         CommandAction::Message { text } => format!("message to the planner: {text}"),
         CommandAction::Signal { name, data: _ } => format!("signal the event {name:?}"),
+        CommandAction::Retire => "give up resuming the run".into(),
     }
 }
 

@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
-use jiff::Timestamp;
-use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
+use millrace_client::Administrator;
+use millrace_protocol::audit::Actor;
 use millrace_protocol::token::{Scope, ScopeSet, TokenId};
-use millrace_runtime::store::audit::record_action;
 
 use super::limits::{LimitEnforcer, RequestSlot, StreamPermit};
 use crate::problem::{Problem, ProblemKind};
@@ -118,13 +117,10 @@ impl Access {
         Actor { name: name.clone(), token: token.clone(), address }
     }
 
-    /// Records an administrative action, before it is carried out.
-    ///
-    /// # Errors
-    /// The cluster does not respond.
-    pub async fn record(&self, action: AuditAction) -> Result<(), Problem> {
-        let record = AuditRecord { at: Timestamp::now(), by: self.actor(), action };
-        Ok(record_action(&self.gateway.bus, &record).await?)
+    /// Makes administrative changes on behalf of the caller.
+    #[must_use]
+    pub fn administrator(&self) -> Administrator<'_> {
+        Administrator::new(&self.gateway.bus, self.actor())
     }
 }
 

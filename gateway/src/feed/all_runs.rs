@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::cursor::EventCursor;
+use super::filter::EventFilter;
 use super::frame::{StreamNotice, summary_frame};
 use super::hub::{LaneHub, LaneItem, Subscription};
 use super::labels::read_labels;
@@ -55,10 +56,8 @@ pub enum StreamStart {
 pub struct AllRunsRequest {
     /// The beginning.
     pub start: StreamStart,
-    /// `true` if entries of journals are sent too.
-    pub has_steps: bool,
-    /// Only events with these names; all if empty.
-    pub types: Vec<String>,
+    /// The events.
+    pub filter: EventFilter,
     /// Only events of these runs; all if empty.
     pub runs: BTreeSet<RunId>,
     /// Only events of runs with these labels.
@@ -163,8 +162,8 @@ impl AllRunsStream {
         self.lanes = (0..bus.settings().lanes)
             .map(|lane| {
                 let seen = self.position.lanes[usize::from(lane)].sequence.saturating_sub(1);
-                let kind = (Lane(lane), self.request.has_steps);
-                LaneState::Closed { log: LaneLog::new(&bus, hub.index(), kind, seen) }
+                let kind = (Lane(lane), self.request.filter.has_steps());
+                LaneState::Closed { log: LaneLog::new(&bus, hub.index(), kind, seen, self.position.revision) }
             })
             .collect();
         let started = StreamNotice::StreamStarted { last: self.position.to_string() };
@@ -302,15 +301,18 @@ impl AllRunsStream {
                 continue;
             }
             self.position.lanes[lane] = event.cursor;
-            if self.request.types.is_empty() || self.request.types.contains(&event.name) {
+            if self.request.filter.selects(event) {
                 self.send(event.to_frame(&self.position.to_string())).await?;
             }
         }
         Ok(())
     }
 
-    /// `true` if the client asks for the run of a message.
+    /// `true` if the client asks for a message of this kind and of its run. The follower delivers all messages.
     async fn is_wanted(&mut self, message: &LaneMessage) -> Result<bool, StreamStop> {
+        if !self.request.filter.selects_message(message) {
+            return Ok(false);
+        }
         if !self.request.runs.is_empty() && !self.request.runs.contains(&message.run) {
             return Ok(false);
         }

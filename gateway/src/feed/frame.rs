@@ -14,7 +14,7 @@ use super::cursor::EventCursor;
 /// The name of the frames with entries of journals.
 pub const STEP: &str = "step";
 /// The name of the frames with summaries of runs.
-const RUN_SUMMARY: &str = "run_summary";
+pub const RUN_SUMMARY: &str = "run_summary";
 
 /// An event with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `cursor` | the position of an event of one run, which is its id |
 //! | `position` | the position in the events of all runs |
+//! | `filter` | the events that a client asks for |
 //! | `frame` | events and notices as frames |
 //! | `message` | a message of a lane with its events |
 //! | `hub` | one follower per lane for all streams |
@@ -30,6 +31,7 @@
 
 mod all_runs;
 mod cursor;
+mod filter;
 mod frame;
 mod hub;
 mod labels;
@@ -42,11 +44,12 @@ mod stream;
 
 pub use all_runs::{AllRunsRequest, AllRunsStream, StreamSources, StreamStart};
 pub use cursor::EventCursor;
-pub use frame::StreamNotice;
+pub use filter::{EventFilter, EventLevel};
+pub use frame::{RUN_SUMMARY, StreamNotice};
 pub use hub::LaneHub;
 pub use labels::read_labels;
 pub use lane_log::LaneLog;
 pub use message::LaneMessage;
 pub use position::StreamPosition;
 pub use run_feed::{FeedStep, RunFeed};
-pub use stream::{EventLevel, EventRequest, EventStream, QUEUED_FRAMES};
+pub use stream::{EventRequest, EventStream, QUEUED_FRAMES};

@@ -9,7 +9,7 @@ use async_nats::Subscriber;
 use bytes::Bytes;
 use futures::StreamExt;
 use millrace_client::RunEndState;
-use millrace_protocol::ids::RunId;
+use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::JournalKey;
 use millrace_protocol::subject::{self, Topic, live_output_subjects_of_run};
 use millrace_runtime::Bus;
@@ -20,7 +20,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::cursor::EventCursor;
-use super::frame::{PositionedEvent, StreamNotice};
+use super::filter::{EventFilter, EventLevel};
+use super::frame::StreamNotice;
 use super::hub::LaneHub;
 use super::message::LaneMessage;
 use super::run_feed::{FeedStep, RunFeed};
@@ -29,38 +30,14 @@ use crate::history::read_end_state_at;
 
 /// The number of frames that wait for a slow client, in addition to what the connection buffers.
 pub const QUEUED_FRAMES: usize = 32;
-/// The parts of a run that a stream has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum EventLevel {
-    /// The events of the supervisor's decisions.
-    #[default]
-    Decisions,
-    /// The same, and each entry of the journals: model calls, tool results, notes, results.
-    Steps,
-    /// The same, and the output of models as it is written.
-    Live,
-}
 
 /// The events that a client asks for.
 #[derive(Debug, Clone, Default)]
 pub struct EventRequest {
     /// The position after which events are sent; `None` is the beginning.
     pub after: Option<EventCursor>,
-    /// The level.
-    pub level: EventLevel,
-    /// Only events with these names; all if empty.
-    pub types: Vec<String>,
-    /// Only events of this task.
-    pub task: Option<String>,
-}
-
-impl EventRequest {
-    fn selects(&self, event: &PositionedEvent) -> bool {
-        self.after.is_none_or(|after| event.cursor > after)
-            && (self.types.is_empty() || self.types.contains(&event.name))
-            && (self.task.is_none() || self.task == event.task)
-    }
+    /// The events.
+    pub filter: EventFilter,
 }
 
 /// An open stream.
@@ -119,11 +96,11 @@ impl EventStream {
 
     /// Sends all events until the run ends.
     async fn send_all(&mut self) -> Result<(), StreamStop> {
-        let has_journals = self.request.level >= EventLevel::Steps;
+        let has_journals = self.request.filter.level >= EventLevel::Steps;
         // The message at the client's position may have more events.
         let seen = self.last.sequence.saturating_sub(1);
         let mut feed = RunFeed::new(&self.bus, &self.hub, &self.run, has_journals, seen);
-        let mut live = match self.request.level {
+        let mut live = match self.request.filter.level {
             EventLevel::Live => {
                 self.bus.client().subscribe(live_output_subjects_of_run(&self.run)).await.ok()
             }
@@ -202,7 +179,8 @@ impl EventStream {
             }
         };
         for event in &content.events {
-            if self.request.selects(event) {
+            let is_new = self.request.after.is_none_or(|after| event.cursor > after);
+            if is_new && self.request.filter.selects(event) {
                 self.send(event.to_frame(&event.cursor.to_string())).await?;
             }
             self.last = self.last.max(event.cursor);
@@ -214,6 +192,10 @@ impl EventStream {
     /// Sends a piece of model output, or drops it if the client is slow.
     fn send_delta(&mut self, message: &async_nats::Message) -> Result<(), StreamStop> {
         let Some(notice) = parse_delta(&self.run, &message.subject, &message.payload) else { return Ok(()) };
+        let StreamNotice::Delta { task, .. } = &notice else { return Ok(()) };
+        if !self.request.filter.selects_task(task.as_ref().map(TaskId::as_str)) {
+            return Ok(());
+        }
         if !self.sink.send_if_room(notice.to_frame())? {
             self.dropped_deltas += 1;
         }

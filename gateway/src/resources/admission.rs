@@ -6,9 +6,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use millrace_client::find_admission_problem;
 use millrace_protocol::admission::AdmissionCaps;
-use millrace_protocol::audit::AuditAction;
 use millrace_protocol::token::Scope;
-use millrace_runtime::store::admission::{read_board, read_caps, set_caps};
+use millrace_runtime::store::admission::{read_board, read_caps};
 use millrace_runtime::{Bus, Fault};
 use millrace_views::{Admission, CommandOutcome};
 use schemars::JsonSchema;
@@ -96,8 +95,7 @@ async fn put_admission(
 ) -> Result<Response, Problem> {
     let caps = AdmissionCaps { max_running_runs, max_waiting_runs };
     let caps = caps.validate().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?;
-    gateway.record(AuditAction::RunCapsSet { caps }).await?;
-    set_caps(&gateway.bus, &caps).await?;
+    gateway.administrator().set_caps(caps).await?;
     gateway.caps.forget().await;
     Ok(json_response(StatusCode::OK, &CommandOutcome::RunCapsSet { max_running_runs, max_waiting_runs }))
 }

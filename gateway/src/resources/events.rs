@@ -15,8 +15,8 @@ use utoipa_axum::routes;
 use crate::access::{Access, ApiRoutes, StreamPermit};
 use crate::extract::{PathParts, QueryParts};
 use crate::feed::{
-    AllRunsRequest, AllRunsStream, EventCursor, EventLevel, EventRequest, EventStream, QUEUED_FRAMES,
-    StreamPosition, StreamSources, StreamStart,
+    AllRunsRequest, AllRunsStream, EventCursor, EventFilter, EventLevel, EventRequest, EventStream,
+    QUEUED_FRAMES, RUN_SUMMARY, StreamPosition, StreamSources, StreamStart,
 };
 use crate::problem::{Problem, ProblemKind};
 use crate::run_filter::parse_labels;
@@ -42,7 +42,7 @@ struct EventQuery {
     #[param(inline)]
     #[serde(default)]
     level: EventLevel,
-    /// Only events with these names, separated by commas, such as `task_completed,run_ended`.
+    /// Only events with these names, separated by commas, such as `task_completed,run_ended`; `step` with `level=steps` or `live`.
     types: Option<String>,
     /// Only events of this task.
     task: Option<String>,
@@ -68,13 +68,25 @@ async fn stream_events(
     let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let after = last.or(query.after).filter(|id| !id.is_empty()).map(|id| id.parse::<EventCursor>());
     let after = after.transpose().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?;
-    let types = split_list(query.types.as_deref());
-    let request = EventRequest { after, level: query.level, types, task: query.task };
+    let mut filter = parse_filter(query.level, query.types.as_deref(), None)?;
     let (run, _) = gateway.find_run(&run).await?;
+    if let Some(task) = &query.task {
+        filter.task = Some(gateway.find_task(&run, task).await?);
+    }
+    let request = EventRequest { after, filter };
     let permit = gateway.open_stream()?;
     let (sender, receiver) = mpsc::channel(QUEUED_FRAMES);
     EventStream::start((&gateway.bus, &gateway.hub, &run), request, sender, gateway.shutdown.clone());
     Ok(stream_response(receiver, permit))
+}
+
+fn parse_filter(
+    level: EventLevel,
+    types: Option<&str>,
+    summaries: Option<&str>,
+) -> Result<EventFilter, Problem> {
+    EventFilter::parse(level, types, summaries)
+        .map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))
 }
 
 /// Splits a list of names.
@@ -97,7 +109,7 @@ fn stream_response(receiver: mpsc::Receiver<Bytes>, permit: StreamPermit) -> Res
     (headers, Body::from_stream(frames)).into_response()
 }
 
-/// The parts of the runs that a stream of many runs has.
+/// The parts of the runs that a stream of many runs has: it has no model output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum AllRunsLevel {
@@ -106,6 +118,15 @@ enum AllRunsLevel {
     Decisions,
     /// The same, and each entry of the journals.
     Steps,
+}
+
+impl From<AllRunsLevel> for EventLevel {
+    fn from(level: AllRunsLevel) -> Self {
+        match level {
+            AllRunsLevel::Decisions => Self::Decisions,
+            AllRunsLevel::Steps => Self::Steps,
+        }
+    }
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -119,7 +140,8 @@ struct AllEventsQuery {
     #[param(inline)]
     #[serde(default)]
     level: AllRunsLevel,
-    /// Only events with these names, separated by commas, such as `task_completed,run_ended`.
+    /// Only events with these names, separated by commas, such as `task_completed,run_ended`; `step` with `level=steps`. `run_summary` is
+    /// sent whatever the names are; alone it leaves all events out.
     types: Option<String>,
     /// Only events of these runs, separated by commas.
     runs: Option<String>,
@@ -150,8 +172,7 @@ async fn stream_all_events(
     }
     let request = AllRunsRequest {
         start,
-        has_steps: query.level == AllRunsLevel::Steps,
-        types: split_list(query.types.as_deref()),
+        filter: parse_filter(query.level.into(), query.types.as_deref(), Some(RUN_SUMMARY))?,
         runs,
         labels: parse_labels(query.label.as_deref())?,
     };

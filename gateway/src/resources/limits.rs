@@ -3,11 +3,8 @@
 use axum::http::StatusCode;
 use axum::response::Response;
 use millrace_models::provider::parse_model_name;
-use millrace_protocol::audit::AuditAction;
 use millrace_protocol::token::Scope;
-use millrace_runtime::store::rate_limits::{
-    LimitName, LimitStatus, RateLimit, read_rate_limit_statuses, remove_limit, set_limit,
-};
+use millrace_runtime::store::rate_limits::{LimitName, LimitStatus, RateLimit, read_rate_limit_statuses};
 use millrace_views::{CommandOutcome, LimitJson};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -80,8 +77,7 @@ async fn put_limit(
         let detail = "a limit has requests, tokens or both, each 1 or more";
         return Err(Problem::new(ProblemKind::InvalidRequest, detail));
     }
-    gateway.record(AuditAction::LimitSet { model: name.to_string(), requests, tokens }).await?;
-    set_limit(&gateway.bus, &name, RateLimit { requests, tokens }).await?;
+    gateway.administrator().set_limit(&name, RateLimit { requests, tokens }).await?;
     let name = name.to_string();
     Ok(json_response(StatusCode::OK, &CommandOutcome::LimitSet { name: &name, requests, tokens }))
 }
@@ -96,8 +92,7 @@ async fn delete_limit(gateway: Access, PathParts(model): PathParts<String>) -> R
     let name = model.parse::<LimitName>();
     let name =
         name.map_err(|error| Problem::new(ProblemKind::InvalidRequest, format!("{model:?}: {error}")))?;
-    gateway.record(AuditAction::LimitCleared { model: name.to_string() }).await?;
-    if !remove_limit(&gateway.bus, &name).await? {
+    if !gateway.administrator().remove_limit(&name).await? {
         return Err(Problem::new(ProblemKind::LimitNotFound, format!("{name} has no limit")));
     }
     let name = name.to_string();

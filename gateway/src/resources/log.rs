@@ -57,11 +57,6 @@ fn parse_limit(limit: Option<usize>) -> Result<usize, Problem> {
     }
 }
 
-fn parse_task(run: &RunId, text: &str) -> Result<TaskId, Problem> {
-    TaskId::new(text)
-        .map_err(|_| Problem::new(ProblemKind::TaskNotFound, format!("run {run} has no task {text:?}")))
-}
-
 /// Reads all messages of a run up to sequence `at`.
 async fn read_messages(bus: &Bus, run: &RunId, at: Option<u64>) -> Result<Vec<StreamRecord>, Fault> {
     let mut records = archive::read_run_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
@@ -197,7 +192,10 @@ async fn read_timeline(
     QueryParts(query): QueryParts<TimelineQuery>,
 ) -> Result<Response, Problem> {
     let (run, _) = gateway.find_run(&run).await?;
-    let task = query.task.as_deref().map(|task| parse_task(&run, task)).transpose()?;
+    let task = match &query.task {
+        Some(task) => Some(gateway.find_task(&run, task).await?),
+        None => None,
+    };
     let mut timeline = TimelineBuilder::default();
     for record in read_messages(&gateway.bus, &run, query.at).await? {
         match subject::parse_lane_subject(&record.subject) {
@@ -273,13 +271,14 @@ async fn read_journal(
 ) -> Result<Response, Problem> {
     let limit = parse_limit(query.limit)?;
     let (run, _) = gateway.find_run(&run).await?;
-    if let Some(task) = &query.task {
-        parse_task(&run, task)?;
-    }
+    let task = match &query.task {
+        Some(task) => Some(gateway.find_task(&run, task).await?),
+        None => None,
+    };
     let after = query.after.unwrap_or(0);
     let mut entries: Vec<(Option<TaskId>, TranscriptEntry)> = Vec::new();
     let mut next = None;
-    for record in read_journal_messages(&gateway.bus, &run, &query, after, limit).await? {
+    for record in read_journal_messages(&gateway.bus, &run, (&query, task.as_ref()), after, limit).await? {
         let Some((_, _, Topic::Journal(journal))) = subject::parse_lane_subject(&record.subject) else {
             continue;
         };
@@ -315,15 +314,15 @@ async fn read_journal(
 async fn read_journal_messages(
     bus: &Bus,
     run: &RunId,
-    query: &JournalQuery,
+    (query, task): (&JournalQuery, Option<&TaskId>),
     after: u64,
     limit: usize,
 ) -> Result<Vec<StreamRecord>, Problem> {
     let lane = bus.lane_of_run(run);
-    let subjects = match (&query.task, query.planner, query.attempt) {
+    let subjects = match (task, query.planner, query.attempt) {
         // Of an attempt only some entries are selected, so that no number of messages is known to be enough.
         (_, _, Some(_)) | (None, false, None) => return Ok(read_messages(bus, run, query.at).await?),
-        (Some(task), _, None) => subject::journals_of_task(lane, run, &parse_task(run, task)?).to_vec(),
+        (Some(task), _, None) => subject::journals_of_task(lane, run, task).to_vec(),
         (None, true, None) => vec![subject::journals_of_planner(lane, run)],
     };
     let mut all = Vec::new();

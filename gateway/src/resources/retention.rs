@@ -9,11 +9,11 @@ use millrace_client::retention::read_retention;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::plan::EndReason;
-use millrace_protocol::retention::{MIN_BLOB_GRACE, PruneSelection, RetentionRule, SweepSettings};
+use millrace_protocol::retention::{MIN_BLOB_GRACE, PruneSelection, SweepSettings};
 use millrace_protocol::token::Scope;
 use millrace_runtime::duration::{format_duration, parse_duration};
 use millrace_runtime::store::retention::{
-    self, DeletionError, DeletionRequest, forecast_prune, request_deletion, select_runs, wait_for_deletion,
+    DeletionError, DeletionRequest, forecast_prune, select_runs, wait_for_deletion,
 };
 use millrace_views::{CommandOutcome, PruneJson, RetentionJson, RunDeletionJson};
 use schemars::JsonSchema;
@@ -77,7 +77,7 @@ async fn delete_run(
     let unknown = || Problem::new(ProblemKind::RunNotFound, format!("there is no run {run:?}"));
     let run = RunId::new(&run).map_err(|_| unknown())?;
     let wait = Duration::from_secs(query.wait.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT));
-    let deleted = match request_deletion(&gateway.bus, &run, &gateway.caller.name).await? {
+    let deleted = match gateway.administrator().delete_run(&run).await? {
         DeletionRequest::Deleted => true,
         DeletionRequest::Recorded | DeletionRequest::Pending => {
             wait_for_deletion(&gateway.bus, &run, wait).await?
@@ -122,15 +122,14 @@ fn parse_age(text: &str) -> Result<Duration, Problem> {
 async fn prune_runs(gateway: Access, JsonBody(body): JsonBody<PruneBody>) -> Result<Response, Problem> {
     let PruneBody { older_than, labels, states, dry_run } = body;
     let selection = PruneSelection { older_than: parse_age(&older_than)?, labels, states };
-    let selected = select_runs(&gateway.bus, &selection).await?;
-    let runs: Vec<RunId> = selected.into_iter().map(|summary| summary.run).collect();
     if dry_run {
+        let selected = select_runs(&gateway.bus, &selection).await?;
+        let runs: Vec<RunId> = selected.into_iter().map(|summary| summary.run).collect();
         let all: HashSet<RunId> = runs.iter().cloned().collect();
         let forecast = Some(forecast_prune(&gateway.bus, &all).await?);
         return Ok(json_response(StatusCode::OK, &PruneJson { runs, dry_run, forecast }));
     }
-    let runs =
-        millrace_client::retention::request_deletions(&gateway.bus, runs, &gateway.caller.name).await?;
+    let runs = gateway.administrator().prune_runs(&selection).await?;
     Ok(json_response(StatusCode::ACCEPTED, &PruneJson { runs, dry_run, forecast: None }))
 }
 
@@ -184,8 +183,7 @@ async fn put_rule(
     let name = parse_rule_name(&rule)?;
     let RetentionRuleBody { older_than, labels, states } = body;
     let selection = PruneSelection { older_than: parse_age(&older_than)?, labels, states };
-    let rule = RetentionRule { selection, by: gateway.caller.name.clone() };
-    retention::set_rule(&gateway.bus, &name, &rule).await?;
+    gateway.administrator().set_retention_rule(&name, selection).await?;
     Ok(json_response(StatusCode::OK, &CommandOutcome::RetentionRuleSet { name: name.as_str() }))
 }
 
@@ -197,7 +195,7 @@ async fn put_rule(
 )]
 async fn delete_rule(gateway: Access, PathParts(rule): PathParts<String>) -> Result<Response, Problem> {
     let name = parse_rule_name(&rule)?;
-    if !retention::remove_rule(&gateway.bus, &name).await? {
+    if !gateway.administrator().remove_retention_rule(&name).await? {
         let detail = format!("there is no retention rule {name}");
         return Err(Problem::new(ProblemKind::RetentionRuleNotFound, detail));
     }
@@ -231,7 +229,7 @@ async fn put_settings(
         )));
     }
     let settings = SweepSettings::with_blob_grace(grace);
-    retention::set_sweep_settings(&gateway.bus, &settings).await?;
+    gateway.administrator().set_sweep_settings(&settings).await?;
     Ok(json_response(StatusCode::OK, &CommandOutcome::BlobGraceSet { blob_grace_ms: settings.blob_grace_ms }))
 }
 
@@ -241,6 +239,6 @@ async fn put_settings(
     responses((status = 202, description = "A supervisor sweeps as soon as it can; GET /retention has the outcome", body = ref("#/components/schemas/CommandOutcome")))
 )]
 async fn sweep(gateway: Access) -> Result<Response, Problem> {
-    retention::request_sweep(&gateway.bus, &gateway.caller.name).await?;
+    gateway.administrator().request_sweep().await?;
     Ok(json_response(StatusCode::ACCEPTED, &CommandOutcome::SweepRequested))
 }

@@ -3,13 +3,10 @@
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::{SignedDuration, Timestamp};
-use millrace_protocol::audit::AuditAction;
-use millrace_protocol::token::{Scope, ScopeSet, StoredToken, TokenId, TokenState, find_token_name_problem};
+use millrace_protocol::token::{Scope, ScopeSet, TokenId, TokenState, find_token_name_problem};
 use millrace_runtime::duration::parse_duration;
 use millrace_runtime::store::audit::read_actions;
-use millrace_runtime::store::tokens::{
-    CreateTokenError, NewToken, create_token, read_token, read_tokens, revoke_token,
-};
+use millrace_runtime::store::tokens::{CreateTokenError, NewToken, read_tokens};
 use millrace_views::{AuditLine, CommandOutcome, TokenJson};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -91,12 +88,9 @@ async fn post_token(access: Access, JsonBody(body): JsonBody<TokenBody>) -> Resu
     // Otherwise a caller could get what it may not do.
     scopes.iter().try_for_each(|scope| access.require(scope))?;
     let expires = expires_in.as_deref().map(expiry_after).transpose()?;
-    access
-        .record(AuditAction::TokenCreated { token_name: name.clone(), scopes: scopes.clone(), expires })
-        .await?;
     let new =
         NewToken { name, scopes, expires, by: access.caller.name.clone(), tenant: access.tenant.clone() };
-    let (text, stored) = create_token(&access.bus, new).await.map_err(|error| match error {
+    let (text, stored) = access.administrator().create_token(new).await.map_err(|error| match error {
         CreateTokenError::TooMany => Problem::new(ProblemKind::TooManyTokens, error),
         CreateTokenError::Fault(fault) => fault.into(),
     })?;
@@ -123,9 +117,7 @@ async fn delete_token(access: Access, PathParts(token): PathParts<String>) -> Re
         Problem::new(ProblemKind::TokenNotFound, detail)
     };
     let id: TokenId = token.parse().map_err(|_| unknown())?;
-    let StoredToken { name, .. } = read_token(&access.bus, &id).await?.ok_or_else(unknown)?;
-    access.record(AuditAction::TokenRevoked { token_id: id.clone(), token_name: name }).await?;
-    let revoked = revoke_token(&access.bus, &id, &access.caller.name).await?.ok_or_else(unknown)?;
+    let revoked = access.administrator().revoke_token(&id).await?.ok_or_else(unknown)?;
     let outcome = CommandOutcome::TokenRevoked { id: &revoked.id, name: &revoked.name };
     Ok(json_response(StatusCode::OK, &outcome))
 }
@@ -148,7 +140,7 @@ struct AuditQuery {
     after: u64,
 }
 
-/// List administrative actions: who created and revoked tokens, and changed limits. What was done to a run is in its events.
+/// List administrative actions: who created and revoked tokens, changed limits, webhooks and rules, and deleted runs. What was done to a run is in its events.
 #[utoipa::path(
     get, path = "/audit", tag = "access", params(AuditQuery),
     responses((status = 200, description = "A part of the actions", body = ref("#/components/schemas/AuditList")))

@@ -201,6 +201,8 @@ pub enum CommandAction {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         data: String,
     },
+    /// Gives up resuming a run that has ended, so that it can be archived and deleted now.
+    Retire,
 }
 
 impl CommandAction {
@@ -215,7 +217,8 @@ impl CommandAction {
             | Self::Interrupt
             | Self::Resume { .. }
             | Self::Message { .. }
-            | Self::Signal { .. } => false,
+            | Self::Signal { .. }
+            | Self::Retire => false,
         }
     }
 }

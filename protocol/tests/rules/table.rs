@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use millrace_protocol::child::Delegation;
-use millrace_protocol::ids::TaskId;
+use millrace_protocol::ids::{Lane, RunId, TaskId};
 use millrace_protocol::plan::{
     AttemptClock, Budget, CapabilityRegistry, CommandAction, Edit, Event, Fact, JournalKey,
     OnFailedDependency, OverdueInput, Plan, PlanTime, Refusal, ReviewPolicy, RunEvent, StartEvent,
@@ -14,7 +14,9 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction};
+use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, ModelUsage, Usage};
+use millrace_protocol::retention::{DeletionStep, deletion_step};
 use millrace_protocol::wait::Wait;
 
 use crate::scene::{RunScene, is_plan_unchanged};
@@ -743,4 +745,125 @@ fn parse_states(cell: &str) -> Vec<TaskState> {
     }
     let named = |name: &str| TaskState::ALL.into_iter().find(|state| state.as_str() == name);
     cell.split(", ").map(|name| named(name).unwrap_or_else(|| panic!("{name:?} is not a state"))).collect()
+}
+
+/// A run of the tasks `a` and `b` after it, with a time limit of 100 s, whose task `a` runs.
+fn running_run() -> RunScene {
+    let budget = Budget { wall_time: Some(std::time::Duration::from_secs(100)), ..Budget::default() };
+    let tasks = vec![cast::echo_task("a", &[]), cast::echo_task("b", &["a"])];
+    let mut scene = RunScene::from_submission(Submission { budget, ..cast::fixed_plan_submission(tasks) });
+    scene.claim_task(&cast::task_id("a"), "w1");
+    scene
+}
+
+fn give_command(scene: &mut RunScene, id: &str, control: CommandAction) -> Result<Vec<Event>, Refusal> {
+    scene.decide_fact(&cast::command_fact(id, control))
+}
+
+/// The states of runs for which users give commands, with the heads of their columns in `docs/steering.md`.
+fn named_runs() -> Vec<(&'static str, RunScene)> {
+    let commanded = |control| {
+        let mut scene = running_run();
+        give_command(&mut scene, "first", control).unwrap();
+        scene
+    };
+    let queued = {
+        let tasks = vec![cast::echo_task("a", &[]), cast::echo_task("b", &["a"])];
+        let session = Some(cast::session());
+        RunScene::from_submission(Submission { session, ..cast::fixed_plan_submission(tasks) })
+    };
+    let winding_down = || {
+        let mut scene = running_run();
+        scene.now = cast::time_after(scene.now, 100);
+        scene.decide_overdue_input(&OverdueInput::WallTime).unwrap();
+        scene
+    };
+    let finish = |scene: &mut RunScene, task: &str, result| {
+        scene.decide_fact(&cast::attempt_ended_fact(&cast::task_id(task), 1, "w1", result)).unwrap();
+    };
+    let mut out_of_budget = winding_down();
+    finish(&mut out_of_budget, "a", Ok(cast::finished_result(9)));
+    let mut failed = running_run();
+    finish(&mut failed, "a", Err(cast::task_error(ErrorKind::InvalidTask, "it can't be done")));
+    let mut completed = running_run();
+    finish(&mut completed, "a", Ok(cast::finished_result(9)));
+    completed.claim_and_finish_task(&cast::task_id("b"), "w1");
+    vec![
+        ("queued", queued),
+        ("running", running_run()),
+        ("paused", commanded(CommandAction::Pause)),
+        ("interrupted", commanded(CommandAction::Interrupt)),
+        ("winding down", winding_down()),
+        ("out of budget", out_of_budget),
+        ("failed", failed),
+        ("completed", completed),
+    ]
+}
+
+/// The commands of users, as `docs/steering.md` names them.
+fn named_commands() -> Vec<(&'static str, CommandAction)> {
+    let more = Budget { wall_time: Some(std::time::Duration::from_secs(200_000)), ..Budget::default() };
+    let b = || cast::task_id("b");
+    let objective = Some("other words".to_owned());
+    vec![
+        ("`cancel`", CommandAction::CancelRun { reason: "enough".into() }),
+        ("`pause`", CommandAction::Pause),
+        ("`interrupt`", CommandAction::Interrupt),
+        ("`resume`", CommandAction::Resume { budget: None }),
+        ("`resume --budget`", CommandAction::Resume { budget: Some(more) }),
+        ("`signal`", CommandAction::Signal { name: "go".into(), data: String::new() }),
+        ("`add`", CommandAction::Edit(Edit::Add(vec![cast::echo_task("c", &[])]))),
+        (
+            "`edit` a task that waits",
+            CommandAction::Edit(Edit::Patch(TaskPatch { objective, ..TaskPatch::without_changes(b()) })),
+        ),
+        ("`cancel` a task that waits", CommandAction::CancelTask { task: b(), reason: "enough".into() }),
+        ("`retry` the first task", CommandAction::Edit(retry_edit(cast::task_id("a")))),
+    ]
+}
+
+/// The rows of the table of commands and states.
+fn rows_of_commands() -> Vec<String> {
+    let is_done = |is_done: bool| if is_done { "yes" } else { "refused" };
+    let row = |name: &str, cells: Vec<&str>| format!("| {name} | {} |", cells.join(" | "));
+    let states = named_runs().into_iter().map(|(name, _)| name).collect();
+    let mut rows = vec![row("command", states)];
+    for (name, control) in named_commands() {
+        let cells = named_runs()
+            .into_iter()
+            .map(|(_, mut scene)| is_done(give_command(&mut scene, "second", control.clone()).is_ok()));
+        rows.push(row(name, cells.collect()));
+    }
+    let deletions = named_runs().into_iter().map(|(name, mut scene)| {
+        let summary = RunSummary::from_plan(&RunId::new("r").unwrap(), Lane(0), &scene.plan, scene.now);
+        let step = deletion_step(summary.as_ref(), true);
+        let is_resumable = scene.plan.is_resumable();
+        if is_resumable {
+            // Otherwise the deletion would wait until the run can no longer be resumed.
+            assert_eq!(step, DeletionStep::Wait { is_resumable }, "{name}");
+            give_command(&mut scene, "retire", CommandAction::Retire).unwrap();
+            assert!(!scene.plan.is_resumable(), "{name}");
+            for (command, control) in named_commands() {
+                // Clients refuse commands that reopen runs while the run is deleted.
+                if !control.can_reopen_run() {
+                    let decided = give_command(&mut scene, command, control);
+                    assert!(decided.is_err(), "{command} after the deletion of a run that is {name}");
+                }
+            }
+        } else {
+            assert!(give_command(&mut scene, "retire", CommandAction::Retire).is_err(), "{name}");
+        }
+        is_done(step != DeletionStep::Refuse)
+    });
+    rows.push(row("`delete`", deletions.collect()));
+    rows
+}
+
+#[test]
+fn page_says_which_commands_each_state_of_a_run_accepts() {
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/steering.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let rows = rows_of_commands();
+    let missing: Vec<&String> = rows.iter().filter(|row| !page.lines().any(|line| line == *row)).collect();
+    assert!(missing.is_empty(), "docs/steering.md lacks rows; they are\n{}", rows.join("\n"));
 }

@@ -1075,6 +1075,7 @@ fn sample_commands() -> Vec<(String, RunCommand)> {
         ("message".to_owned(), CommandAction::Message { text: "hurry".into() }),
         ("signal".to_owned(), CommandAction::Signal { name: "deployed".into(), data: "3".into() }),
         ("signal without data".to_owned(), CommandAction::Signal { name: "go".into(), data: String::new() }),
+        ("retire".to_owned(), CommandAction::Retire),
         ("add: start condition".to_owned(), CommandAction::Edit(Edit::Add(vec![task_with_start()]))),
         ("patch: start condition".to_owned(), CommandAction::Edit(Edit::Patch(patch_of_start()))),
     ];

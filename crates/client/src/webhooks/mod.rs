@@ -6,16 +6,17 @@ mod deliveries;
 mod push;
 
 use jiff::{SignedDuration, Timestamp};
-use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
+use millrace_protocol::audit::{Actor, AuditAction};
 use millrace_protocol::ids::{MessageId, WebhookId};
 use millrace_protocol::webhook::{DisableReason, ExpiringSecret, SigningSecret, StoredWebhook};
 use millrace_runtime::nats::published_bucket::PublishedEntry;
-use millrace_runtime::store::audit::record_action;
 use millrace_runtime::store::webhooks::{
     self as store, CreateWebhookError, MAX_WEBHOOKS, new_secret, new_webhook_id, read_lane_ends,
     remove_webhook, write_webhook,
 };
 use millrace_runtime::{Bus, Fault, clock};
+
+use crate::administration::record;
 
 pub use definition::{InvalidWebhook, NewWebhook, WebhookChange};
 pub use deliveries::{DeliveryPage, list_deliveries, read_delivery, redeliver, send_test};
@@ -193,10 +194,6 @@ pub async fn delete_webhook(bus: &Bus, id: &str, by: Actor) -> Result<StoredWebh
     let deleted = find_webhook(bus, id).await?.value;
     remove_webhook(bus, &deleted.id).await?;
     Ok(deleted)
-}
-
-async fn record(bus: &Bus, by: Actor, action: AuditAction) -> Result<(), Fault> {
-    record_action(bus, &AuditRecord { at: clock::now(), by, action }).await
 }
 
 fn contention() -> Fault {

@@ -1,6 +1,7 @@
-//! Idempotency keys of submissions. The first claim of a key decides which run it names; whoever claims it again finds that
-//! run, for as long as the run is kept. So a client that did not get the reply can repeat its request at any time, also with
-//! another process.
+//! Idempotency keys of requests. A key belongs to its author, to an operation and to what that acts on. The first claim decides which
+//! request the key stands for, and under which id the cluster carries it out; whoever repeats the request finds that id and, once there
+//! is one, the reply. So a client that did not get the reply can repeat its request at any time, also with another process, for as
+//! long as the run is kept. A request that was refused gives its key free.
 //!
 //! # Invariants
 //!
@@ -8,67 +9,122 @@
 //!   between the key and the submission; the key never names another request.
 //!   (`tests/tests/gateway.rs::request_with_a_key_submits_one_run_however_often_it_is_repeated`)
 
-use async_nats::jetstream::kv;
 use millrace_protocol::ids::RunId;
 use serde::{Deserialize, Serialize};
 
 use crate::Fault;
 use crate::fault::{backoff, max_replica_lag};
 use crate::nats::bus::Bus;
-use crate::nats::error::fault_from_client_error;
+use crate::nats::published_bucket::{ExpectedEntry, read_key, remove_key, write_key};
 use crate::nats::topology::KEYS;
 use crate::store::blobs::sha256_hex;
 
-/// The run that a key names.
+/// The scope of a key.
+#[derive(Debug, Clone)]
+pub struct KeyScope<'a> {
+    /// The author of the request.
+    pub author: &'a str,
+    /// The operation.
+    pub operation: &'a str,
+    /// What it acts on, such as a run; empty if that is the cluster.
+    pub resource: &'a str,
+    /// The key. Those of clients may have any characters.
+    pub key: &'a str,
+}
+
+impl KeyScope<'_> {
+    /// Returns the name of the record. Names are hexadecimal, so that none is the name of a position in the same bucket.
+    #[must_use]
+    pub fn record_name(&self) -> String {
+        let Self { author, operation, resource, key } = self;
+        sha256_hex(format!("{author}\0{operation}\0{resource}\0{key}").as_bytes())
+    }
+}
+
+/// The request that a key stands for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeyedSubmission {
-    /// The run.
+pub struct KeyedRequest {
+    /// The run that it submits or changes.
     pub run: RunId,
-    /// The SHA-256 of the request in hexadecimal.
+    /// The id under which it is carried out: of a run or of a command.
+    pub id: String,
+    /// The SHA-256 of its normal form in hexadecimal.
     pub request: String,
+    /// The reply; `None` until it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reply: Option<KeyedReply>,
 }
 
-/// The outcome of a claim.
+/// The reply to a request with a key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyedReply {
+    /// The HTTP status.
+    pub status: u16,
+    /// The path of what was created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
+    /// The body, JSON as text.
+    pub body: String,
+}
+
+/// A record of a key, with the sequence that the next write must expect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KeyClaim {
-    /// The key is new and names this submission from now on.
-    New,
-    /// The key names this submission already.
-    Existing(KeyedSubmission),
+pub struct KeyRecord {
+    /// The request.
+    pub keyed: KeyedRequest,
+    sequence: u64,
 }
 
-/// Claims the key of an author for a submission.
+/// Returns the record of a key by its name, if there is one.
 ///
 /// # Errors
-/// The server does not respond or has no storage left, or the cluster has no such bucket: its supervisors are older.
-pub async fn claim_key(
-    bus: &Bus,
-    (author, key): (&str, &str),
-    submission: &KeyedSubmission,
-) -> Result<KeyClaim, Fault> {
-    let what = "claiming an idempotency key";
-    let store = bus.bucket(KEYS).await?;
-    // Keys of clients may have any characters.
-    let name = sha256_hex(format!("{author}\0{key}").as_bytes());
-    let value = serde_json::to_vec(submission).expect("a keyed submission serialises to JSON");
+/// The server does not respond, or the cluster has no such bucket: its supervisors are older.
+pub async fn read_keyed_request(bus: &Bus, name: &str) -> Result<Option<KeyRecord>, Fault> {
+    let entry = read_key::<KeyedRequest>(bus, KEYS, name).await?.entry;
+    Ok(entry.map(|entry| KeyRecord { keyed: entry.value, sequence: entry.sequence }))
+}
+
+/// Claims a key for a request. Returns the record of the key, which is that of another request if that was faster.
+///
+/// # Errors
+/// The server does not respond or has no storage left.
+pub async fn claim_key(bus: &Bus, name: &str, keyed: &KeyedRequest) -> Result<KeyRecord, Fault> {
     let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
     let mut tries = 0;
     loop {
-        match store.create(name.as_str(), value.clone().into()).await {
-            Ok(_) => return Ok(KeyClaim::New),
-            Err(error) if error.kind() == kv::CreateErrorKind::AlreadyExists => {}
-            Err(error) => return Err(fault_from_client_error(what, error)),
+        let state = read_key::<KeyedRequest>(bus, KEYS, name).await?;
+        if let Some(entry) = state.entry {
+            return Ok(KeyRecord { keyed: entry.value, sequence: entry.sequence });
         }
-        let found = store.get(name.as_str()).await.map_err(|error| fault_from_client_error(what, error))?;
-        if let Some(bytes) = found {
-            let existing = serde_json::from_slice(&bytes).map_err(|error| Fault::unavailable(what, error))?;
-            return Ok(KeyClaim::Existing(existing));
+        if let Some(sequence) = write_key(bus, KEYS, name, keyed, ExpectedEntry::Sequence(state.last)).await?
+        {
+            return Ok(KeyRecord { keyed: keyed.clone(), sequence });
         }
-        // The replica that answered lags behind its leader.
-        if started.elapsed() > lag {
-            return Err(Fault::unavailable(what, "the bucket does not return the key"));
-        }
+        // Another process was faster, or the replica that answered lags behind its leader.
         tries += 1;
+        if started.elapsed() > lag && tries > 5 {
+            return Err(Fault::unavailable(
+                "claiming an idempotency key",
+                "the bucket does not return the key",
+            ));
+        }
         tokio::time::sleep(backoff(tries)).await;
     }
+}
+
+/// Stores the reply to a request, unless the record of its key has changed.
+///
+/// # Errors
+/// The server does not respond or has no storage left.
+pub async fn store_reply(bus: &Bus, name: &str, record: KeyRecord, reply: KeyedReply) -> Result<(), Fault> {
+    let keyed = KeyedRequest { reply: Some(reply), ..record.keyed };
+    write_key(bus, KEYS, name, &keyed, ExpectedEntry::Sequence(record.sequence)).await.map(drop)
+}
+
+/// Gives the key of a refused request free, unless its record has changed.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn release_key(bus: &Bus, name: &str, record: &KeyRecord) -> Result<(), Fault> {
+    remove_key(bus, KEYS, name, ExpectedEntry::Sequence(record.sequence)).await.map(drop)
 }

@@ -7,13 +7,13 @@ use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{Plan, TaskLimits, TaskPatch};
 use millrace_runtime::duration::parse_duration;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::problem::{Problem, ProblemKind};
 
 /// The body of a cancellation.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CancelBody {
     /// The reason; recorded in the log.
@@ -28,7 +28,7 @@ impl CancelBody {
 }
 
 /// The body of a resumption.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResumeBody {
     /// New total limits, as in a plan file, such as `{"tokens": "400k"}`; the others stay.
@@ -36,7 +36,7 @@ pub struct ResumeBody {
 }
 
 /// The body of a message to the planner.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MessageBody {
     /// The message.
@@ -44,7 +44,7 @@ pub struct MessageBody {
 }
 
 /// The body of a signal.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SignalBody {
     /// The name of the event.
@@ -55,7 +55,7 @@ pub struct SignalBody {
 }
 
 /// The body of a retry.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetryBody {
     /// Feedback for the next attempt.
@@ -63,7 +63,7 @@ pub struct RetryBody {
 }
 
 /// Tasks to add.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddBody {
     /// The tasks, as in a plan file. Either all are added or none; they may depend on tasks of the run.
@@ -71,7 +71,7 @@ pub struct AddBody {
 }
 
 /// Changes of a task that no worker has claimed yet. Fields that are absent stay as they are.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EditBody {
     /// The objective.

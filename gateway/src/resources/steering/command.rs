@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use millrace_client::{AppliedMessage, MessageDecision, append_run_message};
+use millrace_client::{AppliedMessage, MessageDecision, append_run_message, find_obstacle};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{CommandAction, RunCommand};
 use millrace_protocol::subject::Topic;
-use millrace_runtime::store::blobs::sha256_hex;
 use millrace_views::CommandOutcome;
 use millrace_views::changes::describe_changes;
 use schemars::JsonSchema;
@@ -21,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 
 use crate::access::Access;
-use crate::extract::IdempotencyKey;
+use crate::idempotency::RepeatableRequest;
 use crate::problem::{Problem, ProblemKind};
 use crate::resources::Written;
 use crate::state::json_response;
@@ -69,15 +68,14 @@ pub enum CommandReceipt<'a> {
     },
 }
 
-/// Returns the id of the command that a key names. The key of another run is another command.
-pub fn command_id(gateway: &Access, run: &RunId, key: &str) -> String {
-    sha256_hex(format!("{run}\0{}\0{key}", gateway.caller.name).as_bytes())
-}
-
-/// Replies to the repetition of a command that was applied; its events are visible at `sequence`.
-pub fn reply_to_repetition(run: &RunId, sequence: u64) -> Response {
-    let outcome = CommandOutcome::applied(run, describe_changes(run, &[]), &[]);
-    json_response(StatusCode::OK, &Written { sequence, outcome })
+/// Replies to a command that was applied; its events are visible at `sequence`.
+pub async fn reply_to_applied(
+    repeatable: RepeatableRequest<'_>,
+    run: &RunId,
+    AppliedMessage { sequence, events }: AppliedMessage,
+) -> Result<Response, Problem> {
+    let outcome = CommandOutcome::applied(run, describe_changes(run, &events), &events);
+    repeatable.reply((StatusCode::OK, None), &Written { sequence, outcome }).await
 }
 
 /// Appends a command, and waits as the client asks.
@@ -86,12 +84,12 @@ pub async fn steer(
     run: &RunId,
     control: CommandAction,
     query: CommandQuery,
-    IdempotencyKey(key): IdempotencyKey,
+    mut repeatable: RepeatableRequest<'_>,
 ) -> Result<Response, Problem> {
-    let id = match key {
-        Some(key) => command_id(gateway, run, &key),
-        None => uuid::Uuid::now_v7().simple().to_string(),
-    };
+    if let Some(refusal) = find_obstacle(&gateway.bus, run).await? {
+        return Err(repeatable.refuse(Problem::new(ProblemKind::CommandRefused, refusal)).await);
+    }
+    let (_, id) = repeatable.claim(run.clone(), uuid::Uuid::now_v7().simple().to_string()).await?;
     let command = RunCommand { id: id.clone(), by: gateway.caller.name.clone(), control };
     let fact = append_run_message(&gateway.bus, run, &Topic::Control, (&command, &id)).await?;
     let accepted = |id: String| {
@@ -105,14 +103,13 @@ pub async fn steer(
     let deciding = await_decision(gateway, run, (fact, &id));
     match tokio::time::timeout(timeout, deciding).await {
         Ok(decision) => match decision? {
-            MessageDecision::Applied(AppliedMessage { sequence, events }) => {
-                let summary = describe_changes(run, &events);
-                let outcome = CommandOutcome::applied(run, summary, &events);
-                Ok(json_response(StatusCode::OK, &Written { sequence, outcome }))
+            MessageDecision::Applied(applied) => reply_to_applied(repeatable, run, applied).await,
+            MessageDecision::Refused(refusal) => {
+                Err(repeatable.refuse(Problem::new(ProblemKind::CommandRefused, refusal)).await)
             }
-            MessageDecision::Refused(refusal) => Err(Problem::new(ProblemKind::CommandRefused, refusal)),
             MessageDecision::Archived => {
-                Err(Problem::new(ProblemKind::CommandRefused, format!("run {run} ended before the command")))
+                let detail = format!("run {run} ended before the command");
+                Err(repeatable.refuse(Problem::new(ProblemKind::CommandRefused, detail)).await)
             }
             MessageDecision::Interrupted => Ok(accepted(id)),
         },

@@ -6,23 +6,25 @@
 mod bodies;
 mod command;
 
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
+use millrace_client::AppliedMessage;
 use millrace_plan_file::{
     AdditionalTasks, CapabilityMistake, find_capability_mistakes, parse_additional_tasks,
 };
-use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan};
 use millrace_protocol::token::Scope;
-use millrace_runtime::Fault;
 use millrace_runtime::work::registry;
+use serde::Serialize;
 use utoipa_axum::routes;
 
 use super::submission::parse_budget;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{IdempotencyKey, JsonBody, OptionalJsonBody, PathParts, QueryParts};
+use crate::idempotency::{EarlyReply, RepeatableRequest};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::resume_command;
-use command::{CommandQuery, command_id, reply_to_repetition, steer};
+use crate::state::{find_task, resume_command};
+use command::{CommandQuery, reply_to_applied, steer};
 
 pub use bodies::{AddBody, CancelBody, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody};
 pub use command::CommandReceipt;
@@ -59,8 +61,9 @@ async fn cancel_run(
     key: IdempotencyKey,
     OptionalJsonBody(body): OptionalJsonBody<CancelBody>,
 ) -> Result<Response, EarlyReply> {
-    let (run, _) = open_run(&gateway, &run, &key).await?;
-    Ok(steer(&gateway, &run, CommandAction::CancelRun { reason: body.into_reason() }, query, key).await?)
+    let (run, _, repeatable) = open_run(&gateway, (&run, None), ("cancel_run", key), &body).await?;
+    Ok(steer(&gateway, &run, CommandAction::CancelRun { reason: body.into_reason() }, query, repeatable)
+        .await?)
 }
 
 /// Pause a run: running tasks finish, no new ones start.
@@ -78,8 +81,8 @@ async fn pause_run(
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
 ) -> Result<Response, EarlyReply> {
-    let (run, _) = open_run(&gateway, &run, &key).await?;
-    Ok(steer(&gateway, &run, CommandAction::Pause, query, key).await?)
+    let (run, _, repeatable) = open_run(&gateway, (&run, None), ("pause_run", key), &()).await?;
+    Ok(steer(&gateway, &run, CommandAction::Pause, query, repeatable).await?)
 }
 
 /// Interrupt a run: work in flight is returned, and nothing runs until it is resumed.
@@ -97,8 +100,8 @@ async fn interrupt_run(
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
 ) -> Result<Response, EarlyReply> {
-    let (run, _) = open_run(&gateway, &run, &key).await?;
-    Ok(steer(&gateway, &run, CommandAction::Interrupt, query, key).await?)
+    let (run, _, repeatable) = open_run(&gateway, (&run, None), ("interrupt_run", key), &()).await?;
+    Ok(steer(&gateway, &run, CommandAction::Interrupt, query, repeatable).await?)
 }
 
 /// Resume a run that is paused, interrupted, or has ended and can be resumed.
@@ -118,7 +121,7 @@ async fn resume_run(
     key: IdempotencyKey,
     OptionalJsonBody(body): OptionalJsonBody<ResumeBody>,
 ) -> Result<Response, EarlyReply> {
-    let (run, plan) = read_plan(&gateway, &run, &key).await?;
+    let (run, plan, repeatable) = read_plan(&gateway, (&run, None), ("resume_run", key), &body).await?;
     if plan.run.end.as_ref().is_some_and(|end| !end.is_resumable) {
         refuse_ended_run(&run, &plan)?;
     }
@@ -130,7 +133,7 @@ async fn resume_run(
         budget.capabilities.extend(changed);
         budget
     });
-    Ok(steer(&gateway, &run, CommandAction::Resume { budget }, query, key).await?)
+    Ok(steer(&gateway, &run, CommandAction::Resume { budget }, query, repeatable).await?)
 }
 
 /// Send a message to the planner of a run.
@@ -150,8 +153,8 @@ async fn send_message(
     key: IdempotencyKey,
     JsonBody(body): JsonBody<MessageBody>,
 ) -> Result<Response, EarlyReply> {
-    let (run, _) = open_run(&gateway, &run, &key).await?;
-    Ok(steer(&gateway, &run, CommandAction::Message { text: body.text }, query, key).await?)
+    let (run, _, repeatable) = open_run(&gateway, (&run, None), ("send_message", key), &body).await?;
+    Ok(steer(&gateway, &run, CommandAction::Message { text: body.text }, query, repeatable).await?)
 }
 
 /// Signal an event to a run, which ends the waits for it.
@@ -169,11 +172,12 @@ async fn signal_event(
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
-    JsonBody(SignalBody { name, data }): JsonBody<SignalBody>,
+    JsonBody(body): JsonBody<SignalBody>,
 ) -> Result<Response, EarlyReply> {
-    let (run, _) = open_run(&gateway, &run, &key).await?;
+    let (run, _, repeatable) = open_run(&gateway, (&run, None), ("signal_event", key), &body).await?;
+    let SignalBody { name, data } = body;
     let data = data.map(|data| data.to_string()).unwrap_or_default();
-    Ok(steer(&gateway, &run, CommandAction::Signal { name, data }, query, key).await?)
+    Ok(steer(&gateway, &run, CommandAction::Signal { name, data }, query, repeatable).await?)
 }
 
 /// Add tasks to a run.
@@ -191,10 +195,10 @@ async fn add_tasks(
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<CommandQuery>,
     key: IdempotencyKey,
-    JsonBody(AddBody { tasks }): JsonBody<AddBody>,
+    JsonBody(body): JsonBody<AddBody>,
 ) -> Result<Response, EarlyReply> {
-    let (run, plan) = editable_run(&gateway, &run, &key).await?;
-    let text = serde_json::json!({ "tasks": tasks }).to_string();
+    let (run, plan, repeatable) = editable_run(&gateway, (&run, None), ("add_tasks", key), &body).await?;
+    let text = serde_json::json!({ "tasks": body.tasks }).to_string();
     let AdditionalTasks { tasks, positions } = parse_additional_tasks(text.as_bytes(), &plan)
         .map_err(|mistakes| Problem::new(ProblemKind::InvalidRun, mistakes))?;
     if !plan.has_planner() {
@@ -210,7 +214,7 @@ async fn add_tasks(
             return Err(Problem::new(ProblemKind::InvalidRun, refused.join("\n")).into());
         }
     }
-    Ok(steer(&gateway, &run, CommandAction::Edit(Edit::Add(tasks)), query, key).await?)
+    Ok(steer(&gateway, &run, CommandAction::Edit(Edit::Add(tasks)), query, repeatable).await?)
 }
 
 /// Change a task that no worker has claimed yet.
@@ -230,11 +234,11 @@ async fn edit_task(
     key: IdempotencyKey,
     JsonBody(body): JsonBody<EditBody>,
 ) -> Result<Response, EarlyReply> {
-    let (run, plan) = open_run(&gateway, &run, &key).await?;
+    let (run, plan, repeatable) = open_run(&gateway, (&run, Some(&task)), ("edit_task", key), &body).await?;
     let task = find_task(&plan, &task)?;
     let edit =
         if body.is_final { Edit::MarkFinal { task } } else { Edit::Patch(body.into_patch(task, &plan)?) };
-    Ok(steer(&gateway, &run, CommandAction::Edit(edit), query, key).await?)
+    Ok(steer(&gateway, &run, CommandAction::Edit(edit), query, repeatable).await?)
 }
 
 /// Cancel a task and its dependents.
@@ -254,9 +258,10 @@ async fn cancel_task(
     key: IdempotencyKey,
     OptionalJsonBody(body): OptionalJsonBody<CancelBody>,
 ) -> Result<Response, EarlyReply> {
-    let (run, plan) = open_run(&gateway, &run, &key).await?;
+    let (run, plan, repeatable) =
+        open_run(&gateway, (&run, Some(&task)), ("cancel_task", key), &body).await?;
     let action = CommandAction::CancelTask { task: find_task(&plan, &task)?, reason: body.into_reason() };
-    Ok(steer(&gateway, &run, action, query, key).await?)
+    Ok(steer(&gateway, &run, action, query, repeatable).await?)
 }
 
 /// Retry a task and the tasks that depend on it.
@@ -276,69 +281,58 @@ async fn retry_task(
     key: IdempotencyKey,
     OptionalJsonBody(body): OptionalJsonBody<RetryBody>,
 ) -> Result<Response, EarlyReply> {
-    let (run, plan) = editable_run(&gateway, &run, &key).await?;
+    let (run, plan, repeatable) =
+        editable_run(&gateway, (&run, Some(&task)), ("retry_task", key), &body).await?;
     let action = CommandAction::Edit(Edit::Retry { task: find_task(&plan, &task)?, feedback: body.feedback });
-    Ok(steer(&gateway, &run, action, query, key).await?)
+    Ok(steer(&gateway, &run, action, query, repeatable).await?)
 }
 
-/// The reply to a command before it is appended.
-enum EarlyReply {
-    /// The command is not possible.
-    Problem(Problem),
-    /// A command with this key was applied before.
-    Applied(Response),
-}
-
-impl From<Problem> for EarlyReply {
-    fn from(problem: Problem) -> Self {
-        Self::Problem(problem)
-    }
-}
-
-impl From<Fault> for EarlyReply {
-    fn from(fault: Fault) -> Self {
-        Self::Problem(fault.into())
-    }
-}
-
-impl IntoResponse for EarlyReply {
-    fn into_response(self) -> Response {
-        match self {
-            Self::Problem(problem) => problem.into_response(),
-            Self::Applied(response) => response,
-        }
-    }
-}
+/// A run that a command changes, with its plan and the request.
+type Steered<'a> = (RunId, Plan, RepeatableRequest<'a>);
 
 /// Reads the plan of a run. A command that was applied before has its reply, whatever has become of the run since.
-async fn read_plan(gateway: &Access, run: &str, key: &IdempotencyKey) -> Result<(RunId, Plan), EarlyReply> {
+async fn read_plan<'a>(
+    gateway: &'a Access,
+    (run, task): (&str, Option<&str>),
+    (operation, key): (&str, IdempotencyKey),
+    body: &impl Serialize,
+) -> Result<Steered<'a>, EarlyReply> {
     let (run, _) = gateway.find_run(run).await?;
+    let resource = format!("{run}/{}", task.unwrap_or_default());
+    let repeatable = RepeatableRequest::look_up(gateway, key, (operation, &resource), body).await?;
     let state = gateway.read_history(&run, None).await?;
-    let id = key.0.as_ref().map(|key| command_id(gateway, &run, key));
-    if id.is_some_and(|id| state.history.plan.run.commands.contains(&id)) {
-        return Err(EarlyReply::Applied(reply_to_repetition(&run, state.sequence())));
+    let commands = &state.history.plan.run.commands;
+    if repeatable.earlier().is_some_and(|(_, id)| commands.contains(id)) {
+        let applied = AppliedMessage { sequence: state.sequence(), events: Vec::new() };
+        return Err(EarlyReply::Repeated(reply_to_applied(repeatable, &run, applied).await?));
     }
-    Ok((run, state.plan().clone()))
+    Ok((run, state.plan().clone(), repeatable))
 }
 
 /// Reads the plan of a run that has not ended, or that a retry or more tasks reopen.
-async fn editable_run(
-    gateway: &Access,
-    run: &str,
-    key: &IdempotencyKey,
-) -> Result<(RunId, Plan), EarlyReply> {
-    let (run, plan) = read_plan(gateway, run, key).await?;
+async fn editable_run<'a>(
+    gateway: &'a Access,
+    place: (&str, Option<&str>),
+    request: (&str, IdempotencyKey),
+    body: &impl Serialize,
+) -> Result<Steered<'a>, EarlyReply> {
+    let (run, plan, repeatable) = read_plan(gateway, place, request, body).await?;
     if !plan.can_be_reopened() {
         refuse_ended_run(&run, &plan)?;
     }
-    Ok((run, plan))
+    Ok((run, plan, repeatable))
 }
 
 /// Reads the plan of a run that has not ended.
-async fn open_run(gateway: &Access, run: &str, key: &IdempotencyKey) -> Result<(RunId, Plan), EarlyReply> {
-    let (run, plan) = read_plan(gateway, run, key).await?;
+async fn open_run<'a>(
+    gateway: &'a Access,
+    place: (&str, Option<&str>),
+    request: (&str, IdempotencyKey),
+    body: &impl Serialize,
+) -> Result<Steered<'a>, EarlyReply> {
+    let (run, plan, repeatable) = read_plan(gateway, place, request, body).await?;
     refuse_ended_run(&run, &plan)?;
-    Ok((run, plan))
+    Ok((run, plan, repeatable))
 }
 
 fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), Problem> {
@@ -348,14 +342,4 @@ fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), Problem> {
         None => "submit a run that follows up on it (the field `after`)",
     };
     Err(Problem::new(ProblemKind::CommandRefused, format!("run {run} has ended ({}); {advice}", end.reason)))
-}
-
-/// Finds a task. Before the first decision no task is known; the supervisor then checks the id.
-fn find_task(plan: &Plan, id: &str) -> Result<TaskId, Problem> {
-    let unknown = || Problem::new(ProblemKind::TaskNotFound, format!("the run has no task {id:?}"));
-    let task = TaskId::new(id).map_err(|_| unknown())?;
-    match plan.run.start.is_none() || plan.task(&task).is_some() {
-        true => Ok(task),
-        false => Err(unknown()),
-    }
 }

@@ -1,7 +1,7 @@
 //! `POST /runs`: submits a run, with its documents.
 //!
 //! With an `Idempotency-Key` the request can be repeated at any time, also after this process has died: the key names the run
-//! before it is submitted, in a bucket of the cluster.
+//! before it is submitted ([`crate::idempotency`]).
 
 mod upload;
 
@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use axum::extract::Request;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::Response;
 use millrace_agent::model::validate_selection;
 use millrace_agent::session::ModelPreferences;
+use millrace_client::webhooks::NewPushConfig;
 use millrace_client::{
     EarlierResults, EarlierRunError, FindError, generate_run_id, read_earlier_run, store_document_list,
     submit_run_with_id,
@@ -29,9 +30,8 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::subject::Topic;
 use millrace_protocol::token::Scope;
-use millrace_runtime::log::{has_submission, read_topic};
+use millrace_runtime::log::read_topic;
 use millrace_runtime::store::blobs::sha256_hex;
-use millrace_runtime::store::idempotency::{KeyClaim, KeyedSubmission, claim_key};
 use millrace_runtime::work::registry;
 use millrace_strict_yaml::{FileDescription, parse_yaml};
 use millrace_views::CommandOutcome;
@@ -45,8 +45,9 @@ use super::admission::find_problem_of_full_cluster;
 use super::push_configs::PushConfigBody;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{ClientTrace, IdempotencyKey};
+use crate::idempotency::{EarlyReply, RepeatableRequest};
 use crate::problem::{Mistake, Problem, ProblemKind};
-use crate::state::{Gateway, find_blob, json_response};
+use crate::state::{Gateway, find_blob};
 use upload::{check_document_path, read_request};
 
 /// The maximum size of a submission with its documents: some thousand documents of usual size.
@@ -126,108 +127,71 @@ pub struct DocumentReference {
         (ref("#/components/schemas/SubmissionBody") = "multipart/form-data")
     )),
     responses(
-        (status = 201, description = "The run was submitted; Location is its path", body = ref("#/components/schemas/SubmittedRun")),
-        (status = 200, description = "The key was used for the same request before; this is its run", body = ref("#/components/schemas/SubmittedRun"))
+        (status = 201, description = "The run was submitted, now or by the same request with this key before; Location is its path", body = ref("#/components/schemas/SubmittedRun"))
     )
 )]
 async fn submit_run(
     gateway: Access,
-    IdempotencyKey(key): IdempotencyKey,
+    key: IdempotencyKey,
     ClientTrace(trace_parent): ClientTrace,
     request: Request,
-) -> Result<Response, Problem> {
+) -> Result<Response, EarlyReply> {
     let (mut body, uploaded) = read_request(&gateway, request).await?;
-    // The content, not its bytes: a repetition has another boundary between its parts.
-    let digest = digest_of_request(&body, &uploaded);
-    // A config with a mistake starts no run.
-    let push_config = body.push_config.take().map(|config| gateway.check_push_config(config)).transpose()?;
-    let (submission, documents) = describe_submission(&gateway, body, uploaded).await?;
-    let submission = Submission { trace_parent, ..submission };
-    let submission = match documents.is_empty() {
-        true => submission,
-        false => {
-            let documents = Some(store_document_list(&gateway.bus, &documents).await?);
-            Submission { documents, ..submission }
-        }
-    };
-    let (run, sequence, status) = submit_once(&gateway, key, digest, &submission).await?;
-    if let Some(config) = push_config {
-        gateway.set_push_config(&run, config).await?;
-    }
-    Ok(submitted(&run, sequence, status))
-}
-
-/// Submits a run, unless the key was used for this request before. Returns its id, the sequence of its submission, and the
-/// status of the reply.
-async fn submit_once(
-    gateway: &Access,
-    key: Option<String>,
-    digest: String,
-    submission: &Submission,
-) -> Result<(RunId, u64, StatusCode), Problem> {
-    let Some(key) = key else {
-        if let Some(problem) = find_problem_of_full_cluster(gateway).await? {
-            return Err(problem);
-        }
-        let (run, sequence) = millrace_client::submit_new_run(&gateway.bus, submission).await?;
-        return Ok((run, sequence, StatusCode::CREATED));
-    };
-    let keyed =
-        KeyedSubmission { run: generate_run_id(&gateway.bus, submission.session.as_ref()), request: digest };
-    match claim_key(&gateway.bus, (&gateway.caller.name, &key), &keyed).await? {
-        KeyClaim::New => {
-            let sequence = submit_with_id(gateway, &keyed.run, submission).await?;
-            Ok((keyed.run, sequence, StatusCode::CREATED))
-        }
-        KeyClaim::Existing(earlier) if earlier.request == keyed.request => {
-            // The process that claimed the key may have died before it submitted the run.
-            let sequence = submit_with_id(gateway, &earlier.run, submission).await?;
-            Ok((earlier.run, sequence, StatusCode::OK))
-        }
-        KeyClaim::Existing(earlier) => Err(Problem::new(
-            ProblemKind::KeyReused,
-            format!(
-                "the key {key:?} was used for another request, which is run {}; use a new key",
-                earlier.run
-            ),
-        )),
-    }
-}
-
-/// Submits a run under its id, unless it was submitted before, and returns the sequence of the submission.
-async fn submit_with_id(gateway: &Gateway, run: &RunId, submission: &Submission) -> Result<u64, Problem> {
-    // An archived run has left its lane, so that the lane would accept its submission again.
-    if registry::read_summary(&gateway.bus, run).await?.is_none() {
-        // A repeated request does not bring a deleted run back.
-        gateway.refuse_deleted(run).await?;
-        if let Some(problem) = find_problem_of_full_cluster(gateway).await?
-            && !has_submission(&gateway.bus, gateway.bus.lane_of_run(run), run).await?
-        {
-            return Err(problem);
-        }
-        if let Some(sequence) = submit_run_with_id(&gateway.bus, run, submission).await? {
-            return Ok(sequence);
-        }
-    }
-    let records = read_topic(&gateway.bus, gateway.bus.lane_of_run(run), run, &Topic::Submitted).await?;
-    // An archived run is visible at any sequence.
-    Ok(records.first().map_or(0, |record| record.sequence))
-}
-
-fn submitted(run: &RunId, sequence: u64, status: StatusCode) -> Response {
-    let mut response =
-        json_response(status, &Written { sequence, outcome: CommandOutcome::RunSubmitted { run } });
-    if let Ok(path) = HeaderValue::from_str(&format!("/api/v1/runs/{run}")) {
-        response.headers_mut().insert(header::LOCATION, path);
-    }
-    response
-}
-
-fn digest_of_request(body: &SubmissionBody, uploaded: &[Document]) -> String {
+    // The content, not its bytes: a repetition has another boundary between its parts, and may have them in another order.
     let documents: BTreeMap<&str, &str> =
         uploaded.iter().map(|document| (document.path.as_str(), document.sha256.as_str())).collect();
-    let text = serde_json::to_vec(&(body, documents)).expect("a submission serialises to JSON");
-    sha256_hex(&text)
+    let scope = ("submit_run", "");
+    let mut repeatable = RepeatableRequest::look_up(&gateway, key, scope, &(&body, documents)).await?;
+    // A config with a mistake starts no run.
+    let push_config = body.push_config.take().map(|config| gateway.check_push_config(config)).transpose()?;
+    let earlier = match repeatable.earlier() {
+        // The process that claimed the key has died, before or after it submitted the run.
+        Some((run, _)) => find_submission(&gateway, run).await?.map(|sequence| (run.clone(), sequence)),
+        None => None,
+    };
+    let (run, sequence) = match earlier {
+        Some(earlier) => earlier,
+        None => {
+            let (submission, documents) = describe_submission(&gateway, body, uploaded).await?;
+            let submission = Submission { trace_parent, ..submission };
+            let submission = match documents.is_empty() {
+                true => submission,
+                false => {
+                    let documents = Some(store_document_list(&gateway.bus, &documents).await?);
+                    Submission { documents, ..submission }
+                }
+            };
+            if let Some(problem) = find_problem_of_full_cluster(&gateway).await? {
+                return Err(problem.into());
+            }
+            let run = generate_run_id(&gateway.bus, submission.session.as_ref());
+            let (run, _) = repeatable.claim(run.clone(), run.to_string()).await?;
+            let sequence = submit_run_with_id(&gateway.bus, &run, &submission).await?;
+            let sequence = match sequence {
+                Some(sequence) => Some(sequence),
+                None => find_submission(&gateway, &run).await?,
+            };
+            (run, sequence.unwrap_or(0))
+        }
+    };
+    if let Some(config) = push_config {
+        // A repetition after a crash sets no second one.
+        let id =
+            config.config.clone().unwrap_or_else(|| sha256_hex(run.as_str().as_bytes())[..32].to_owned());
+        gateway.set_push_config(&run, NewPushConfig { config: Some(id), ..config }).await?;
+    }
+    let written = Written { sequence, outcome: CommandOutcome::RunSubmitted { run: &run } };
+    let location = Some(format!("/api/v1/runs/{run}"));
+    Ok(repeatable.reply((StatusCode::CREATED, location), &written).await?)
+}
+
+/// Returns the sequence of the submission of a run, if it was submitted; 0 if it is archived, and so is visible at any sequence.
+async fn find_submission(gateway: &Gateway, run: &RunId) -> Result<Option<u64>, Problem> {
+    let records = read_topic(&gateway.bus, gateway.bus.lane_of_run(run), run, &Topic::Submitted).await?;
+    match records.first() {
+        Some(record) => Ok(Some(record.sequence)),
+        None => Ok(registry::read_summary(&gateway.bus, run).await?.map(|_| 0)),
+    }
 }
 
 fn invalid_run(pointer: &str, message: impl ToString) -> Problem {
@@ -390,19 +354,6 @@ async fn find_documents(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn repetitions_have_the_same_digest_whatever_the_order_of_their_documents() {
-        let document = |path: &str| Document { path: path.into(), sha256: format!("{path}-sha"), size: 1 };
-        let body = |objective: &str| SubmissionBody {
-            objective: Some(objective.into()),
-            ..SubmissionBody::default()
-        };
-        let one = digest_of_request(&body("x"), &[document("a"), document("b")]);
-        assert_eq!(one, digest_of_request(&body("x"), &[document("b"), document("a")]));
-        assert_ne!(one, digest_of_request(&body("y"), &[document("a"), document("b")]));
-        assert_ne!(one, digest_of_request(&body("x"), &[document("a")]));
-    }
 
     #[test]
     fn plans_are_json_or_yaml() {

@@ -61,6 +61,7 @@ pub(super) fn handle_command(plan: &Plan, command: &RunCommand) -> Result<Vec<Ev
             let (name, by, data) = (name.clone(), command.by.clone(), data.clone());
             waits::handle_signal(plan, &Signal { name, by, data })?
         }
+        CommandAction::Retire => return Err(Refusal::WrongMoment("the run has not ended".into())),
     });
     Ok(events)
 }
@@ -83,7 +84,11 @@ pub(super) fn continue_ended_run(
         CommandAction::Edit(edit @ (Edit::Retry { .. } | Edit::Add(_))) if plan.can_be_reopened() => {
             edit_ended_run(plan, run_control_command, edit, end, now)
         }
-        CommandAction::Resume { .. }
+        CommandAction::Retire if end.is_resumable => {
+            Ok(vec![command_event(plan, run_control_command)?, Event::Run(RunEvent::Retired)])
+        }
+        CommandAction::Retire
+        | CommandAction::Resume { .. }
         | CommandAction::Edit(_)
         | CommandAction::CancelRun { .. }
         | CommandAction::CancelTask { .. }
@@ -303,6 +308,7 @@ fn command_event(plan: &Plan, command: &RunCommand) -> Result<Event, Refusal> {
         CommandAction::Resume { budget: Some(_) } => "resume with a larger budget".into(),
         CommandAction::Message { .. } => "message to the planner".into(),
         CommandAction::Signal { name, .. } => format!("signal the event {name:?}"),
+        CommandAction::Retire => "give up resuming the run".into(),
     };
     Ok(Event::User(UserEvent::Commanded {
         id: id.clone(),

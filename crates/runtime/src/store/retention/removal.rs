@@ -15,7 +15,7 @@ use crate::nats::buckets::read_bucket_entries;
 use crate::nats::error::fault_from_client_error;
 use crate::nats::object_store;
 use crate::nats::topology::{ARCHIVE, FILES, KEYS, RETENTION, RUNS, bucket_stream};
-use crate::store::idempotency::KeyedSubmission;
+use crate::store::idempotency::KeyedRequest;
 use crate::work::{queue, registry};
 use crate::{Bus, Fault, log};
 
@@ -69,7 +69,7 @@ async fn begin_removal(bus: &Bus, record: DeletionRecord, last: u64) -> Result<D
     let is_submitted =
         summary.is_none() && log::has_submission(bus, bus.lane_of_run(&record.run), &record.run).await?;
     let state = match deletion_step(summary.as_ref(), is_submitted) {
-        DeletionStep::Wait => return Ok(DeletionStart::Wait),
+        DeletionStep::Wait { .. } => return Ok(DeletionStart::Wait),
         DeletionStep::Refuse => DeletionState::Refused,
         DeletionStep::Remove => DeletionState::Removing,
     };
@@ -141,7 +141,7 @@ pub async fn expire_records(bus: &Bus, age: Duration) -> Result<usize, Fault> {
     let runs: HashSet<&RunId> =
         records.iter().map(|entry| &entry.value).filter(|record| removed(record)).map(|it| &it.run).collect();
     for (key, value) in read_bucket_entries(bus.client(), KEYS).await? {
-        let keyed: Option<KeyedSubmission> = serde_json::from_slice(&value).ok();
+        let keyed: Option<KeyedRequest> = serde_json::from_slice(&value).ok();
         if keyed.is_some_and(|keyed| runs.contains(&keyed.run)) {
             purge_stream(bus, &bucket_stream(KEYS), format!("$KV.{KEYS}.{key}"), None).await?;
         }

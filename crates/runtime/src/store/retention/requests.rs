@@ -15,11 +15,13 @@ use async_nats::Subscriber;
 use futures::StreamExt;
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
+use millrace_protocol::plan::{CommandAction, RunCommand};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::retention::{
     DeletionRecord, DeletionState, DeletionStep, PruneSelection, RetentionRule, SweepRecord, SweepSettings,
     deletion_step,
 };
+use millrace_protocol::subject::{Topic, topic_subject};
 use serde::{Deserialize, Serialize};
 
 use crate::fault::backoff;
@@ -88,7 +90,8 @@ pub(super) async fn read_deletion_entry(
     Ok((record, state.last))
 }
 
-/// Requests the deletion of a run that has ended.
+/// Requests the deletion of a run that has ended. One that can be resumed is retired first, so that it is archived at once: whichever
+/// of that and of a command to resume it is decided first, the other one is refused.
 ///
 /// # Errors
 /// There is no such run, it is live, or the server does not respond.
@@ -96,6 +99,9 @@ pub async fn request_deletion(bus: &Bus, run: &RunId, by: &str) -> Result<Deleti
     for _ in 0..MAX_ATTEMPTS {
         let (record, last) = read_deletion_entry(bus, run).await?;
         let summary = registry::read_summary(bus, run).await?;
+        if deletion_step(summary.as_ref(), false) == (DeletionStep::Wait { is_resumable: true }) {
+            retire_run(bus, run, by).await?;
+        }
         match record.map(|record| record.state) {
             Some(DeletionState::Requested) => return Ok(DeletionRequest::Pending),
             Some(DeletionState::Removing) => return Ok(DeletionRequest::Deleted),
@@ -107,7 +113,7 @@ pub async fn request_deletion(bus: &Bus, run: &RunId, by: &str) -> Result<Deleti
         match deletion_step(summary.as_ref(), is_submitted) {
             DeletionStep::Refuse => return Err(DeletionError::Live(run.clone())),
             DeletionStep::Remove if summary.is_none() => return Err(DeletionError::NotFound(run.clone())),
-            DeletionStep::Remove | DeletionStep::Wait => {}
+            DeletionStep::Remove | DeletionStep::Wait { .. } => {}
         }
         let record = DeletionRecord {
             run: run.clone(),
@@ -121,6 +127,15 @@ pub async fn request_deletion(bus: &Bus, run: &RunId, by: &str) -> Result<Deleti
         }
     }
     Err(Fault::unavailable(format!("deleting run {run}"), "other processes keep changing the record").into())
+}
+
+/// Appends the command that gives up resuming a run.
+async fn retire_run(bus: &Bus, run: &RunId, by: &str) -> Result<(), Fault> {
+    let id = uuid::Uuid::now_v7().simple().to_string();
+    let command = RunCommand { id: id.clone(), by: by.to_owned(), control: CommandAction::Retire };
+    let lane = bus.lane_of_run(run);
+    let publishing = log::publish_message(bus, lane, run, &Topic::Control, &command, &id);
+    bus.fail_on_denial(&topic_subject(lane, run, &Topic::Control), publishing).await.map(drop)
 }
 
 /// Waits until no reader finds a run any more whose deletion was requested. Returns `false` if it takes longer than `patience`:
