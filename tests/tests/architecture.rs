@@ -204,6 +204,48 @@ fn sources_contain_no_todo_comments() {
     }
 }
 
+/// The functions that make administrative changes without recording them. The client records each change.
+#[test]
+fn surfaces_make_administrative_changes_through_the_client() {
+    let changes = [
+        "set_limit(bus",
+        "set_limit(&",
+        "remove_limit(bus",
+        "remove_limit(&gateway",
+        "set_caps(bus",
+        "set_caps(&gateway",
+        "create_token(bus",
+        "create_token(&",
+        "revoke_token(bus",
+        "revoke_token(&",
+        "set_rule(",
+        "remove_rule(",
+        "set_sweep_settings(bus",
+        "set_sweep_settings(&gateway",
+        "request_sweep(bus",
+        "request_sweep(&gateway",
+        "request_deletion(",
+        "request_deletions(",
+        "write_webhook(",
+        "remove_webhook(",
+    ];
+    let output = Command::new("git")
+        .args(["ls-files", "cli/src", "gateway/src"])
+        .current_dir(workspace_folder())
+        .output()
+        .expect("git runs");
+    let files = String::from_utf8(output.stdout).expect("names are text");
+    assert!(files.lines().count() > 100, "{files}");
+    for file in files.lines().filter(|file| file.ends_with(".rs")) {
+        let Ok(source) = std::fs::read_to_string(workspace_folder().join(file)) else { continue };
+        // A change of the client is a method of an administrator.
+        for change in changes {
+            let found = source.match_indices(change).find(|(at, _)| !source[..*at].ends_with(['.', '_']));
+            assert!(found.is_none(), "{file} makes the change {change} without a record of it");
+        }
+    }
+}
+
 #[test]
 fn only_the_view_prints() {
     let view = workspace_folder().join("cli/src/view");

@@ -17,6 +17,7 @@ use millrace_protocol::plan::Decision;
 use millrace_protocol::subject::{Topic, parse_lane_subject};
 use millrace_runtime::Bus;
 use millrace_runtime::store::archive::read_run_from_log_or_archive;
+use millrace_runtime::store::idempotency::{KeyScope, KeyedRequest, claim_key, read_keyed_request};
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{SeededRandom, layered_submission, run_id, submit_run, wait_for_archive};
@@ -199,6 +200,143 @@ async fn run_is_submitted_followed_and_read_by_plain_http() {
     cluster.stop_all();
 }
 
+/// The ids of a pass through the list of runs, part by part, and the number of parts.
+async fn list_all_parts(gateway: &GatewayProcess, filter: &str, limit: usize) -> Vec<String> {
+    let (mut listed, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let part = gateway.get(&format!("/runs?limit={limit}&cursor={cursor}{filter}")).await.json();
+        let runs = part["runs"].as_array().unwrap();
+        assert!(runs.len() <= limit, "{filter}: a part has {} runs", runs.len());
+        listed.extend(runs.iter().map(|run| run["run"].as_str().unwrap().to_owned()));
+        cursor = part["next"].as_str().unwrap().to_owned();
+        if cursor.is_empty() {
+            return listed;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_pass_through_the_list_has_each_run_once_while_runs_start_end_and_are_deleted() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { lanes: 2, linger: Duration::from_millis(100), ..ClusterSetup::default() };
+    let mut cluster = TestCluster::start_with_workers(setup, 2);
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let other = GatewayProcess::start(&cluster, "other").await;
+    // Nobody starts the first runs, so that they are listed as submitted.
+    cluster.kill_process("supervisor-1");
+    let submitted: std::sync::Mutex<Vec<(usize, String)>> = std::sync::Mutex::default();
+    let deleted: std::sync::Mutex<BTreeSet<String>> = std::sync::Mutex::default();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let submit = async |number: usize| {
+        let mut body = chain(1, &json!({}));
+        body["objective"] = json!(format!("part {number} of Bär {}", number % 4));
+        body["labels"] = json!({ "team": format!("t{}", number % 3) });
+        if number % 5 == 0 {
+            body["session"] = json!(format!("s{}", number % 10));
+        }
+        let run = gateway.submit(&body).await;
+        submitted.lock().unwrap().push((number, run));
+    };
+    let known = |is_wanted: &dyn Fn(usize) -> bool| -> Vec<String> {
+        let all = submitted.lock().unwrap();
+        all.iter().filter(|(number, _)| is_wanted(*number)).map(|(_, run)| run.clone()).collect()
+    };
+    let check = async |gateway: &GatewayProcess, filter: &str, limit, is_wanted: &dyn Fn(usize) -> bool| {
+        let expected = known(is_wanted);
+        let listed = list_all_parts(gateway, filter, limit).await;
+        let once: BTreeSet<&String> = listed.iter().collect();
+        assert_eq!(once.len(), listed.len(), "{filter}: a run is there twice");
+        let allowed: BTreeSet<String> = known(is_wanted).into_iter().collect();
+        assert!(listed.iter().all(|run| allowed.contains(run)), "{filter}: a run that it does not select");
+        let deleted = deleted.lock().unwrap();
+        let missing: Vec<&String> =
+            expected.iter().filter(|run| !once.contains(run) && !deleted.contains(*run)).collect();
+        assert!(missing.is_empty(), "{filter}: {missing:?} of {} are missing", expected.len());
+        expected.len()
+    };
+    let all = |_: usize| true;
+    // In a pass the last submissions may not be known here yet, so each filter is checked on runs that were known before it.
+    let since = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(1);
+    let pager = async {
+        let mut passes = 0;
+        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+            for gateway in [&gateway, &other] {
+                passes += 1;
+                for filter in
+                    ["", "&state=submitted,running", "&state=completed", "&label=team", "&session=s0"]
+                {
+                    let listed = list_all_parts(gateway, filter, 7).await;
+                    let once: BTreeSet<&String> = listed.iter().collect();
+                    assert_eq!(once.len(), listed.len(), "{filter}: a run is there twice");
+                }
+                let expected = known(&all);
+                let listed: BTreeSet<String> =
+                    list_all_parts(gateway, &format!("&since={since}"), 7).await.into_iter().collect();
+                let deleted = deleted.lock().unwrap();
+                let missing: Vec<&String> =
+                    expected.iter().filter(|run| !listed.contains(*run) && !deleted.contains(*run)).collect();
+                assert!(missing.is_empty(), "{missing:?} of {} are missing", expected.len());
+            }
+        }
+        passes
+    };
+    let work = async {
+        for part in 0..3 {
+            let numbers: Vec<usize> = (part * 100..part * 100 + 100).collect();
+            futures::future::join_all(numbers.iter().map(|number| submit(*number))).await;
+            if part == 0 {
+                assert_eq!(check(&gateway, "", 7, &all).await, 100);
+                assert_eq!(check(&other, "&state=submitted", 7, &all).await, 100, "nobody starts them");
+                assert_eq!(check(&other, "&state=running", 7, &|_| false).await, 0);
+                for (filter, is_wanted) in [
+                    ("&label=team=t1", &(|number: usize| number % 3 == 1) as &dyn Fn(usize) -> bool),
+                    ("&session=s5", &|number| number % 10 == 5),
+                    ("&text=b%C3%A4r%203", &|number| number % 4 == 3),
+                    ("&label=team=t9", &|_| false),
+                    ("&until=1h", &|_| false),
+                    ("&since=1h&label=team=t0&session=s0", &|number| number % 30 == 0),
+                ] {
+                    check(&gateway, filter, 7, is_wanted).await;
+                    check(&other, filter, 1, is_wanted).await;
+                }
+                cluster.start_process(ProcessRole::Supervisor, "supervisor-2", &[]);
+            }
+        }
+        for run in known(&all) {
+            let number = submitted.lock().unwrap().iter().find(|(_, one)| *one == run).unwrap().0;
+            wait_for_value(TIMEOUT, "the end of a run", async || {
+                (gateway.get(&format!("/runs/{run}")).await.json()["state"] == "completed").then_some(())
+            })
+            .await;
+            if number % 2 == 0 {
+                deleted.lock().unwrap().insert(run.clone());
+                let delete = Request::new("DELETE", format!("/api/v1/runs/{run}?wait=0"));
+                // Its summary may be a moment behind its log.
+                wait_for_value(TIMEOUT, "the summary of an ended run", async || {
+                    let answer = gateway.send(delete.clone()).await;
+                    [200, 202].contains(&answer.status).then_some(())
+                })
+                .await;
+            }
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    };
+    let (passes, ()) = futures::join!(pager, work);
+    assert!(passes > 4, "only {passes} passes");
+    wait_for_value(TIMEOUT, "the deletions", async || {
+        (list_all_parts(&gateway, "", 50).await.len() == 150).then_some(())
+    })
+    .await;
+    for (filter, is_wanted) in [
+        ("", &(|number: usize| number % 2 == 1) as &dyn Fn(usize) -> bool),
+        ("&label=team=t1", &|number| number % 6 == 1),
+        ("&session=s5&state=completed", &|number| number % 10 == 5),
+    ] {
+        check(&gateway, filter, 7, is_wanted).await;
+        check(&other, filter, 7, is_wanted).await;
+    }
+}
+
 /// Follows a run with a client that is cut at random bytes and reconnects, to one gateway or the other.
 async fn follow_with_cuts(
     run: &str,
@@ -356,7 +494,7 @@ async fn request_with_a_key_submits_one_run_however_often_it_is_repeated() {
     let runs: BTreeSet<String> =
         answers.iter().map(|answer| answer.json()["run"].as_str().unwrap().to_owned()).collect();
     assert_eq!(runs.len(), 1, "{runs:?}");
-    assert_eq!(answers.iter().filter(|answer| answer.status == 201).count(), 1);
+    assert!(answers.iter().all(|answer| answer.status == 201 && answer.json() == answers[0].json()));
     let other_request = one.send(request(2)).await;
     assert_eq!(other_request.status, 422);
     assert_eq!(other_request.json()["type"], "urn:millrace:problem:idempotency-key-reused");
@@ -365,33 +503,168 @@ async fn request_with_a_key_submits_one_run_however_often_it_is_repeated() {
     one.wait_for_end(run).await;
     wait_for_archive(&bus, &run_id(run), TIMEOUT).await;
     let late = other.send(request(1)).await;
-    assert_eq!((late.status, &late.json()["run"]), (200, &json!(run)), "the key outlives the run's lane");
+    assert_eq!((late.status, late.json()), (201, answers[0].json()), "the key outlives the run's lane");
     assert_eq!(one.get("/runs").await.json()["runs"].as_array().unwrap().len(), 1);
 
     // The gateway died between the claim of the key and the submission.
-    let keyed = |run: &str, digest: &str| millrace_runtime::store::idempotency::KeyedSubmission {
-        run: run_id(run),
-        request: digest.to_owned(),
-    };
-    let key = ("ann", "died");
-    millrace_runtime::store::idempotency::claim_key(&bus, key, &keyed("lost-1", &digest_of(&bus).await))
-        .await
-        .unwrap();
+    let claimed = read_keyed_request(&bus, &submission_key("k -1")).await.unwrap().unwrap();
+    let lost = KeyedRequest { run: run_id("lost-1"), id: "lost-1".into(), reply: None, ..claimed.keyed };
+    claim_key(&bus, &submission_key("died"), &lost).await.unwrap();
     let repeated =
         Request::new("POST", "/api/v1/runs").header("Idempotency-Key", "died").json(&chain(1, &json!({})));
     let repeated = other.send(repeated).await;
-    assert_eq!((repeated.status, &repeated.json()["run"]), (200, &json!("lost-1")), "{}", repeated.text());
+    assert_eq!((repeated.status, &repeated.json()["run"]), (201, &json!("lost-1")), "{}", repeated.text());
     one.wait_for_end("lost-1").await;
 }
 
-/// The digest of the request of this test, as the gateway has stored it.
-async fn digest_of(bus: &Bus) -> String {
-    let any =
-        millrace_runtime::store::idempotency::KeyedSubmission { run: run_id("x"), request: String::new() };
-    let claim = millrace_runtime::store::idempotency::claim_key(bus, ("ann", "k -1"), &any).await.unwrap();
-    match claim {
-        millrace_runtime::store::idempotency::KeyClaim::Existing(existing) => existing.request,
-        millrace_runtime::store::idempotency::KeyClaim::New => panic!("the key was not claimed"),
+/// The name of the record of a key for a submission.
+fn submission_key(key: &str) -> String {
+    KeyScope { author: "ann", operation: "submit_run", resource: "", key }.record_name()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn key_belongs_to_an_operation_a_resource_and_a_request() {
+    let _alone = lock_machine();
+    let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
+    cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
+    let _bus = cluster.connect_bus().await;
+    let (one, other) =
+        (GatewayProcess::start(&cluster, "one").await, GatewayProcess::start(&cluster, "other").await);
+    let run = one.submit(&chain(3, &json!({}))).await;
+    let send = async |gateway: &GatewayProcess, method: &'static str, path: &str, body: Value| {
+        let request = Request::new(method, format!("/api/v1/runs/{run}{path}"));
+        gateway.send(request.header("Idempotency-Key", "one").json(&body)).await
+    };
+    let pause = async |gateway| send(gateway, "POST", "/pause?timeout=60", json!({})).await;
+    // A refused request owns nothing: the run is paused by another one first.
+    assert_eq!(one.post(&format!("/runs/{run}/pause"), &json!({})).await.status, 200);
+    assert_eq!(pause(&one).await.status, 409);
+    assert_eq!(one.post(&format!("/runs/{run}/resume"), &json!({})).await.status, 200);
+    let commands = [
+        ("POST", "/pause", json!({})),
+        ("POST", "/resume", json!({})),
+        ("POST", "/interrupt", json!({})),
+        ("POST", "/signal", json!({ "name": "go", "data": { "b": 1, "a": [1, 2] } })),
+        ("POST", "/tasks", json!({ "tasks": [{ "id": "more", "objective": "more", "capability": "echo" }] })),
+        ("PATCH", "/tasks/t1", json!({ "objective": "other words", "parameters": { "y": 2, "x": 1 } })),
+        ("PATCH", "/tasks/t2", json!({ "objective": "other words", "parameters": { "y": 2, "x": 1 } })),
+        ("POST", "/tasks/more/cancel", json!({ "reason": "enough" })),
+        ("POST", "/tasks/t2/cancel", json!({ "reason": "enough" })),
+        ("POST", "/cancel", json!({ "reason": "enough" })),
+    ];
+    let mut answers = Vec::new();
+    for (method, path, body) in &commands {
+        let answer = send(&one, method, path, body.clone()).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        answers.push(answer);
+    }
+    assert_eq!(one.wait_for_end(&run).await["state"], "cancelled");
+    let done = one.get(&format!("/runs/{run}")).await.json();
+    assert_eq!(done["commands"].as_array().unwrap().len(), commands.len() + 2, "{done:#}");
+    let reordered = |body: &Value| -> Value {
+        // The same objects with their fields in the opposite order.
+        fn reverse(value: &Value) -> Value {
+            match value {
+                Value::Object(fields) => {
+                    fields.iter().rev().map(|(name, value)| (name.clone(), reverse(value))).collect()
+                }
+                Value::Array(items) => items.iter().map(reverse).collect(),
+                other => other.clone(),
+            }
+        }
+        reverse(body)
+    };
+    for ((method, path, body), first) in commands.iter().zip(&answers) {
+        for gateway in [&one, &other] {
+            let again = send(gateway, method, path, reordered(body)).await;
+            assert_eq!((again.status, again.json()), (first.status, first.json()), "{path}");
+        }
+        if body != &json!({}) {
+            let mut changed = body.clone();
+            changed.as_object_mut().unwrap().values_mut().for_each(|value| {
+                if value.is_string() {
+                    *value = json!("something else");
+                } else {
+                    *value = json!({ "z": 1 });
+                }
+            });
+            let refused = send(&other, method, path, changed).await;
+            assert_eq!(refused.status, 422, "{path}: {}", refused.text());
+            assert!(refused.text().contains("idempotency-key-reused"), "{path}: {}", refused.text());
+        }
+    }
+    assert_eq!(one.get(&format!("/runs/{run}")).await.json()["commands"], done["commands"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn repeated_submission_is_answered_as_the_first_one_and_a_refused_one_owns_no_key() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { linger: Duration::from_millis(100), ..ClusterSetup::default() };
+    let cluster = TestCluster::start_with_workers(setup, 1);
+    let bus = cluster.connect_bus().await;
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let submit = async |key: &str, body: &str| {
+        let request = Request::new("POST", "/api/v1/runs").header("Idempotency-Key", key);
+        gateway.send(request.body("application/json", body.as_bytes().to_vec())).await
+    };
+    let earlier = gateway.submit(&chain(1, &json!({}))).await;
+    gateway.wait_for_end(&earlier).await;
+    wait_for_archive(&bus, &run_id(&earlier), TIMEOUT).await;
+    let task =
+        r#"{"id": "a", "objective": "a", "capability": "echo", "parameters": {"steps": 1, "delay_ms": 10}}"#;
+    let other_task =
+        r#"{"parameters": {"delay_ms": 10, "steps": 1}, "capability": "echo", "objective": "a", "id": "a"}"#;
+    let push = r#"{"url": "https://receiver.example/a", "token": "abc"}"#;
+    let bodies = |task: &str, budget: &str| {
+        format!(
+            r#"{{"objective": "x", "plan": {{"tasks": [{task}]}}, "budget": {budget}, "after": ["{earlier}"], "push_config": {push}}}"#
+        )
+    };
+    let (first, same) = (
+        bodies(task, r#"{"tokens": "10k", "time": "5m"}"#),
+        bodies(other_task, r#"{"time": "5m", "tokens": "10k"}"#),
+    );
+    let submitted = submit("k", &first).await;
+    assert_eq!(submitted.status, 201, "{}", submitted.text());
+    let run = submitted.json()["run"].as_str().unwrap().to_owned();
+    let repeat = async |when: &str| {
+        let again = submit("k", &same).await;
+        assert_eq!((again.status, again.json()), (201, submitted.json()), "{when}: {}", again.text());
+        assert_eq!(again.header("location"), submitted.header("location"), "{when}");
+        let configs = gateway.get(&format!("/runs/{run}/push-configs")).await.json();
+        assert_eq!(configs["push_configs"].as_array().unwrap().len(), 1, "{when}: {configs}");
+    };
+    repeat("at once").await;
+    gateway.wait_for_end(&run).await;
+    let deleted = Request::new("DELETE", format!("/api/v1/runs/{earlier}?wait=60"));
+    assert_eq!(gateway.send(deleted).await.status, 200);
+    repeat("after the deletion of a run that it follows up on").await;
+    wait_for_archive(&bus, &run_id(&run), TIMEOUT).await;
+    repeat("after the archive").await;
+    assert_eq!(submit("k", &first.replace("10k", "20k")).await.status, 422);
+
+    // Refused: no room, a mistake, an earlier run that is gone.
+    let put = async |body: Value| gateway.send(Request::new("PUT", "/api/v1/admission").json(&body)).await;
+    let slow = chain(1, &json!({ "delay_ms": 600_000 })).to_string();
+    assert_eq!(put(json!({ "max_running_runs": 1, "max_waiting_runs": 0 })).await.status, 200);
+    wait_for_value(TIMEOUT, "a full cluster", async || {
+        (gateway.post("/runs", &chain(1, &json!({ "delay_ms": 600_000 }))).await.status == 429).then_some(())
+    })
+    .await;
+    assert_eq!(submit("full", &slow).await.status, 429);
+    assert_eq!(submit("full", &slow).await.status, 429);
+    assert_eq!(put(json!({})).await.status, 200);
+    assert_eq!(submit("gone", &bodies(task, "{}")).await.status, 410);
+    assert_eq!(submit("wrong", r#"{"objective": " "}"#).await.status, 422);
+    for key in ["full", "gone", "wrong"] {
+        assert_eq!(read_keyed_request(&bus, &submission_key(key)).await.unwrap(), None, "{key}");
+        let other = chain(1, &json!({ "delay_ms": 1 })).to_string();
+        let answer = wait_for_value(TIMEOUT, "room", async || {
+            let answer = submit(key, &other).await;
+            (answer.status != 429).then_some(answer)
+        })
+        .await;
+        assert_eq!(answer.status, 201, "{key}: {}", answer.text());
     }
 }
 
@@ -601,6 +874,45 @@ async fn malformed_oversized_and_slow_requests_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn refusals_of_requests_that_are_still_being_sent_arrive() {
+    let _alone = lock_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
+    let _bus = cluster.connect_bus().await;
+    let mut gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let body = |size: usize| vec![b' '; size * 1024 * 1024];
+    let post = |path: &str| Request::new("POST", format!("/api/v1{path}"));
+    for (request, status) in [
+        (post("/answers").body("application/json", body(5)), 413),
+        (post("/answers").body("application/json", body(8)), 413),
+        (post("/answers").body("application/json", body(64)), 413),
+        (post("/runs/none/cancel").body("application/json", body(64)), 413),
+        (post("/answers").body("text/plain", body(64)), 415),
+        (post("/nothing").body("application/json", body(64)), 404),
+        (Request::new("PUT", "/api/v1/runs").body("application/json", body(64)), 405),
+        (post("/answers").header("Host", "evil.example").body("application/json", body(64)), 421),
+        (post("/answers").header("Origin", "http://evil.example").body("application/json", body(64)), 403),
+        (post("/runs").body("text/plain", body(64)), 415),
+    ] {
+        for _ in 0..3 {
+            let answer = request.try_send(gateway.address).await;
+            let answer = answer.unwrap_or_else(|| panic!("no answer to {} {}", request.method, request.path));
+            assert_eq!(answer.status, status, "{} {}: {}", request.method, request.path, answer.text());
+            let problem = answer.json();
+            assert!(problem["detail"].is_string(), "{} {}: {problem}", request.method, request.path);
+        }
+    }
+    // A client that never closes its side does not hold the process up.
+    let mut open = TcpStream::connect(gateway.address).await.unwrap();
+    let head = "POST /api/v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n";
+    open.write_all(head.as_bytes()).await.unwrap();
+    let mut begin = [0; 12];
+    open.read_exact(&mut begin).await.unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 404");
+    let took = gateway.stop();
+    assert!(took < Duration::from_secs(4), "stopping took {took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn uploaded_documents_belong_to_the_run() {
     let _shared = share_machine();
     let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
@@ -621,7 +933,7 @@ async fn uploaded_documents_belong_to_the_run() {
     let repeated = gateway.send(upload("two", "# Notes")).await;
     assert_eq!(
         (repeated.status, &repeated.json()["run"]),
-        (200, &submitted.json()["run"]),
+        (201, &submitted.json()["run"]),
         "another boundary"
     );
     assert_eq!(gateway.send(upload("three", "# Other notes")).await.status, 422, "another document");
@@ -756,6 +1068,163 @@ async fn ended_runs_are_deleted_and_live_ones_refused() {
     .await;
     assert_eq!(gateway.send(Request::new("DELETE", path)).await.status, 200);
     assert_eq!(gateway.send(Request::new("DELETE", path)).await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn administrative_changes_are_recorded_on_every_surface() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { linger: Duration::from_millis(100), ..ClusterSetup::default() };
+    let cluster = TestCluster::start_with_workers(setup, 1);
+    let _bus = cluster.connect_bus().await;
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let after = async || gateway.get("/audit").await.json()["next"].as_u64().unwrap();
+    let actions = async |after: u64| -> Vec<Value> {
+        let page = gateway.get(&format!("/audit?after={after}")).await.json();
+        page["actions"].as_array().unwrap().clone()
+    };
+    let types = |actions: &[Value]| -> Vec<String> {
+        actions.iter().map(|one| one["action"]["type"].as_str().unwrap().to_owned()).collect()
+    };
+    let by_api = after().await;
+    let send = async |method: &'static str, path: &str, body: Value| {
+        let answer = gateway.send(Request::new(method, format!("/api/v1{path}")).json(&body)).await;
+        assert!(answer.status < 300, "{method} {path}: {}", answer.text());
+        answer.json()
+    };
+    let ended = async || {
+        let run = gateway.submit(&chain(1, &json!({}))).await;
+        gateway.wait_for_end(&run).await;
+        run
+    };
+    let selection = json!({ "older_than": "1000d", "states": ["failed"] });
+    send("PUT", "/limits/openai:x", json!({ "requests": 5 })).await;
+    send("DELETE", "/limits/openai:x", json!({})).await;
+    send("PUT", "/admission", json!({ "max_running_runs": 50 })).await;
+    let token = send("POST", "/tokens", json!({ "name": "tim", "scopes": ["read"] })).await;
+    send("DELETE", &format!("/tokens/{}", token["id"].as_str().unwrap()), json!({})).await;
+    let hook = send("POST", "/webhooks", json!({ "url": "https://receiver.example/a" })).await;
+    let hook = hook["id"].as_str().unwrap().to_owned();
+    send("PATCH", &format!("/webhooks/{hook}"), json!({ "description": "b" })).await;
+    send("DELETE", &format!("/webhooks/{hook}"), json!({})).await;
+    send("PUT", "/retention/rules/a", selection.clone()).await;
+    send("DELETE", "/retention/rules/a", json!({})).await;
+    send("PUT", "/retention/settings", json!({ "blob_grace": "2h" })).await;
+    send("POST", "/retention/sweep", json!({})).await;
+    send("POST", "/runs/prune", selection).await;
+    send("DELETE", &format!("/runs/{}?wait=60", ended().await), json!({})).await;
+    let by_api = actions(by_api).await;
+    let run = ended().await;
+    let by_command = after().await;
+    let millrace = |arguments: &[&str]| {
+        let output = cluster.millrace_command().args(arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {text}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default()
+    };
+    millrace(&["limits", "set", "openai:x", "--requests", "5", "--by", "bob"]);
+    millrace(&["limits", "clear", "openai:x", "--by", "bob"]);
+    millrace(&["limits", "runs", "--running", "50", "--by", "bob"]);
+    let token = millrace(&["token", "create", "tim", "--scope", "read", "--by", "bob", "--json"]);
+    millrace(&["token", "revoke", token["id"].as_str().unwrap(), "--by", "bob"]);
+    let hook = millrace(&["webhook", "add", "https://receiver.example/a", "--by", "bob", "--json"]);
+    let hook = hook["id"].as_str().unwrap();
+    millrace(&["webhook", "update", hook, "--description", "b", "--by", "bob"]);
+    millrace(&["webhook", "delete", hook, "--by", "bob"]);
+    millrace(&["retention", "set", "a", "--older-than", "1000d", "--state", "failed", "--by", "bob"]);
+    millrace(&["retention", "remove", "a", "--by", "bob"]);
+    millrace(&["retention", "grace", "2h", "--by", "bob"]);
+    millrace(&["retention", "sweep", "--by", "bob"]);
+    millrace(&["prune", "--older-than", "1000d", "--state", "failed", "--by", "bob"]);
+    millrace(&["delete", &run, "--wait", "60s", "--by", "bob"]);
+    let by_command = actions(by_command).await;
+    assert_eq!(types(&by_command), types(&by_api));
+    assert_eq!(by_api.len(), 14, "{by_api:#?}");
+    assert!(by_api.iter().all(|one| one["by"]["name"] == "ann"), "{by_api:#?}");
+    assert!(by_command.iter().all(|one| one["by"]["name"] == "bob"), "{by_command:#?}");
+    // A change that is refused changes nothing, and is not recorded if it can't be read.
+    let before = after().await;
+    let refused = Request::new("PUT", "/api/v1/limits/openai:x").json(&json!({ "requests": 0 }));
+    assert_eq!(gateway.send(refused).await.status, 400);
+    assert!(actions(before).await.is_empty());
+    let listed = cluster.millrace_command().arg("audit").output().unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert_eq!(listed.lines().count(), 28, "{listed}");
+    assert!(listed.contains(&format!("bob requested the deletion of run {run}")), "{listed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_runs_that_could_be_resumed_are_deleted_and_nothing_else_is_promised_meanwhile() {
+    let _alone = lock_machine();
+    let setup = ClusterSetup { linger: Duration::from_millis(100), ..ClusterSetup::default() };
+    let mut cluster = TestCluster::start_with_workers(setup, 1);
+    let bus = cluster.connect_bus().await;
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let failing = || {
+        let mut run = chain(2, &json!({ "fail_rate": 1.0 }));
+        run["plan"]["tasks"][0]["limits"] = json!({ "max_attempts": 1 });
+        run
+    };
+    let failed = async || {
+        let run = gateway.submit(&failing()).await;
+        let end = gateway.wait_for_end(&run).await;
+        assert_eq!((&end["state"], &end["resumable"]), (&json!("failed"), &json!(true)), "{end:#}");
+        wait_for_value(TIMEOUT, "the summary", async || {
+            let summary =
+                millrace_runtime::work::registry::read_summary(&bus, &run_id(&run)).await.ok()??;
+            summary.is_resumable.then_some(())
+        })
+        .await;
+        run
+    };
+    let delete = |run: &str, wait: u32| Request::new("DELETE", format!("/api/v1/runs/{run}?wait={wait}"));
+    let run = failed().await;
+    let deleted = gateway.send(delete(&run, 60)).await;
+    assert_eq!((deleted.status, &deleted.json()["deleted"]), (200, &json!(true)), "{}", deleted.text());
+    assert_eq!(gateway.get(&format!("/runs/{run}")).await.status, 410);
+
+    // Commands of both surfaces, and one run that was out of budget.
+    let mut exhausted = chain(3, &json!({ "delay_ms": 300 }));
+    exhausted["budget"] = json!({ "time": "100ms" });
+    let exhausted = gateway.submit(&exhausted).await;
+    assert_eq!(gateway.wait_for_end(&exhausted).await["state"], "budget_exhausted");
+    let runs = [failed().await, exhausted];
+    wait_for_value(TIMEOUT, "two ended runs", async || {
+        let selected = gateway.post("/runs/prune", &json!({ "older_than": "1s", "dry_run": true })).await;
+        (selected.json()["runs"].as_array().unwrap().len() == 2).then_some(())
+    })
+    .await;
+    let pruned =
+        cluster.millrace_command().args(["prune", "--older-than", "1s", "--by", "bob"]).output().unwrap();
+    assert!(pruned.status.success(), "{}", String::from_utf8_lossy(&pruned.stderr));
+    for run in &runs {
+        wait_for_value(TIMEOUT, "the deletion", async || {
+            (gateway.get(&format!("/runs/{run}")).await.status == 410).then_some(())
+        })
+        .await;
+    }
+
+    // What was promised first counts: nobody carries the deletion out yet, and the run is not resumed.
+    let run = failed().await;
+    cluster.kill_process("supervisor-1");
+    let promised = gateway.send(delete(&run, 0)).await;
+    assert_eq!((promised.status, &promised.json()["deleted"]), (202, &json!(false)), "{}", promised.text());
+    for (path, body) in [
+        ("resume", json!({})),
+        ("tasks/t0/retry", json!({})),
+        ("tasks", json!({ "tasks": [{ "id": "more", "objective": "more", "capability": "echo" }] })),
+    ] {
+        let refused = gateway.post(&format!("/runs/{run}/{path}?wait=accepted"), &body).await;
+        assert_eq!(refused.status, 409, "{path}: {}", refused.text());
+        assert!(refused.text().contains("is being deleted, as ann requested"), "{path}: {}", refused.text());
+    }
+    let resumed = cluster.millrace_command().args(["retry", &run, "t0"]).output().unwrap();
+    let text = String::from_utf8_lossy(&resumed.stderr).into_owned();
+    assert!(!resumed.status.success() && text.contains("is being deleted"), "{text}");
+    cluster.start_process(ProcessRole::Supervisor, "supervisor-2", &[]);
+    let deleted = gateway.send(delete(&run, 60)).await;
+    assert_eq!((deleted.status, &deleted.json()["deleted"]), (200, &json!(true)), "{}", deleted.text());
+    let commands = gateway.get("/runs").await.json();
+    assert_eq!(commands["runs"], json!([]), "nothing is left");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -30,7 +30,7 @@ export type PushConfig = PushConfigJson
 
 /** A part of the list of runs. */
 export type RunList = {
-  /** The runs, newest first. */
+  /** The runs by the times of their submissions, newest first. A run keeps its place while it starts and ends. */
   runs: RunLine[]
   /** The `cursor` of the next part; empty at the end. */
   next: string
@@ -42,7 +42,7 @@ export type RunLine = {
   run: RunId
   /** Its state. */
   state: RunState
-  /** Its objective, truncated to 200 characters; absent, as the fields below, until a supervisor has started it. */
+  /** Its objective, truncated to 200 characters. Fields are absent that are not known before a supervisor has started the run. */
   objective?: string | null
   /** Its labels. */
   labels?: Record<string, string> | null
@@ -3484,6 +3484,42 @@ export type AuditAction = {
   max_running_runs?: number | null
   /** The number of runs that may wait for a place; `None` is unlimited. */
   max_waiting_runs?: number | null
+} | {
+  type: "run_deletion_requested"
+  /** The run. */
+  run: RunId
+} | {
+  type: "prune_requested"
+  /** The selection. */
+  selection: PruneSelection
+  /** The number of runs that it selected. */
+  runs: number
+} | {
+  type: "retention_rule_set"
+  /** Its name. */
+  rule: string
+  /** The runs that it selects. */
+  selection: PruneSelection
+} | {
+  type: "retention_rule_removed"
+  /** Its name. */
+  rule: string
+} | {
+  type: "blob_grace_set"
+  /** The time in milliseconds. */
+  blob_grace_ms: number
+} | {
+  type: "sweep_requested"
+}
+
+/** A selection of ended runs by age, labels and the reason of their end. */
+export type PruneSelection = {
+  /** Only runs that ended longer ago than this, in milliseconds. */
+  older_than_ms: number
+  /** Only runs with all these labels: `NAME=VALUE`, or `NAME` for any value. */
+  labels?: string[]
+  /** Only runs that ended for one of these reasons; all if empty. */
+  states?: EndReason[]
 }
 
 /** A webhook. */
@@ -4070,7 +4106,7 @@ export interface Operations {
     }
     response: AppliedCommand | AcceptedCommand
   }
-  /** List administrative actions: who created and revoked tokens, and changed limits. What was done to a run is in its events. */
+  /** List administrative actions: who created and revoked tokens, changed limits, webhooks and rules, and deleted runs. What was done to a run is in its events. */
   listActions: {
     arguments: {
       /** Only actions after this sequence: the `next` of the part before. */
@@ -4145,7 +4181,10 @@ export interface Operations {
       label?: string
       /** Only runs of this session. */
       session?: string
-      /** Only runs that started at this time or later: a time, or a duration before now such as `2h`. */
+      /**
+       * Only runs that started at this time or later: a time, or a duration before now such as `2h`. Of a run that has not started, the
+       * time of its submission counts.
+       */
       since?: string
       /** Only runs that started before this time: a time, or a duration before now. */
       until?: string
@@ -4629,7 +4668,10 @@ export interface Operations {
       after?: string
       /** `decisions` (default) or `steps` (and each entry of the journals). */
       level?: "decisions" | "steps"
-      /** Only events with these names, separated by commas, such as `task_completed,run_ended`. */
+      /**
+       * Only events with these names, separated by commas, such as `task_completed,run_ended`; `step` with `level=steps`. `run_summary` is
+       * sent whatever the names are; alone it leaves all events out.
+       */
       types?: string
       /** Only events of these runs, separated by commas. */
       runs?: string
@@ -4649,7 +4691,7 @@ export interface Operations {
       after?: string
       /** `decisions` (default), `steps` (and each entry of the journals) or `live` (and model output as it is written). */
       level?: "decisions" | "steps" | "live"
-      /** Only events with these names, separated by commas, such as `task_completed,run_ended`. */
+      /** Only events with these names, separated by commas, such as `task_completed,run_ended`; `step` with `level=steps` or `live`. */
       types?: string
       /** Only events of this task. */
       task?: string

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use millrace_runtime::Bus;
-use millrace_tests::cluster::{ClusterSetup, TestCluster};
+use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{SeededRandom, layered_submission, run_id, submit_run};
 use millrace_tests::wait_for_value;
@@ -213,6 +213,101 @@ async fn stream_of_all_runs_keeps_a_list_up_to_date() {
     for query in ["after=x", "after=17.0", "label=a%20b", "level=live", "runs=none"] {
         let answer = gateway.get(&format!("/events?{query}")).await;
         assert!([400, 404].contains(&answer.status), "{query}: {}", answer.text());
+    }
+}
+
+/// The events of runs in frames of a stream: no summaries, and no notices.
+fn events_of(frames: &[Frame]) -> Vec<(String, String)> {
+    let is_event = |frame: &&Frame| {
+        frame.id.is_some() && !["run_summary", "stream_started"].contains(&frame.event.as_str())
+    };
+    frames.iter().filter(is_event).map(|frame| (frame.event.clone(), frame.data.clone())).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_send_live_what_they_send_when_read_again() {
+    let _alone = lock_machine();
+    let mut cluster =
+        TestCluster::start_with_workers(ClusterSetup { lanes: 2, ..ClusterSetup::default() }, 0);
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let begin =
+        read_events_for(gateway.address, &all_events("", None), usize::MAX, Duration::from_secs(2)).await;
+    let begin = begin.iter().find_map(|frame| frame.id.clone()).unwrap();
+    let run = gateway.submit(&chain(3, &json!({ "steps": 3, "delay_ms": 100 }))).await;
+    let other = gateway.submit(&chain(1, &json!({}))).await;
+    wait_for_value(TIMEOUT, "the plan", async || {
+        (gateway.get(&format!("/runs/{run}")).await.json()["tasks"].as_array()?.len() == 3).then_some(())
+    })
+    .await;
+    let types = |level: &str| match level {
+        "decisions" => vec!["", "&types=task_completed,run_ended", "&types=attempt_claimed"],
+        _ => vec!["", "&types=task_completed,run_ended", "&types=step", "&types=step,run_ended"],
+    };
+    let mut live = Vec::new();
+    let mut follow = |path: String, after: Option<&str>| {
+        let request = Request::new("GET", format!("/api/v1{path}"));
+        let request = after.into_iter().fold(request, |request, id| request.header("Last-Event-ID", id));
+        let (address, again) = (gateway.address, request.clone());
+        let reading = tokio::spawn(async move {
+            read_events_for(address, &request, usize::MAX, Duration::from_secs(15)).await
+        });
+        live.push((path, again, reading));
+    };
+    for level in ["decisions", "steps", "live"] {
+        for names in types(level) {
+            for task in ["", "&task=t1"] {
+                follow(format!("/runs/{run}/events?level={level}{names}{task}"), None);
+            }
+            for runs in [String::new(), format!("&runs={run}")] {
+                if level != "live" {
+                    follow(format!("/events?level={level}{names}{runs}"), Some(&begin));
+                }
+            }
+        }
+    }
+    cluster.start_process(ProcessRole::Worker, "worker-late", &[]);
+    gateway.wait_for_end(&run).await;
+    gateway.wait_for_end(&other).await;
+    let (mut table, mut is_empty) = (Vec::new(), Vec::new());
+    for (path, request, reading) in live {
+        let live = events_of(&reading.await.unwrap());
+        let again = read_events_for(gateway.address, &request, usize::MAX, Duration::from_secs(3)).await;
+        let again = events_of(&again);
+        // Lanes are read one after the other, so that their events may arrive in another order.
+        let sorted = |mut events: Vec<(String, String)>| {
+            events.sort();
+            events
+        };
+        let is_selected = |(name, _): &(String, String)| match path.split_once("types=") {
+            Some((_, names)) => names.split('&').next().unwrap().split(',').any(|one| one == name),
+            None => name != "step" || !path.contains("level=decisions"),
+        };
+        assert!(live.iter().all(is_selected), "{path}");
+        table.push(format!("{path}: {} live, {} again", live.len(), again.len()));
+        if again.is_empty() {
+            is_empty.push(path.clone());
+        }
+        assert_eq!(sorted(live), sorted(again), "{path}");
+    }
+    println!("{}", table.join("\n"));
+    assert!(
+        is_empty.iter().all(|path| path.contains("run_ended&task") || path.contains("attempt_claimed")),
+        "{is_empty:?}"
+    );
+    for path in [
+        format!("/runs/{run}/events?types=nope"),
+        format!("/runs/{run}/events?types=run_summary"),
+        format!("/runs/{run}/events?types=step"),
+        format!("/runs/{run}/events?task=zz"),
+        format!("/runs/{run}/events?task=a%20b"),
+        format!("/runs/{run}/events?level=all"),
+        format!("/runs/{run}/timeline?task=zz"),
+        format!("/runs/{run}/journal?task=zz"),
+        "/events?types=run_ended,nope".into(),
+        "/events?types=step".into(),
+    ] {
+        let answer = gateway.get(&path).await;
+        assert!([400, 404].contains(&answer.status), "{path}: {} {}", answer.status, answer.text());
     }
 }
 

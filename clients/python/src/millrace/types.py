@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, Union
 class RunList(TypedDict):
     """A part of the list of runs."""
     runs: list[RunLine]
-    """The runs, newest first."""
+    """The runs by the times of their submissions, newest first. A run keeps its place while it starts and ends."""
     next: str
     """The `cursor` of the next part; empty at the end."""
 
@@ -39,8 +39,8 @@ class _RunLineRequired(TypedDict):
 class RunLine(_RunLineRequired, total=False):
     """A run in a list: a line of `millrace list --json`."""
     objective: str | None
-    """Its objective, truncated to 200 characters; absent, as the fields below, until a supervisor has started
-    it.
+    """Its objective, truncated to 200 characters. Fields are absent that are not known before a supervisor has
+    started the run.
     """
     labels: dict[str, str] | None
     """Its labels."""
@@ -5239,6 +5239,63 @@ class AuditActionRunCapsSet(_AuditActionRunCapsSetRequired, total=False):
     """The number of runs that may wait for a place; `None` is unlimited."""
 
 
+class AuditActionRunDeletionRequested(TypedDict):
+    """The deletion of a run was requested. It is refused if the run is live."""
+    type: Literal["run_deletion_requested"]
+    run: RunId
+    """The run."""
+
+
+class AuditActionPruneRequested(TypedDict):
+    """The deletion of several runs was requested."""
+    type: Literal["prune_requested"]
+    selection: PruneSelection
+    """The selection."""
+    runs: int
+    """The number of runs that it selected."""
+
+
+class AuditActionRetentionRuleSet(TypedDict):
+    """A retention rule was set."""
+    type: Literal["retention_rule_set"]
+    rule: str
+    """Its name."""
+    selection: PruneSelection
+    """The runs that it selects."""
+
+
+class AuditActionRetentionRuleRemoved(TypedDict):
+    """A retention rule was removed."""
+    type: Literal["retention_rule_removed"]
+    rule: str
+    """Its name."""
+
+
+class AuditActionBlobGraceSet(TypedDict):
+    """The time for which blobs without references stay was changed."""
+    type: Literal["blob_grace_set"]
+    blob_grace_ms: int
+    """The time in milliseconds."""
+
+
+class AuditActionSweepRequested(TypedDict):
+    """A sweep of blobs was requested."""
+    type: Literal["sweep_requested"]
+
+
+class _PruneSelectionRequired(TypedDict):
+    older_than_ms: int
+    """Only runs that ended longer ago than this, in milliseconds."""
+
+
+class PruneSelection(_PruneSelectionRequired, total=False):
+    """A selection of ended runs by age, labels and the reason of their end."""
+    labels: list[str]
+    """Only runs with all these labels: `NAME=VALUE`, or `NAME` for any value."""
+    states: list[EndReason]
+    """Only runs that ended for one of these reasons; all if empty."""
+
+
 class _WebhookJsonRequired(TypedDict):
     type: Literal["webhook"]
     id: WebhookId
@@ -6166,6 +6223,12 @@ AuditAction = Union[
     AuditActionWebhookSecretReplaced,
     AuditActionLimitCleared,
     AuditActionRunCapsSet,
+    AuditActionRunDeletionRequested,
+    AuditActionPruneRequested,
+    AuditActionRetentionRuleSet,
+    AuditActionRetentionRuleRemoved,
+    AuditActionBlobGraceSet,
+    AuditActionSweepRequested,
 ]
 """The kinds of administrative actions."""
 
