@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use millrace_runtime::Bus;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
-use millrace_tests::machine::share_machine;
+use millrace_tests::machine::{lock_machine, share_machine};
 use millrace_tests::plans::{SeededRandom, layered_submission, run_id, submit_run};
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
