@@ -163,7 +163,7 @@ impl AllRunsStream {
             .map(|lane| {
                 let seen = self.position.lanes[usize::from(lane)].sequence.saturating_sub(1);
                 let kind = (Lane(lane), self.request.filter.has_steps());
-                LaneState::Closed { log: LaneLog::new(&bus, hub.index(), kind, seen, self.position.revision) }
+                LaneState::Closed { log: LaneLog::new(&bus, hub.index(), kind, seen) }
             })
             .collect();
         let started = StreamNotice::StreamStarted { last: self.position.to_string() };
