@@ -1185,7 +1185,7 @@ async fn ended_runs_that_could_be_resumed_are_deleted_and_nothing_else_is_promis
     assert_eq!(gateway.get(&format!("/runs/{run}")).await.status, 410);
 
     // Commands of both surfaces, and one run that was out of budget.
-    let mut exhausted = chain(3, &json!({ "delay_ms": 300 }));
+    let mut exhausted = chain(3, &json!({ "delay_ms": 2_000 }));
     exhausted["budget"] = json!({ "time": "100ms" });
     let exhausted = gateway.submit(&exhausted).await;
     assert_eq!(gateway.wait_for_end(&exhausted).await["state"], "budget_exhausted");
