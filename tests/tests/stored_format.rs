@@ -6,7 +6,7 @@
 //! documents, a budget, a message of a user and a planner's turn: when every process was killed, `apache` was completed, `microsoft` was
 //! completed in its second attempt (its first result was rejected), `mozilla` was running with two turns in its journal,
 //! the review of `mit` was running, and `report` was pending. `MILLRACE_WRITE_STORE=NAME cargo test -p millrace-tests
-//! --test stored_format -- --ignored` writes the store of a folder that has the model and the plans. A release with
+//! --test clusters write_store -- --ignored` writes the store of a folder that has the model and the plans. A release with
 //! another way to store something gets another folder; the stores that are there are never written again.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
