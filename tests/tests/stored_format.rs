@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
@@ -82,8 +84,21 @@ impl DataFolder {
         command
     }
 
+    /// Runs a command to its end, and kills it if it takes too long.
     fn run_command(&self, arguments: &[&str]) -> Output {
-        self.millrace_command(arguments).output().unwrap()
+        let mut command = self.millrace_command(arguments);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+        let (ended, when_ended) = mpsc::channel::<()>();
+        let watchdog = thread::spawn(move || {
+            if when_ended.recv_timeout(TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        });
+        let output = child.wait_with_output().unwrap();
+        drop(ended);
+        watchdog.join().unwrap();
+        output
     }
 
     fn run_and_parse_json(&self, arguments: &[&str]) -> Value {
@@ -101,7 +116,7 @@ impl DataFolder {
         while !self.data().join("cluster.json").exists() {
             let log = fs::read_to_string(self.folder.path().join("err")).unwrap_or_default();
             assert!(started.elapsed() < TIMEOUT, "the cluster does not start:\n{log}");
-            std::thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(100));
         }
         child
     }
@@ -233,10 +248,6 @@ const REVIEW_OF_MIT: u32 = 8;
 /// Writes the store of a folder with the model and the plans.
 #[tokio::test]
 #[ignore = "writes a store that is kept"]
-#[expect(
-    clippy::zombie_processes,
-    reason = "the processes of the folder are killed at the end of this process"
-)]
 async fn write_store() {
     let name = std::env::var("MILLRACE_WRITE_STORE").expect("MILLRACE_WRITE_STORE names the folder");
     let folder = fixtures().join("stores").join(name);
@@ -246,7 +257,7 @@ async fn write_store() {
     data.model = data.folder.path().join("model.yaml");
     let slow = rules.replace("delay: 0 #", "delay: 600 #");
     fs::write(&data.model, format!("ledger: requests.log\n{slow}")).unwrap();
-    let _cluster = data.start_cluster();
+    let mut cluster = data.start_cluster();
     let bus = data.connect().await;
 
     let licences = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/licences");
@@ -286,6 +297,7 @@ async fn write_store() {
     };
     let content = json!({"archived": state(&ended), "live": state(&live)});
     data.kill_processes();
+    cluster.wait().unwrap();
     let archive = folder.join("store.tar.gz");
     let packed = Command::new("tar").arg("-czf").arg(archive).arg("-C").arg(data.data()).arg("nats").status();
     assert!(packed.unwrap().success(), "tar cannot pack the store");
