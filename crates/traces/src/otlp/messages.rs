@@ -101,7 +101,7 @@ pub struct Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
 pub enum SpanKind {
-    /// Not said.
+    /// Unspecified.
     Unspecified = 0,
     /// Inside a program.
     Internal = 1,
@@ -201,12 +201,12 @@ pub struct ArrayValue {
 #[derive(Clone, PartialEq, Message, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExportTraceServiceResponse {
-    /// What was rejected.
+    /// The rejected spans; absent if there are none.
     #[prost(message, optional, tag = "1")]
     pub partial_success: Option<ExportTracePartialSuccess>,
 }
 
-/// What a receiver rejected of a request.
+/// The spans of a request that a receiver rejected.
 #[derive(Clone, PartialEq, Message, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ExportTracePartialSuccess {

@@ -67,7 +67,7 @@ impl MetricInstruments {
     }
 }
 
-/// What holds for each definition in the table; `metric_names_follow_the_conventions` checks it.
+/// An invariant of all definitions in the table; `metric_names_follow_the_conventions` checks it.
 const VALID: &str = "the table has valid names, each once";
 
 fn options(definition: &MetricDefinition) -> Opts {
