@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::exit::{CommandError, CommandExit};
 use crate::json::{BackupOutcome, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
-use crate::view::{print_stderr_line, print_stdout_line};
+use crate::view::{format_byte_size, print_stderr_line, print_stdout_line};
 
 const EXAMPLES: &str = "\
 The backup holds runs, files, settings and the archive; it is taken while runs make progress.
@@ -70,7 +70,8 @@ fn print_backup_report(manifest: &BackupManifest, arguments: &BackupArguments, w
         return CommandExit::Completed;
     }
     let folder = arguments.folder.display();
-    let (size, at) = (format_bytes(manifest.total_bytes()), manifest.taken.strftime("%Y-%m-%d %H:%M:%S UTC"));
+    let (size, at) =
+        (format_byte_size(manifest.total_bytes()), manifest.taken.strftime("%Y-%m-%d %H:%M:%S UTC"));
     print_stdout_line(&format!("the backup {folder} of {at} {what}: {} files, {size}", manifest.parts.len()));
     CommandExit::Completed
 }
@@ -79,7 +80,7 @@ fn print_backup_report(manifest: &BackupManifest, arguments: &BackupArguments, w
 pub fn print_progress(progress: BackupProgress<'_>) {
     let BackupProgress { operation: doing, what, bytes: so_far, is_done } = progress;
     let more = if is_done { "" } else { " so far" };
-    print_stderr_line(&format!("millrace: {doing} {what}: {}{more}", format_bytes(so_far)));
+    print_stderr_line(&format!("millrace: {doing} {what}: {}{more}", format_byte_size(so_far)));
 }
 
 /// Maps an error of backup or restore to an exit code.
@@ -97,8 +98,4 @@ pub fn map_backup_error(error: BackupError) -> CommandError {
         BackupError::Stopped => CommandExit::Interrupted,
     };
     CommandError { exit, error: anyhow!(error) }
-}
-
-fn format_bytes(count: u64) -> String {
-    indicatif::BinaryBytes(count).to_string()
 }

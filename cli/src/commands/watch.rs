@@ -193,7 +193,7 @@ pub async fn watch_run(
                 }
                 view.show_decision(run, &history.plan, &live, sequence, &decision);
                 if let Some(answers) = &mut answers {
-                    answers.print_lines(&view);
+                    answers.print_lines(&mut view);
                 }
             }
             Some(message) = writing.next() => {
@@ -206,7 +206,7 @@ pub async fn watch_run(
                 }
                 view.redraw(run, &history.plan, &live);
                 if let Some(answers) = &mut answers {
-                    answers.print_lines(&view);
+                    answers.print_lines(&mut view);
                 }
             }
             _ = redraw.tick() => {
@@ -226,7 +226,7 @@ pub async fn watch_run(
                         }
                         view.redraw(run, &history.plan, &live);
                         if let Some(answers) = &mut answers {
-                            answers.print_lines(&view);
+                            answers.print_lines(&mut view);
                         }
                         // The decisions may be those before a later resumption, so that the log has the last word.
                         if is_at_rest(&history.plan) && is_at_rest(&read_plan(bus, run).await?) {

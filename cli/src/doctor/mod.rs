@@ -25,7 +25,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::json::{DoctorJson, print_json};
 use crate::prices;
-use crate::view::{print_stderr_line, print_stdout_line};
+use crate::view::{format_byte_size, print_stderr_line, print_stdout_line};
 use millrace_local_cluster::data::{DataLayout, LockHolder};
 use millrace_local_cluster::folders;
 use millrace_local_cluster::nats_server::{self, SearchEnvironment, ServerSearchResult};
@@ -375,11 +375,4 @@ async fn query_server_version(connection: &ConnectionSettings) -> anyhow::Result
         without_passwords(&connection.url),
         account.streams
     ))
-}
-
-fn format_byte_size(bytes: u64) -> String {
-    match bytes {
-        0..0x4000_0000 => format!("{} MiB", bytes >> 20),
-        0x4000_0000.. => format!("{} GiB", bytes >> 30),
-    }
 }

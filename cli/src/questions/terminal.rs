@@ -92,7 +92,7 @@ impl InPlaceAnswers {
     }
 
     /// Prints the lines about questions that were closed. Called when the board is drawn without their prompt.
-    pub fn print_lines(&mut self, view: &RunDisplay) {
+    pub fn print_lines(&mut self, view: &mut RunDisplay) {
         self.lines.drain(..).for_each(|line| view.print_line(&line));
     }
 

@@ -55,3 +55,13 @@ pub fn format_history_lines(story: &RunHistory) -> Vec<String> {
     all.sort_by_key(|(at, _)| *at);
     all.into_iter().map(|(at, line)| format!("{}  {line}", format_clock(at))).collect()
 }
+
+/// Returns a number of bytes as people write it, such as "512 KiB".
+pub fn format_byte_size(bytes: u64) -> String {
+    match bytes {
+        0..0x400 => format!("{bytes} B"),
+        0x400..0x10_0000 => format!("{} KiB", bytes >> 10),
+        0x10_0000..0x4000_0000 => format!("{} MiB", bytes >> 20),
+        0x4000_0000.. => format!("{} GiB", bytes >> 30),
+    }
+}

@@ -23,7 +23,9 @@ use heartbeat::Heartbeat;
 use lines::is_event_worth_showing;
 
 pub use board::{format_age, render_board_lines, render_offline_board_lines};
-pub use lines::{describe_lost_connection, describe_recovery, format_event_line, format_history_lines};
+pub use lines::{
+    describe_lost_connection, describe_recovery, format_byte_size, format_event_line, format_history_lines,
+};
 pub use live::LiveModelOutput;
 pub use millrace_client::format_clock;
 pub use style::{error_label, format_short_duration, separate_thousands, wants_colours};
@@ -148,7 +150,7 @@ impl RunDisplay {
     }
 
     /// Prints a line that stays.
-    pub fn print_line(&self, line: &str) {
+    pub fn print_line(&mut self, line: &str) {
         match self {
             Self::Tree(tree) => tree.print_line(&format!("millrace: {line}")),
             Self::Lines { .. } | Self::Json { .. } => print_stderr_line(&format!("millrace: {line}")),
@@ -156,21 +158,21 @@ impl RunDisplay {
     }
 
     /// Leaves the terminal to another program.
-    pub fn hide(&self) {
+    pub fn hide(&mut self) {
         if let Self::Tree(tree) = self {
             tree.hide();
         }
     }
 
     /// Draws again after [`Self::hide`].
-    pub fn show_again(&self) {
+    pub fn show_again(&mut self) {
         if let Self::Tree(tree) = self {
             tree.show_again();
         }
     }
 
     /// Ends the view.
-    pub fn end_view(&self, run: &RunId, plan: &Plan) {
+    pub fn end_view(&mut self, run: &RunId, plan: &Plan) {
         match self {
             Self::Tree(tree) => tree.draw_final_board(run, plan, Timestamp::now()),
             Self::Lines { .. } | Self::Json { .. } => {}
