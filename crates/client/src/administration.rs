@@ -1,5 +1,11 @@
 //! Administrative changes of a cluster. Each is recorded before it is carried out, with its author, whichever surface it comes from:
 //! commands and the API make them here, and nowhere else. (Changes of webhooks are in [`crate::webhooks`].)
+//!
+//! # Invariants
+//!
+//! - I269: Every administrative change is recorded with its author before it is carried out, on every surface.
+//!   (`tests/tests/gateway.rs::administrative_changes_are_recorded_on_every_surface`,
+//!   `tests/tests/architecture.rs::surfaces_make_administrative_changes_through_the_client`)
 
 use millrace_protocol::admission::AdmissionCaps;
 use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};

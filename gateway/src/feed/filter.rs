@@ -1,5 +1,10 @@
 //! The events that a stream has. Events pass this filter when they happen and when they are read again, so that a client that reconnects
 //! gets the same ones. Pure.
+//!
+//! # Invariants
+//!
+//! - I267: A stream sends live exactly the events that it sends when it is read again, at every level and with every filter.
+//!   (`tests/tests/gateway/streams.rs::streams_send_live_what_they_send_when_read_again`)
 
 use std::collections::BTreeSet;
 

@@ -188,14 +188,19 @@ async fn wait_for_run(
         outcome = tokio::time::timeout(timeout, await_end(&gateway, &run)) => outcome.ok().transpose()?,
         () = gateway.shutdown.cancelled() => None,
     };
-    let Some(state) = ended else {
-        gateway.find_run(run.as_str()).await?;
-        let state = gateway.read_history(&run, None).await?;
-        let mut response = render_run(&gateway, &run, &state).await?;
-        *response.status_mut() = StatusCode::ACCEPTED;
-        return Ok(response);
+    let state = match ended {
+        Some(state) => state,
+        None => {
+            gateway.find_run(run.as_str()).await?;
+            gateway.read_history(&run, None).await?
+        }
     };
-    render_run(&gateway, &run, &state).await
+    let mut response = render_run(&gateway, &run, &state).await?;
+    // Also a run that ended at the very last moment.
+    if state.plan().run.end.is_none() {
+        *response.status_mut() = StatusCode::ACCEPTED;
+    }
+    Ok(response)
 }
 
 /// Reads the deliverable of a run that has ended.

@@ -5,9 +5,11 @@
 //!
 //! # Invariants
 //!
-//! - I162: Requests to submit with one idempotency key make one run, at any gateway, at any later time, and if a gateway dies
-//!   between the key and the submission; the key never names another request.
-//!   (`tests/tests/gateway.rs::request_with_a_key_submits_one_run_however_often_it_is_repeated`)
+//! - I162: Requests to submit with one idempotency key make one run, at any gateway, for as long as the run is kept, and if a
+//!   gateway dies between the key and the submission. A repetition has the reply of the first one; the key never names another
+//!   request, and a refused request owns none.
+//!   (`tests/tests/gateway.rs::request_with_a_key_submits_one_run_however_often_it_is_repeated`,
+//!   `tests/tests/gateway.rs::repeated_submission_is_answered_as_the_first_one_and_a_refused_one_owns_no_key`)
 
 use millrace_protocol::ids::RunId;
 use serde::{Deserialize, Serialize};

@@ -2,8 +2,10 @@
 //!
 //! # Invariants
 //!
-//! - I165: A command over HTTP is applied once per idempotency key, and a refusal has the supervisor's reason.
-//!   (`tests/tests/gateway.rs::commands_are_decided_once_and_refusals_have_a_reason`)
+//! - I165: A command over HTTP is applied once per idempotency key, which belongs to its operation and what that acts on, and a
+//!   refusal has the supervisor's reason.
+//!   (`tests/tests/gateway.rs::commands_are_decided_once_and_refusals_have_a_reason`,
+//!   `tests/tests/gateway.rs::key_belongs_to_an_operation_a_resource_and_a_request`)
 
 use std::time::Duration;
 
