@@ -687,6 +687,12 @@ async fn commands_are_decided_once_and_refusals_have_a_reason() {
         (409, &json!("urn:millrace:problem:command-refused"))
     );
     assert!(refused.json()["detail"].as_str().unwrap().contains("paused"), "{}", refused.text());
+    for feedback in ["a", "b"] {
+        let path = format!("/api/v1/runs/{run}/tasks/t1/retry");
+        let request = Request::new("POST", path).header("Idempotency-Key", "refused");
+        let again = gateway.send(request.json(&json!({ "feedback": feedback }))).await;
+        assert_eq!(again.status, 409, "the key of a refused command is free: {}", again.text());
+    }
     assert_eq!(status(command("resume", json!({}))).await, 200);
     assert_eq!(status(command("message", json!({ "text": "hello" }))).await, 409, "there is no planner");
     assert_eq!(status(command("signal", json!({ "name": "deployed", "data": { "version": 3 } }))).await, 200);
