@@ -211,10 +211,21 @@ pub enum FinishReason {
     Stop,
     /// The model waits for the results of its tool calls.
     ToolCalls,
-    /// `max_output_tokens` was reached: the text is truncated.
+    /// `max_output_tokens` was reached: the reply is cut off, and neither its text nor its calls are complete.
     Length,
     /// The provider's content filter stopped it.
     ContentFilter,
+}
+
+impl FinishReason {
+    /// Returns `true` if the reply ends before its end.
+    #[must_use]
+    pub fn is_cut_off(self) -> bool {
+        match self {
+            Self::Stop | Self::ToolCalls => false,
+            Self::Length | Self::ContentFilter => true,
+        }
+    }
 }
 
 /// The error of a request to a model. The messages quote the provider where possible and never contain an API key.

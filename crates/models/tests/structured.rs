@@ -183,6 +183,33 @@ impl MapStrings for &[&str] {
     }
 }
 
+/// If nothing follows the last bracket, a server may have closed the brackets itself.
+#[tokio::test]
+async fn a_reply_that_was_cut_off_stays_so_unless_its_json_was_complete() {
+    use StructuredOutputMode::{Envelope, Plain, Prompt, Submit};
+    let final_answer =
+        ToolCall { id: "a".into(), name: "final__answer".into(), arguments: r#"{"output": "half"}"#.into() };
+    let cut = |text: &str| Reply { text: text.into(), finish: FinishReason::Length, ..Reply::default() };
+    let call = r#"{"action": "now", "arguments": {}}"#;
+    for (mode, reply, finish) in [
+        (Prompt, cut(r#"{"output": "half"}"#), FinishReason::Length),
+        (Prompt, cut("{\"output\": \"whole\"}\n\n  "), FinishReason::Stop),
+        (Prompt, cut("```json\n{\"output\": \"whole\"}\n```\nThis is"), FinishReason::Stop),
+        (Prompt, cut(r#"{"output": "one"} {"output": "tw"#), FinishReason::Length),
+        (Prompt, cut(r#"{"output": {"a": 1}, "notes": "x"#), FinishReason::Length),
+        (Envelope, cut(r#"{"action": "final", "answer": {"output": "half"}}"#), FinishReason::Length),
+        (Envelope, cut("{\"action\": \"final\", \"answer\": {\"output\": \"whole\"}}\n"), FinishReason::Stop),
+        (Envelope, cut(call), FinishReason::Length),
+        (Envelope, cut(&format!("{call}\n")), FinishReason::ToolCalls),
+        (Plain, cut(r#"{"name": "now", "arguments": {}}"#), FinishReason::Length),
+        (Submit, Reply { calls: vec![final_answer], ..cut("") }, FinishReason::Length),
+    ] {
+        let text = reply.text.clone();
+        let converted = convert_reply_for_mode(mode, &request(conversation()), reply);
+        assert_eq!(converted.finish, finish, "{mode:?}: {text}");
+    }
+}
+
 #[tokio::test]
 async fn an_envelope_without_tools_or_answer_has_a_final_action() {
     let only_text = Request { answer: None, ..request(vec![]) };

@@ -148,10 +148,13 @@ impl ConsultTool {
         budget.charge_usage(&usage);
         let model = reply.model.unwrap_or_else(|| model.name().to_owned());
         let limit = arguments.max_chars.unwrap_or(DEFAULT_CHARS) as usize;
-        let answer = match reply.text.trim() {
+        let mut answer = match reply.text.trim() {
             "" => format!("{INSUFFICIENT}: '{}' gave no answer.", consulted.name),
             text => keep_beginning_and_end(text, limit),
         };
+        if reply.finish.is_cut_off() {
+            answer.push_str("\n[The answer was cut off here]");
+        }
         Ok(Output { text: answer, usage, models: ModelUsage::from([(model, usage)]), ..Output::default() })
     }
 

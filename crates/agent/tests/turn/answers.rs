@@ -51,16 +51,18 @@ fn model_sees_its_mistake_before_it_answers_again() {
 }
 
 #[tokio::test]
-async fn truncated_text_is_no_answer_but_complete_json_is() {
+async fn reply_that_was_cut_off_is_no_answer() {
     let (tools, _) = toolbox();
     let cut_off = |text: &str| Reply { finish: FinishReason::Length, ..says(text) };
     let (ended, _) =
         run::<PlainText>(brief(&tools, None), &tools, vec![cut_off("a long t"), says("short")]).await;
     assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("short".into())));
+    // A server may close the brackets of a reply that it cuts off.
     let form = TaskResult::answer_schema("research");
-    let (ended, _) =
-        run::<TaskResult>(brief(&tools, form), &tools, vec![cut_off(r#"{"output": "x"}"#)]).await;
-    assert!(matches!(ended.outcome, WorkOutcome::Answered(_)), "{:?}", ended.outcome);
+    let replies = vec![cut_off(r#"{"output": "a long t"}"#), says(r#"{"output": "short"}"#)];
+    let (ended, _) = run::<TaskResult>(brief(&tools, form), &tools, replies).await;
+    let WorkOutcome::Answered(result) = ended.outcome else { panic!("{:?}", ended.outcome) };
+    assert_eq!(result.output, "short");
 }
 
 #[tokio::test]

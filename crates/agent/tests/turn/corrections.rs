@@ -4,11 +4,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use millrace_agent::model::{FinishReason, Message, ModelAbility, Reply, Request};
+use millrace_agent::tool::{Toolbox, append_note_tool};
 use millrace_agent::turn::{AgentBrief, Answer, Machine, MachineStep, PlainText, StopReason, WorkOutcome};
 use millrace_protocol::result::TaskResult;
 use serde_json::json;
 
-use super::support::{brief, call, calls, result, run, says, tool_results, toolbox};
+use super::support::{brief, call, calls, look, named, names, result, run, says, tool_results, toolbox};
 
 fn next_request<A: Answer>(machine: &Machine<A>) -> Request {
     let MachineStep::AskModel(request) = machine.next_step() else { panic!("it asks the model") };
@@ -56,6 +57,33 @@ fn a_reply_that_was_cut_off_is_not_shown_again() {
     let Some(Message::User { text }) = request.messages.last() else { panic!("a correction") };
     assert!(text.contains("cut off at 100 tokens: give at most 50 words"), "{text}");
     assert_eq!(machine.partial_result().as_deref(), Some(r#"{"output": "for ever and ever"#));
+}
+
+#[tokio::test]
+async fn no_call_of_a_reply_that_was_cut_off_runs() {
+    let (look, runs) = look();
+    let tools = Toolbox::new([look, append_note_tool()]).unwrap();
+    let note = named("b", "append_note", r#"{"note": "half of"}"#);
+    let cut = Reply {
+        finish: FinishReason::Length,
+        ..calls(vec![call("a", json!({"at": "sky"})), note, named("c", "look", r#"{"at": "se"#)])
+    };
+    let replies = vec![cut.clone(), calls(vec![call("a", json!({"at": "sky"}))]), says("blue")];
+    let (ended, journal) = run::<PlainText>(brief(&tools, None), &tools, replies).await;
+    assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("blue".into())));
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+    assert_eq!(names(&journal), ["model.0", "model.1", "tool.1.0.look", "model.2"]);
+    let mut machine: Machine<PlainText> = Machine::new(brief(&tools, None));
+    machine.feed_reply(cut, Duration::ZERO).unwrap();
+    let results = tool_results(&machine);
+    assert_eq!(results.len(), 3);
+    for (result, tool) in results.iter().zip(["look", "append_note", "look"]) {
+        let expected = format!(
+            "{tool} was not run, since its arguments may be incomplete: your reply was cut off at 100 tokens"
+        );
+        assert!(result.is_error && result.text.starts_with(&expected), "{}", result.text);
+    }
+    assert_eq!(machine.partial_result(), None, "no note was kept");
 }
 
 #[test]

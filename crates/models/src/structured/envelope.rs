@@ -38,11 +38,16 @@ pub(super) fn convert_envelope_reply(request: &Request, mut reply: Reply) -> Rep
     let final_action = final_action_name(request);
     match parse_action(&reply.text, request, final_action) {
         Some(ChosenAction::Calls(calls)) => {
+            reply.finish = super::finish_of_text_calls(reply.finish, &reply.text);
             reply.calls = super::assign_call_ids(request, calls);
             reply.text = String::new();
-            reply.finish = FinishReason::ToolCalls;
         }
-        Some(ChosenAction::Final(text)) => reply.text = text,
+        Some(ChosenAction::Final(text)) => {
+            if reply.finish == FinishReason::Length && !reply.text.ends_with(['}', ']']) {
+                reply.finish = FinishReason::Stop;
+            }
+            reply.text = text;
+        }
         None => {}
     }
     reply

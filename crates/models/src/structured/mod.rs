@@ -120,11 +120,27 @@ fn extract_text_calls(request: &Request, mut reply: Reply) -> Reply {
     if let Some(parsed) =
         calls::find_calls_in_text(&reply.text, &calls::AvailableTools::from_request(request))
     {
+        reply.finish = finish_of_text_calls(reply.finish, &reply.text);
         reply.calls = assign_call_ids(request, parsed.calls);
         reply.text = parsed.prose;
-        reply.finish = FinishReason::ToolCalls;
     }
     reply
+}
+
+/// The finish reason of a reply whose text is calls. If the reply was cut off after the last of them, it is complete.
+fn finish_of_text_calls(finish: FinishReason, text: &str) -> FinishReason {
+    match finish {
+        FinishReason::Length if text.ends_with(['}', ']']) => FinishReason::Length,
+        FinishReason::ContentFilter => FinishReason::ContentFilter,
+        FinishReason::Length | FinishReason::Stop | FinishReason::ToolCalls => FinishReason::ToolCalls,
+    }
+}
+
+/// Returns `true` if a reply that was cut off has its whole answer: the cut was in the white space, the closing mark or the
+/// remark after it. An answer that ends with the reply may have been closed by the server.
+fn was_cut_after_answer(text: &str, answer: &str) -> bool {
+    let rest = text.rsplit_once(answer).map_or("", |(_, rest)| rest);
+    !rest.is_empty() && !rest.contains(['{', '}', '[', ']'])
 }
 
 /// Gives ids to calls. An id is derived from the call's position in the conversation, so that replaying the conversation
@@ -150,8 +166,12 @@ fn normalize_answer_text(request: &Request, mut reply: Reply) -> Reply {
     }
     match &request.answer {
         Some(answer) if reply.calls.is_empty() => {
-            let text =
-                json::find_json_object(&reply.text).unwrap_or_else(|| json::strip_reasoning(&reply.text));
+            let object = json::find_json_object(&reply.text);
+            let is_whole = object.is_some_and(|object| was_cut_after_answer(&reply.text, object));
+            if reply.finish == FinishReason::Length && is_whole {
+                reply.finish = FinishReason::Stop;
+            }
+            let text = object.unwrap_or_else(|| json::strip_reasoning(&reply.text));
             reply.text = remove_optional_nulls(&answer.schema, text).unwrap_or_else(|| text.to_owned());
         }
         Some(_) | None => {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
+use super::finish::parse_finish_reason;
 use super::provider_state::{MessagePart, MessagePartOrder, restore_message_parts};
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, parse_arguments_object};
 use super::{
@@ -271,17 +272,8 @@ impl AnthropicParser {
         ours.reasoning_tokens = read_number_at(&all, "/output_tokens_details/thinking_tokens");
     }
 
-    /// Sets the finish reason. A context window that overflows during the reply is the same error as one that overflows
-    /// at the start.
     fn set_finish_reason(&mut self, reason: &str) -> Result<(), Value> {
-        self.builder.finish = match reason {
-            "" => self.builder.finish,
-            "max_tokens" => Some(FinishReason::Length),
-            "tool_use" => Some(FinishReason::ToolCalls),
-            "refusal" => Some(FinishReason::ContentFilter),
-            "model_context_window_exceeded" => return Err(window_exceeded_error()),
-            _ => Some(FinishReason::Stop),
-        };
+        self.builder.finish = parse_finish_reason(&self.model, reason)?.or(self.builder.finish);
         Ok(())
     }
 
@@ -311,12 +303,6 @@ impl AnthropicParser {
         self.record_usage(&message["usage"]);
         self.set_finish_reason(read_text_at(message, "/stop_reason")).map(|()| EventOutcome::Complete)
     }
-}
-
-/// The error for a reply that reached the end of the context window.
-pub(super) fn window_exceeded_error() -> Value {
-    let message = "the reply reached the end of the model's context window";
-    json!({"error": {"type": "context_window_exceeded", "message": message}})
 }
 
 fn append_to_text_field(block: &mut Value, name: &str, words: &str) {

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::finish::parse_finish_reason;
 use super::provider_state::{MessagePart, MessagePartOrder, restore_message_parts};
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
 use super::{
@@ -292,17 +293,6 @@ impl BedrockParser {
     }
 }
 
-fn parse_finish_reason(reason: &str) -> Result<Option<FinishReason>, Value> {
-    match reason {
-        "" => Ok(None),
-        "max_tokens" => Ok(Some(FinishReason::Length)),
-        "tool_use" => Ok(Some(FinishReason::ToolCalls)),
-        "guardrail_intervened" | "content_filtered" => Ok(Some(FinishReason::ContentFilter)),
-        "model_context_window_exceeded" => Err(anthropic::window_exceeded_error()),
-        _ => Ok(Some(FinishReason::Stop)),
-    }
-}
-
 impl StreamParser for BedrockParser {
     fn handle_event(&mut self, event: &Value, listener: &dyn DeltaListener) -> Result<EventOutcome, Value> {
         // A refused request has only a message.
@@ -318,8 +308,8 @@ impl StreamParser for BedrockParser {
         self.handle_delta(read_number_at(delta, "/contentBlockIndex"), &delta["delta"], listener);
         self.read_whole_message(&event["output"]["message"], listener);
         for end in [&event["messageStop"], event] {
-            let reason = parse_finish_reason(read_text_at(end, "/stopReason"))?;
-            self.builder.finish = reason.or(self.builder.finish);
+            let finish = parse_finish_reason(&self.model, read_text_at(end, "/stopReason"))?;
+            self.builder.finish = finish.or(self.builder.finish);
         }
         match [&event["metadata"]["usage"], &event["usage"]].into_iter().find(|usage| usage.is_object()) {
             Some(usage) => {

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::finish::parse_finish_reason;
 use super::provider_state::{MessagePart, MessagePartOrder, restore_message_parts};
 use super::reply_builder::{
     ReplyBuilder, ToolCallFragment, is_generated_call_id, json_to_text, parse_arguments_object,
@@ -11,9 +12,7 @@ use super::{
     EventOutcome, ModelEndpoint, StreamParser, find_tool_name, images_after_results, introduce_images,
     read_number_at, read_text_at, schema, tools_sorted_by_name,
 };
-use crate::model::{
-    Delta, DeltaListener, FinishReason, Message, ProviderState, Reply, Request, ToolCall, ToolResult,
-};
+use crate::model::{Delta, DeltaListener, Message, ProviderState, Reply, Request, ToolCall, ToolResult};
 
 /// The signature that newer models accept for a call of another model
 /// (<https://ai.google.dev/gemini-api/docs/thought-signatures>).
@@ -230,17 +229,6 @@ impl GeminiParser {
     }
 }
 
-fn parse_finish_reason(reason: &str) -> Option<FinishReason> {
-    match reason {
-        "" => None,
-        "MAX_TOKENS" => Some(FinishReason::Length),
-        "SAFETY" | "RECITATION" | "BLOCKLIST" | "PROHIBITED_CONTENT" | "SPII" | "IMAGE_SAFETY" => {
-            Some(FinishReason::ContentFilter)
-        }
-        _ => Some(FinishReason::Stop),
-    }
-}
-
 impl StreamParser for GeminiParser {
     fn handle_event(&mut self, event: &Value, listener: &dyn DeltaListener) -> Result<EventOutcome, Value> {
         if event.get("error").is_some_and(|error| !error.is_null()) {
@@ -255,8 +243,8 @@ impl StreamParser for GeminiParser {
         for part in parts {
             self.handle_part(part, listener);
         }
-        self.builder.finish =
-            parse_finish_reason(read_text_at(candidate, "/finishReason")).or(self.builder.finish);
+        let finish = parse_finish_reason(&self.model, read_text_at(candidate, "/finishReason"))?;
+        self.builder.finish = finish.or(self.builder.finish);
         if event["usageMetadata"].is_object() {
             self.record_usage(&event["usageMetadata"]);
         }

@@ -28,7 +28,7 @@ fn sample_streams() -> Vec<(ParserConstructor, Vec<Value>)> {
             responses_api_events(),
         ),
         (|| Box::new(anthropic::AnthropicParser::new(&build_request(), "p:m".into())), anthropic_events()),
-        (|| Box::new(ollama::OllamaParser::new(&build_request())), ollama_events()),
+        (|| Box::new(ollama::OllamaParser::new(&build_request(), "p:m".into())), ollama_events()),
         (|| Box::new(gemini::GeminiParser::new(&build_request(), "p:m".into())), gemini_events()),
         (|| Box::new(bedrock::BedrockParser::new(&build_request(), "p:m".into())), bedrock_events()),
     ]

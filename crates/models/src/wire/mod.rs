@@ -10,6 +10,7 @@
 //! ├─ events           parses bytes into events (SSE, NDJSON), with size limits
 //! ├─ frames           parses bytes into the events of Amazon's binary streams
 //! ├─ reply_builder    assembles a reply from streamed pieces
+//! ├─ finish           maps the providers' finish reasons to ours
 //! ├─ provider_state   opaque provider state and its position among text and calls
 //! ├─ schema           the strict subset of JSON Schema
 //! ├─ error            maps provider errors to `ModelError`
@@ -35,6 +36,7 @@ mod anthropic;
 mod bedrock;
 mod error;
 mod events;
+mod finish;
 mod frames;
 mod gemini;
 mod http;
@@ -296,7 +298,7 @@ impl HttpModel {
             WireProtocol::OpenAiChat => Box::new(openai_chat::ChatCompletionsParser::new(request, name)),
             WireProtocol::OpenAiResponses => Box::new(openai_responses::ResponsesParser::new(request, name)),
             WireProtocol::Anthropic => Box::new(anthropic::AnthropicParser::new(request, name)),
-            WireProtocol::Ollama => Box::new(ollama::OllamaParser::new(request)),
+            WireProtocol::Ollama => Box::new(ollama::OllamaParser::new(request, name)),
             WireProtocol::Gemini => Box::new(gemini::GeminiParser::new(request, name)),
             WireProtocol::Bedrock => Box::new(bedrock::BedrockParser::new(request, name)),
         }

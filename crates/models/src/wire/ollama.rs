@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::finish::parse_finish_reason;
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
 use super::{
     EventOutcome, ModelEndpoint, StreamParser, find_tool_name, images_after_results, introduce_images,
@@ -106,11 +107,12 @@ fn message_to_json(request: &Request, message: &Message) -> Value {
 /// Parses a response.
 pub(super) struct OllamaParser {
     builder: ReplyBuilder,
+    model: String,
 }
 
 impl OllamaParser {
-    pub(super) fn new(request: &Request) -> Self {
-        Self { builder: ReplyBuilder::new(request) }
+    pub(super) fn new(request: &Request, model: String) -> Self {
+        Self { builder: ReplyBuilder::new(request), model }
     }
 }
 
@@ -139,8 +141,8 @@ impl StreamParser for OllamaParser {
         }
         self.builder.usage.input_tokens = read_number_at(event, "/prompt_eval_count");
         self.builder.usage.output_tokens = read_number_at(event, "/eval_count");
-        let is_cut = read_text_at(event, "/done_reason") == "length";
-        self.builder.finish = Some(if is_cut { FinishReason::Length } else { FinishReason::Stop });
+        let finish = parse_finish_reason(&self.model, read_text_at(event, "/done_reason"))?;
+        self.builder.finish = finish.or(Some(FinishReason::Stop));
         Ok(EventOutcome::Complete)
     }
 

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
+use super::finish::parse_finish_reason;
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
 use super::{
     EventOutcome, ModelEndpoint, StreamParser, images_after_results, introduce_images, read_number_at,
@@ -236,22 +237,12 @@ fn dollars_to_micros(dollars: f64) -> u64 {
     (dollars * 1e6).round().max(0.0) as u64
 }
 
-fn parse_finish_reason(reason: &str) -> Option<FinishReason> {
-    match reason {
-        "" | "null" => None,
-        "length" | "max_tokens" | "model_length" => Some(FinishReason::Length),
-        "content_filter" | "safety" => Some(FinishReason::ContentFilter),
-        "tool_calls" | "function_call" => Some(FinishReason::ToolCalls),
-        _ => Some(FinishReason::Stop),
-    }
-}
-
 impl StreamParser for ChatCompletionsParser {
     fn handle_event(&mut self, event: &Value, listener: &dyn DeltaListener) -> Result<EventOutcome, Value> {
         let choice = &event["choices"][0];
         let has_failed =
             [event, choice].into_iter().any(|part| part.get("error").is_some_and(|error| !error.is_null()));
-        if has_failed || choice["finish_reason"] == "error" {
+        if has_failed {
             return Err(if event.get("error").is_some() { event.clone() } else { choice.clone() });
         }
         for part in ["delta", "message"] {
@@ -261,8 +252,8 @@ impl StreamParser for ChatCompletionsParser {
             }
         }
         if self.builder.finish != Some(FinishReason::ContentFilter) {
-            self.builder.finish =
-                parse_finish_reason(read_text_at(choice, "/finish_reason")).or(self.builder.finish);
+            let finish = parse_finish_reason(&self.model, read_text_at(choice, "/finish_reason"))?;
+            self.builder.finish = finish.or(self.builder.finish);
         }
         // Groq has its own field for streams.
         let usages = [&event["usage"], &event["x_groq"]["usage"]];

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::finish::parse_incomplete_reason;
 use super::provider_state::{MessagePart, MessagePartOrder, restore_message_parts};
 use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text};
 use super::{
@@ -197,14 +198,6 @@ fn has_refusal(input_item: &Value) -> bool {
     input_item["content"].as_array().is_some_and(|parts| parts.iter().any(|part| part["type"] == "refusal"))
 }
 
-fn finish_reason_of_incomplete_response(response: &Value) -> FinishReason {
-    if read_text_at(response, "/incomplete_details/reason") == "content_filter" {
-        FinishReason::ContentFilter
-    } else {
-        FinishReason::Length
-    }
-}
-
 impl StreamParser for ResponsesParser {
     fn handle_event(&mut self, event: &Value, listener: &dyn DeltaListener) -> Result<EventOutcome, Value> {
         let response = event.get("response").unwrap_or(event);
@@ -228,12 +221,13 @@ impl StreamParser for ResponsesParser {
             "response.output_item.done" => {
                 self.complete_items.insert(read_number_at(event, "/output_index"), event["item"].clone());
             }
-            "response.completed" | "response.done" => {
+            "response.completed" | "response.done" if response["incomplete_details"].is_null() => {
                 self.complete_response(response, FinishReason::Stop, listener);
                 return Ok(EventOutcome::Complete);
             }
-            "response.incomplete" => {
-                self.complete_response(response, finish_reason_of_incomplete_response(response), listener);
+            "response.completed" | "response.done" | "response.incomplete" => {
+                let finish = parse_incomplete_reason(&self.model, response)?;
+                self.complete_response(response, finish, listener);
                 return Ok(EventOutcome::Complete);
             }
             "response.failed" | "response.cancelled" | "error" => return Err(response.clone()),
@@ -274,7 +268,7 @@ impl ResponsesParser {
         }
         let finish = match read_text_at(event, "/status") {
             "completed" => FinishReason::Stop,
-            "incomplete" => finish_reason_of_incomplete_response(event),
+            "incomplete" => parse_incomplete_reason(&self.model, event)?,
             _ => return Ok(EventOutcome::Continue),
         };
         self.complete_response(event, finish, listener);

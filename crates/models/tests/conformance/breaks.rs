@@ -360,7 +360,18 @@ async fn token_limits_and_content_filters_are_finish_reasons() {
             json!({"type": "message_stop"}),
         ]
     };
-    let ollama = vec![json!({"message": {"content": "x"}, "done": true, "done_reason": "length"})];
+    let ollama =
+        |reason: &str| vec![json!({"message": {"content": "x"}, "done": true, "done_reason": reason})];
+    let gemini = |reason: &str| {
+        vec![json!({"candidates": [{"content": {"parts": [{"text": "x"}]}, "finishReason": reason}]})]
+    };
+    let bedrock = |reason: &str| {
+        vec![
+            json!({"contentBlockDelta": {"contentBlockIndex": 0, "delta": {"text": "x"}}}),
+            json!({"messageStop": {"stopReason": reason}}),
+            json!({"metadata": {"usage": {"inputTokens": 1, "outputTokens": 1}}}),
+        ]
+    };
     let cases = [
         (WireProtocol::OpenAiChat, chat("length"), FinishReason::Length),
         (WireProtocol::OpenAiChat, chat("content_filter"), FinishReason::ContentFilter),
@@ -369,7 +380,18 @@ async fn token_limits_and_content_filters_are_finish_reasons() {
         (WireProtocol::Anthropic, anthropic("max_tokens"), FinishReason::Length),
         (WireProtocol::Anthropic, anthropic("refusal"), FinishReason::ContentFilter),
         (WireProtocol::Anthropic, anthropic("end_turn"), FinishReason::Stop),
-        (WireProtocol::Ollama, ollama, FinishReason::Length),
+        (WireProtocol::Ollama, ollama("length"), FinishReason::Length),
+        (WireProtocol::OpenAiChat, chat("MAX_TOKENS"), FinishReason::Length),
+        (WireProtocol::OpenAiChat, chat("output_limit_reached"), FinishReason::Length),
+        (WireProtocol::OpenAiChat, chat("end_turn"), FinishReason::Stop),
+        (WireProtocol::OpenAiResponses, responses("max_tool_tokens"), FinishReason::Length),
+        (WireProtocol::Anthropic, anthropic("MAX_TOKENS"), FinishReason::Length),
+        (WireProtocol::Anthropic, anthropic("content_filter"), FinishReason::ContentFilter),
+        (WireProtocol::Ollama, ollama("Length"), FinishReason::Length),
+        (WireProtocol::Gemini, gemini("max_tokens"), FinishReason::Length),
+        (WireProtocol::Gemini, gemini("BLOCKED_BY_ADMIN"), FinishReason::ContentFilter),
+        (WireProtocol::Bedrock, bedrock("maxTokens"), FinishReason::Length),
+        (WireProtocol::Bedrock, bedrock("length"), FinishReason::Length),
     ];
     for (wire, events, finish) in cases {
         let reply = reply_to_events(wire, &events).await.unwrap();
@@ -386,6 +408,46 @@ async fn token_limits_and_content_filters_are_finish_reasons() {
     ];
     let half = reply_to_events(WireProtocol::OpenAiResponses, &cut).await.unwrap();
     assert_eq!((half.text.as_str(), half.provider_state), ("half a sen", None));
-    let full = reply_to_events(WireProtocol::Anthropic, &anthropic("model_context_window_exceeded")).await;
-    assert!(matches!(full, Err(ModelError::ContextOverflow { .. })), "{full:?}");
+    let window = "model_context_window_exceeded";
+    for (wire, events) in [
+        (WireProtocol::Anthropic, anthropic(window)),
+        (WireProtocol::OpenAiChat, chat(window)),
+        (WireProtocol::Bedrock, bedrock(window)),
+    ] {
+        let full = reply_to_events(wire, &events).await;
+        assert!(matches!(full, Err(ModelError::ContextOverflow { .. })), "{full:?}");
+    }
+    for (wire, events) in [
+        (WireProtocol::OpenAiChat, chat("error")),
+        (WireProtocol::OpenAiChat, chat("abort")),
+        (WireProtocol::Gemini, gemini("server_error")),
+        (WireProtocol::Ollama, ollama("cancelled")),
+    ] {
+        let error = reply_to_events(wire, &events).await.unwrap_err();
+        assert!(error.is_transient() && error.to_string().contains("ended the reply early"), "{error:?}");
+    }
+}
+
+/// The arguments of a call may be valid although the reply was cut off; its finish reason stays.
+#[tokio::test]
+async fn a_cut_reply_keeps_its_finish_reason_with_calls() {
+    use millrace_models::model::FinishReason;
+    for (wire, path, reason) in [
+        (WireProtocol::OpenAiChat, "/choices/0/finish_reason", "Length"),
+        (WireProtocol::Anthropic, "/delta/stop_reason", "max_tokens"),
+        (WireProtocol::Ollama, "/done_reason", "LENGTH"),
+        (WireProtocol::Gemini, "/candidates/0/finishReason", "MAX_TOKENS"),
+        (WireProtocol::Bedrock, "/messageStop/stopReason", "max_tokens"),
+        (WireProtocol::OpenAiResponses, "/response/status", "incomplete"),
+    ] {
+        let mut events = events(wire);
+        let reasons = events.iter_mut().filter_map(|event| event.pointer_mut(path));
+        reasons.filter(|old| old.is_string() && *old != "in_progress").for_each(|old| *old = json!(reason));
+        if wire == WireProtocol::OpenAiResponses {
+            events.last_mut().unwrap()["response"]["incomplete_details"] =
+                json!({"reason": "max_output_tokens"});
+        }
+        let reply = reply_to_events(wire, &events).await.unwrap();
+        assert_eq!((reply.finish, reply.calls.len()), (FinishReason::Length, 2), "{wire:?}");
+    }
 }

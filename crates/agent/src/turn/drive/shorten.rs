@@ -90,6 +90,10 @@ impl<A: Answer> Driver<'_, A> {
                 let usage = Usage { model_calls: 1, ..reply.usage };
                 let name = reply.model.unwrap_or_else(|| model.name().to_owned());
                 let text = Some(reply.text.trim().to_owned()).filter(|text| !text.is_empty());
+                let text = text.map(|text| match reply.finish.is_cut_off() {
+                    true => format!("{text}\n[The summary was cut off here]"),
+                    false => text,
+                });
                 let error = text.is_none().then(|| "the model's summary is empty".to_owned());
                 SummaryReply { text, error, usage, models: [(name, usage)].into() }
             }

@@ -16,12 +16,11 @@ use crate::turn::{Answer, StopReason, ToolCallRecord};
 impl<A: Answer> Machine<A> {
     pub(super) fn process_answer(&mut self, text: &str, finish: FinishReason) {
         let cut_off = finish == FinishReason::Length;
-        let too_long = || self.describe_cut_off();
+        let too_long = || format!("It is too long and was {}.", self.describe_cut_off());
         let answer = match self.parse_and_validate_answer(text) {
-            // A plain text that was cut off is incomplete; a JSON value that parses is complete.
-            Ok(answer) if !cut_off || self.request.answer.is_some() => Ok(answer),
-            Ok(_) => Err(too_long()),
-            Err(mistake) => Err(if cut_off { too_long() } else { mistake }),
+            // Also a value that is valid JSON: some servers close the brackets of a reply that they cut off.
+            _ if cut_off => Err(too_long()),
+            answer => answer,
         };
         match answer {
             Ok(answer) => self.state = MachineState::Checking(answer),
@@ -36,7 +35,16 @@ impl<A: Answer> Machine<A> {
 
     fn describe_cut_off(&self) -> String {
         let limit = self.request.max_output_tokens;
-        format!("It is too long and was cut off at {limit} tokens: give at most {} words.", limit / 2)
+        format!("cut off at {limit} tokens: give at most {} words", limit / 2)
+    }
+
+    /// The refusal of a call in a reply that was cut off, also if its arguments are valid: they may be a part of what the
+    /// model was about to write.
+    fn describe_cut_call(&self, tool: &str) -> String {
+        format!(
+            "{tool} was not run, since its arguments may be incomplete: your reply was {}. Make the call again in a shorter reply;              write a long text in several parts.",
+            self.describe_cut_off()
+        )
     }
 
     /// Removes the text of a reply that was cut off from the conversation: a small model would continue or copy it, and each
@@ -164,6 +172,10 @@ impl<A: Answer> Machine<A> {
                 "at most {MAX_CALLS_AT_ONCE} calls may be made at once; this one was not run"
             ));
         }
+        if finish == FinishReason::Length {
+            self.count_against_limit()?;
+            return Err(self.describe_cut_call(&call.name));
+        }
         if self.repetition.is_withdrawn(&call.name) {
             self.count_against_limit()?;
             return Err(format!("{} is no longer available. Continue with what you have.", call.name));
@@ -191,11 +203,7 @@ impl<A: Answer> Machine<A> {
             }
             Err(mistake) => {
                 self.count_against_limit()?;
-                let limit = self.request.max_output_tokens;
-                Err(match finish {
-                    FinishReason::Length => format!("{mistake} (the reply was cut off at {limit} tokens)"),
-                    FinishReason::Stop | FinishReason::ToolCalls | FinishReason::ContentFilter => mistake,
-                })
+                Err(mistake)
             }
         }
     }
