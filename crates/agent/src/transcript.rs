@@ -295,7 +295,16 @@ fn tool_result(
     tool: &str,
     record: ToolCallRecord,
 ) -> ToolCallResult {
-    let ToolCallRecord { result, usage, models, delegated: _, artifacts: _, page: _, took_ms } = record;
+    let ToolCallRecord {
+        result,
+        usage,
+        models,
+        delegated: _,
+        artifacts: _,
+        has_effects: _,
+        page: _,
+        took_ms,
+    } = record;
     ToolCallResult {
         judge,
         turn,

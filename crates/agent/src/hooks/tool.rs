@@ -97,6 +97,10 @@ impl Tool for HookedTool {
         self.tool.has_bounded_output()
     }
 
+    fn names_its_changes(&self) -> bool {
+        self.tool.names_its_changes()
+    }
+
     fn reads_pages(&self) -> bool {
         self.tool.reads_pages()
     }

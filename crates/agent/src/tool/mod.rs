@@ -88,6 +88,11 @@ pub trait Tool: Send + Sync {
         false
     }
 
+    /// `true` if its outputs name all that it changes, the files, so that one without files has changed nothing.
+    fn names_its_changes(&self) -> bool {
+        false
+    }
+
     /// `true` if its outputs have web pages, which can be cited.
     fn reads_pages(&self) -> bool {
         false

@@ -134,6 +134,7 @@ impl ToolCallRunner<'_> {
         for index in begun {
             if results[index].is_none() {
                 let unknown = build_call_record(&calls[index], UNKNOWN.to_owned(), true);
+                let unknown = ToolCallRecord { has_effects: true, ..unknown };
                 journal.append_step(&names[index], &encode_step(&unknown)).await?;
                 results[index] = Some(unknown);
             }
@@ -472,6 +473,7 @@ impl ToolCallRunner<'_> {
                 build_call_record(call, "it waits again after its end; continue without it".into(), true)
             }
         };
+        let record = ToolCallRecord { has_effects: true, ..record };
         Ok(self.limit_size(record, index, &context.key).await)
     }
 
@@ -559,6 +561,8 @@ impl ToolCallRunner<'_> {
             ),
         };
         result.took_ms = to_millis(began.elapsed());
+        result.has_effects =
+            !result.result.is_error && tool.effect() != Effect::Pure && !tool.names_its_changes();
         if let Some(changed) = changed {
             let text = &mut result.result.text;
             text.push_str(&format!("\n\n(A person changed the arguments of this call to {changed}; this is the result with these.)"));
@@ -601,7 +605,16 @@ async fn store_forks(children: &mut [TaskSpec], journal: &mut dyn Journal) -> Re
 fn build_call_record(call: &ValidatedToolCall, text: String, is_error: bool) -> ToolCallRecord {
     let result = ToolResult { call_id: call.call_id.clone(), text, is_error, images: Vec::new() };
     let (usage, models, delegated) = (Usage::default(), ModelUsage::new(), Usage::default());
-    ToolCallRecord { result, usage, models, delegated, artifacts: Vec::new(), page: None, took_ms: 0 }
+    ToolCallRecord {
+        result,
+        usage,
+        models,
+        delegated,
+        artifacts: Vec::new(),
+        has_effects: false,
+        page: None,
+        took_ms: 0,
+    }
 }
 
 /// Extracts the message of a panic.

@@ -25,7 +25,8 @@ pub struct Limits {
     /// Maximum number of tool calls, including refused ones. After the conversation is compacted, counting restarts with
     /// half of this.
     pub tool_calls: u32,
-    /// Maximum number of calls of one tool with the same arguments.
+    /// Maximum number of times that a call is made with the same arguments and the same result while nothing else is new or
+    /// changed. The second time gets a hint, the last one withdraws the tool until something has changed.
     #[schemars(range(min = 1))]
     pub identical_calls: u32,
     /// Maximum number of corrections of an invalid answer.
@@ -50,7 +51,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// 30 turns, 20 tool calls, at most 3 identical calls, 2 corrections, and no other limits.
+    /// 30 turns, 20 tool calls, at most 3 identical calls that change nothing, 2 corrections, and no other limits.
     pub const DEFAULT: Self = Self {
         turns: 30,
         tool_calls: 20,

@@ -86,7 +86,10 @@ pub enum StopReason {
         limit: u32,
     },
     /// The model repeated one call too often.
-    #[error("the tool {tool} was called with the same arguments more than {limit} times")]
+    #[error(
+        "the tool {tool} was called more than {limit} times with the same arguments and the same result while nothing else changed \
+         (`limits: {{identical_calls: …}}` in the capability)"
+    )]
     IdenticalCalls {
         /// The tool.
         tool: String,

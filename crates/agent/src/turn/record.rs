@@ -1,9 +1,10 @@
 //! The journal records of an agent's steps: the outcome of each and how long it took, so that a resumed attempt has the
 //! same working time. Serialisation only.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-use millrace_protocol::result::{ModelUsage, Usage};
+use millrace_protocol::result::{Artifact, ModelUsage, Usage};
 use serde::{Deserialize, Serialize};
 
 use super::{ArtifactChange, ContextSettings, RecordedChanges, UsageTotals};
@@ -161,6 +162,9 @@ pub struct ToolCallRecord {
     /// The files that the call changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub artifacts: Vec<ArtifactChange>,
+    /// `true` if the call changed something outside that is not among the files, or waited while others could.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_effects: bool,
     /// The web page that the call has read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<Box<WebPage>>,
@@ -173,6 +177,23 @@ impl ToolCallRecord {
     /// The usage of the call, in total and by model.
     pub(super) fn usage_totals(&self) -> UsageTotals {
         UsageTotals { usage: self.usage, models: self.models.clone() }
+    }
+
+    /// The result for a comparison with that of an earlier call: without the versions of the files that it made, which are new
+    /// each time, but with their contents.
+    pub(super) fn comparable_result(&self) -> Cow<'_, str> {
+        if self.artifacts.is_empty() {
+            return Cow::Borrowed(&self.result.text);
+        }
+        let mut parts = self.result.text.split("version ");
+        let mut text = parts.next().unwrap_or_default().to_owned();
+        text.extend(parts.map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit())));
+        for change in &self.artifacts {
+            if let ArtifactChange::Written(Artifact { path, sha256, .. }) = change {
+                text.push_str(&format!("\n{path} {sha256}"));
+            }
+        }
+        Cow::Owned(text)
     }
 
     /// The duration of the call.

@@ -138,6 +138,7 @@ pub fn result(id: &str, text: &str) -> ToolCallRecord {
         models: BTreeMap::new(),
         delegated: Usage::default(),
         artifacts: Vec::new(),
+        has_effects: false,
         page: None,
         took_ms: 0,
     }

@@ -78,6 +78,10 @@ impl Tool for AttemptExecuteTool {
         self.executor.effect()
     }
 
+    fn names_its_changes(&self) -> bool {
+        true
+    }
+
     fn call<'a>(&'a self, arguments: Value, call: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
         async move { self.run_command(read_arguments("execute", arguments)?, call).await }.boxed()
     }

@@ -117,6 +117,10 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
         true
     }
 
+    fn names_its_changes(&self) -> bool {
+        true
+    }
+
     fn on_replay(&self, arguments: &Value, result: &ToolResult, call: &Call) {
         if let Ok(arguments) = serde_json::from_value(arguments.clone()) {
             (self.remember)(&self.session, &arguments, result, call);

@@ -82,7 +82,6 @@ impl<A: Answer> Machine<A> {
             turns: 0,
             inherited_turns: 0,
             last_input: 0,
-            calls_made: BTreeMap::new(),
             calls_counted: 0,
             calls_allowed: limits.tool_calls,
             repairs: 0,

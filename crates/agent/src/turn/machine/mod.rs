@@ -15,7 +15,7 @@
 //!      └── correction, at most `repairs` times
 //! ```
 //! A correction is requested without tools, so that only the answer is possible. A call that repeats another, with the same
-//! result and nothing new in between, withdraws its tool. Reaching a limit ends in `Done(stopped)` with the reason and the partial result. Tool calls and turns are softer: when
+//! result and nothing new in between, gets a hint, then withdraws its tool, then ends the work. Reaching a limit ends in `Done(stopped)` with the reason and the partial result. Tool calls and turns are softer: when
 //! they are used up, the model gets one notice and must answer without tools.
 
 mod begin;
@@ -143,8 +143,6 @@ pub struct Machine<A> {
     inherited_turns: u64,
     /// The tokens sent by the last request: the next one sends at least as many.
     last_input: u64,
-    /// The number of times each call was made, by a digest of tool and arguments.
-    calls_made: BTreeMap<String, u32>,
     calls_counted: u32,
     calls_allowed: u32,
     repairs: u32,
@@ -350,7 +348,6 @@ impl<A: Answer> Machine<A> {
             compact_conversation(&self.request.messages, self.compactions > 0, &self.scratch, &obsolete);
         self.compactions += 1;
         // Earlier tool results are gone from the conversation, so repeating their calls is allowed.
-        self.calls_made.clear();
         self.calls_counted = 0;
         self.calls_allowed = self.limits.tool_calls.div_ceil(2);
         self.last_input = 0;
@@ -405,8 +402,9 @@ impl<A: Answer> Machine<A> {
         results.iter().for_each(|call| self.spent.add_totals(&call.usage_totals()));
         results.iter().for_each(|call| self.delegated.add(call.delegated));
         self.worked += results.iter().map(ToolCallRecord::duration).max().unwrap_or_default();
+        let changes: Vec<bool> = results.iter().map(|call| self.has_changed_something(call)).collect();
         results.iter().flat_map(|call| &call.artifacts).for_each(|change| self.add_artifact(change));
-        self.push_results(calls, results);
+        self.push_results(calls, results.into_iter().zip(changes).collect());
         Ok(())
     }
 

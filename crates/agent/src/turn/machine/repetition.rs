@@ -1,7 +1,9 @@
-//! Calls that repeat others. A call with the same arguments, the same result and nothing new in between teaches the model
-//! nothing, and a small model may make it for ever: its tool is withdrawn.
+//! Calls that repeat others. A call repeats another if it has the same arguments and the same result, and nothing was new or changed
+//! in between: it teaches the model nothing, and a small model may make it for ever. The first repetition gets a hint. At the limit
+//! the tool is withdrawn until something is new, and the next repetition ends the attempt. So an agent that edits and
+//! tests, or reads a file again that others have changed, is never stopped, however often it makes the same call.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,56 +12,81 @@ use serde::{Deserialize, Serialize};
 pub(super) struct RepetitionTracker {
     /// Each call with its last result, by digest.
     results: BTreeMap<String, SeenResult>,
-    /// The number of results that were new.
-    fresh: u64,
-    withdrawn: BTreeSet<String>,
+    /// The number of results that were new, and of calls that changed something.
+    #[serde(rename = "fresh")]
+    news: u64,
+    /// The withdrawn tools, each with the number of news at that time.
+    withdrawn: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct SeenResult {
     digest: String,
-    /// The number of new results when it was last seen.
-    fresh: u64,
+    /// The number of news after it was last seen. So a change by the call itself is no news for its repetition.
+    #[serde(rename = "fresh")]
+    news: u64,
+    /// The number of times that the call was made with this result while nothing else was new.
+    times: u32,
 }
 
 /// A call of one reply with its result.
 pub(super) struct AnsweredCall {
     pub tool: String,
     pub call_digest: String,
-    pub result_digest: String,
+    /// `None` if the call was refused because its tool is withdrawn.
+    pub result_digest: Option<String>,
+    /// `true` if it changed something outside the conversation, or waited while others could.
+    pub has_changed: bool,
+    /// `true` if a new result is news. The agent's own thoughts and notes are none.
+    pub tells_news: bool,
+    /// `true` if it can be a repetition.
+    pub can_repeat: bool,
 }
 
 impl RepetitionTracker {
-    /// `true` if the tool was withdrawn.
+    /// `true` if the tool was withdrawn and nothing was new since.
     pub fn is_withdrawn(&self, tool: &str) -> bool {
-        self.withdrawn.contains(tool)
+        self.withdrawn.get(tool) == Some(&self.news)
     }
 
-    /// Adds the calls of one reply; returns for each whether it repeats an earlier one, so that its tool is withdrawn. Calls
-    /// of the same reply do not repeat each other. Only calls that count can be repetitions.
-    pub fn add_calls(&mut self, calls: &[AnsweredCall], counts: impl Fn(&AnsweredCall) -> bool) -> Vec<bool> {
-        let before = self.fresh;
-        let repeats: Vec<bool> = calls
-            .iter()
-            .map(|call| {
-                let seen = self.results.get(&call.call_digest);
-                counts(call)
-                    && seen.is_some_and(|seen| seen.digest == call.result_digest && seen.fresh == before)
-            })
-            .collect();
+    /// `true` if a tool was ever withdrawn.
+    pub fn has_withdrawn_tools(&self) -> bool {
+        !self.withdrawn.is_empty()
+    }
+
+    /// Withdraws a tool until something is new.
+    pub fn withdraw_tool(&mut self, tool: &str) {
+        self.withdrawn.insert(tool.to_owned(), self.news);
+    }
+
+    /// Adds the calls of one reply; returns for each how many times it was made with its result while nothing else was new, from
+    /// 1. Calls of the same reply do not repeat each other.
+    pub fn add_calls(&mut self, calls: &[AnsweredCall]) -> Vec<u32> {
+        let times: Vec<u32> = calls.iter().map(|call| self.count_times(call)).collect();
         for call in calls {
-            let is_known =
-                self.results.get(&call.call_digest).is_some_and(|seen| seen.digest == call.result_digest);
-            self.fresh += u64::from(!is_known);
+            let is_known = self.results.get(&call.call_digest).is_some_and(|seen| call.has_result(seen));
+            self.news += u64::from(call.has_changed || (call.tells_news && !is_known));
         }
-        for (call, repeats) in calls.iter().zip(&repeats) {
-            let seen = SeenResult { digest: call.result_digest.clone(), fresh: self.fresh };
+        for (call, times) in calls.iter().zip(&times) {
+            let earlier = || self.results.get(&call.call_digest).map(|seen| seen.digest.clone());
+            let digest = call.result_digest.clone().or_else(earlier).unwrap_or_default();
+            let seen = SeenResult { digest, news: self.news, times: *times };
             self.results.insert(call.call_digest.clone(), seen);
-            if *repeats {
-                self.withdrawn.insert(call.tool.clone());
-            }
         }
-        repeats
+        times
+    }
+
+    fn count_times(&self, call: &AnsweredCall) -> u32 {
+        let seen = self.results.get(&call.call_digest);
+        let repeated = seen.filter(|seen| call.can_repeat && seen.news == self.news && call.has_result(seen));
+        repeated.map_or(1, |seen| seen.times.saturating_add(1))
+    }
+}
+
+impl AnsweredCall {
+    /// `true` if it has the same result as before. A refusal because its tool is withdrawn says nothing about it.
+    fn has_result(&self, seen: &SeenResult) -> bool {
+        self.result_digest.as_ref().is_none_or(|digest| *digest == seen.digest)
     }
 }
 
@@ -67,40 +94,82 @@ impl RepetitionTracker {
 mod tests {
     use super::*;
 
-    fn add_call(tracker: &mut RepetitionTracker, call: &str, result: &str) -> bool {
-        let call = AnsweredCall {
+    fn answered_call(call: &str, result: &str) -> AnsweredCall {
+        AnsweredCall {
             tool: call.split(' ').next().unwrap().into(),
             call_digest: call.into(),
-            result_digest: result.into(),
-        };
-        tracker.add_calls(&[call], |_| true)[0]
+            result_digest: Some(result.into()),
+            has_changed: false,
+            tells_news: true,
+            can_repeat: true,
+        }
     }
 
     #[test]
     fn a_call_repeats_another_if_nothing_was_new_in_between() {
         let mut tracker = RepetitionTracker::default();
-        for (call, result, repeats) in [
-            ("test", "1 failed", false),
-            ("edit a", "done", false),
-            ("test", "1 failed", false),
-            ("read a", "x", false),
-            ("test", "0 failed", false),
-            ("read a", "x", false),
-            ("test", "0 failed", true),
-            ("read a", "x", true),
+        for (call, result, times) in [
+            ("test", "1 failed", 1),
+            ("edit a", "done", 1),
+            ("test", "1 failed", 1),
+            ("read a", "x", 1),
+            ("test", "0 failed", 1),
+            ("read a", "x", 1),
+            ("test", "0 failed", 2),
+            ("read a", "x", 2),
+            ("test", "0 failed", 3),
         ] {
-            assert_eq!(add_call(&mut tracker, call, result), repeats, "{call}");
+            assert_eq!(tracker.add_calls(&[answered_call(call, result)]), [times], "{call}");
         }
-        assert!(
-            tracker.is_withdrawn("test") && tracker.is_withdrawn("read") && !tracker.is_withdrawn("edit")
-        );
+    }
+
+    #[test]
+    fn a_change_makes_later_calls_new_but_not_itself() {
+        let mut tracker = RepetitionTracker::default();
+        let mut add = |call: &str, has_changed| {
+            tracker.add_calls(&[AnsweredCall { has_changed, ..answered_call(call, "done") }])[0]
+        };
+        for round in 0..9 {
+            for call in ["set on", "test", "set off", "test"] {
+                assert_eq!(add(call, call.starts_with("set")), 1, "{call} in round {round}");
+            }
+        }
+        assert_eq!([add("set on", true), add("set on", true), add("set on", true)], [1, 2, 3]);
+    }
+
+    #[test]
+    fn thoughts_are_no_news() {
+        let mut tracker = RepetitionTracker::default();
+        let mut add = |call: &str, tells_news| {
+            tracker.add_calls(&[AnsweredCall { tells_news, ..answered_call(call, "done") }])[0]
+        };
+        assert_eq!(add("read a", true), 1);
+        assert_eq!(add("think hm", false), 1);
+        assert_eq!(add("read a", true), 2);
+        assert_eq!(add("think again", false), 1);
+        assert_eq!(add("read a", true), 3);
+        assert_eq!(add("think again", false), 2);
     }
 
     #[test]
     fn concurrent_calls_do_not_repeat_each_other() {
-        let call = || AnsweredCall { tool: "t".into(), call_digest: "c".into(), result_digest: "r".into() };
         let mut tracker = RepetitionTracker::default();
-        assert_eq!(tracker.add_calls(&[call(), call()], |_| true), [false, false]);
-        assert_eq!(tracker.add_calls(&[call(), call()], |_| true), [true, true]);
+        let call = || answered_call("t", "r");
+        assert_eq!(tracker.add_calls(&[call(), call()]), [1, 1]);
+        assert_eq!(tracker.add_calls(&[call(), call()]), [2, 2]);
+    }
+
+    #[test]
+    fn a_withdrawn_tool_returns_when_something_is_new() {
+        let mut tracker = RepetitionTracker::default();
+        tracker.add_calls(&[answered_call("t", "r")]);
+        tracker.withdraw_tool("t");
+        assert!(tracker.is_withdrawn("t") && !tracker.is_withdrawn("u"));
+        let refused = || AnsweredCall { result_digest: None, tells_news: false, ..answered_call("t", "") };
+        assert_eq!(tracker.add_calls(&[refused()]), [2], "the refusal counts");
+        assert!(tracker.is_withdrawn("t"));
+        tracker.add_calls(&[answered_call("u", "news")]);
+        assert!(!tracker.is_withdrawn("t"));
+        assert_eq!(tracker.add_calls(&[answered_call("t", "r")]), [1]);
     }
 }

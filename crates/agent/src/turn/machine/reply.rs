@@ -11,7 +11,11 @@ use crate::model::{AnswerSchema, FinishReason, Message, ToolCall, ToolResult};
 use millrace_protocol::schema::convert_unambiguous_values;
 
 use crate::tool::{InnerTool, ValidatedCall, parse_lenient_json};
-use crate::turn::{Answer, StopReason, ToolCallRecord};
+use crate::turn::{Answer, ArtifactChange, StopReason, ToolCallRecord};
+
+/// The hint for the first call that repeats another.
+const REPEATED: &str = "\n\n[You made this call before, with the same result, and nothing has changed since. Make another call, or \
+answer from the information you have.]";
 
 impl<A: Answer> Machine<A> {
     pub(super) fn process_answer(&mut self, text: &str, finish: FinishReason) {
@@ -38,8 +42,8 @@ impl<A: Answer> Machine<A> {
         format!("cut off at {limit} tokens: give at most {} words", limit / 2)
     }
 
-    /// The refusal of a call in a reply that was cut off, also if its arguments are valid: they may be a part of what the
-    /// model was about to write.
+    /// The refusal of a call in a reply that was cut off, also if its arguments are valid: the server may have
+    /// closed the brackets of a part.
     fn describe_cut_call(&self, tool: &str) -> String {
         format!(
             "{tool} was not run, since its arguments may be incomplete: your reply was {}. Make the call again in a shorter reply;              write a long text in several parts.",
@@ -117,14 +121,6 @@ impl<A: Answer> Machine<A> {
         if self.is_correcting {
             return self.refuse_calls_in_correction(calls);
         }
-        for call in &calls {
-            let made = self.calls_made.entry(digest_call(call)).or_default();
-            *made += 1;
-            if *made > self.limits.identical_calls {
-                let limit = self.limits.identical_calls;
-                return self.stop_with_reason(StopReason::IdenticalCalls { tool: call.name.clone(), limit });
-            }
-        }
         let mut run = Vec::new();
         let lists = calls
             .iter()
@@ -178,7 +174,10 @@ impl<A: Answer> Machine<A> {
         }
         if self.repetition.is_withdrawn(&call.name) {
             self.count_against_limit()?;
-            return Err(format!("{} is no longer available. Continue with what you have.", call.name));
+            return Err(format!(
+                "{} is not available until something has changed. Continue with the information you have.",
+                call.name
+            ));
         }
         if let Some(refusal) = self.refuse_unavailable_tool(&call.name) {
             self.count_against_limit()?;
@@ -216,46 +215,88 @@ impl<A: Answer> Machine<A> {
         Ok(())
     }
 
-    /// Appends the results of a turn to the conversation, in the order of its calls.
-    pub(super) fn push_results(&mut self, calls: Vec<CheckedCall>, results: Vec<ToolCallRecord>) {
-        let mut results = results.into_iter();
-        let results = calls.into_iter().filter_map(|call| match call {
-            CheckedCall::Run => results.next().map(|call| call.result),
-            CheckedCall::Answered(result) => Some(result),
-        });
-        let mut results: Vec<ToolResult> = results.collect();
-        self.withdraw_repeated_tools(&mut results);
-        self.request.messages.extend(results.into_iter().map(Message::Tool));
-        self.end_turn_of_state();
-        self.request_reply();
+    /// `true` if the world may be another one after a call, so that the repetition of an earlier call can have another result.
+    pub(super) fn has_changed_something(&self, call: &ToolCallRecord) -> bool {
+        let is_change = |change: &ArtifactChange| match change {
+            ArtifactChange::Written(written) => {
+                self.artifacts.get(&written.path).is_none_or(|known| known.sha256 != written.sha256)
+            }
+            ArtifactChange::Deleted(_) => true,
+        };
+        call.has_effects || call.artifacts.iter().any(is_change)
     }
 
-    /// Withdraws the tools whose calls repeat earlier ones, and adds a notice to the results of such calls.
-    fn withdraw_repeated_tools(&mut self, results: &mut [ToolResult]) {
-        let Some(Message::Assistant { calls, .. }) = self.request.messages.last() else { return };
-        let answered: Vec<AnsweredCall> = calls
-            .iter()
-            .zip(results.iter())
-            .map(|(call, result)| AnsweredCall {
+    /// Appends the results of a turn to the conversation, in the order of its calls. `records` says of each whether it changed
+    /// something.
+    pub(super) fn push_results(&mut self, calls: Vec<CheckedCall>, records: Vec<(ToolCallRecord, bool)>) {
+        let mut records = records.into_iter();
+        let results = calls.into_iter().filter_map(|call| match call {
+            CheckedCall::Run => records.next().map(|(record, has_changed)| {
+                let digest = digest_text(&record.comparable_result());
+                ((digest, has_changed), record.result)
+            }),
+            CheckedCall::Answered(result) => Some(((digest_text(&result.text), false), result)),
+        });
+        let (outcomes, mut results): (Vec<(String, bool)>, Vec<ToolResult>) = results.unzip();
+        let stop = self.count_repetitions(&mut results, outcomes);
+        self.request.messages.extend(results.into_iter().map(Message::Tool));
+        self.end_turn_of_state();
+        match stop {
+            Some(reason) => self.stop_with_reason(reason),
+            None => self.request_reply(),
+        }
+    }
+
+    /// Counts the calls that repeat others. The first repetition gets a hint; at the limit the tool is withdrawn, and beyond it
+    /// the work ends with the returned reason. `outcomes`: a digest of each result, and whether the call changed something.
+    fn count_repetitions(
+        &mut self,
+        results: &mut [ToolResult],
+        outcomes: Vec<(String, bool)>,
+    ) -> Option<StopReason> {
+        let Some(Message::Assistant { calls, .. }) = self.request.messages.last() else { return None };
+        let answered = calls.iter().zip(outcomes).map(|(call, (digest, has_changed))| {
+            let inner = self.tools.find_inner_tool(&call.name);
+            let is_refused = self.repetition.is_withdrawn(&call.name);
+            // The result of a note only counts the notes.
+            let digest = if inner == Some(InnerTool::AppendNote) { String::new() } else { digest };
+            AnsweredCall {
                 tool: call.name.clone(),
                 call_digest: digest_call(call),
-                result_digest: digest_text(&result.text),
-            })
-            .collect();
-        // Reading a field again is no sign of going round in circles: another call may have changed it.
-        let counts = |call: &AnsweredCall| self.tools.find_inner_tool(&call.tool) != Some(InnerTool::State);
-        let repeats = self.repetition.add_calls(&answered, counts);
-        for ((result, call), _) in
-            results.iter_mut().zip(&answered).zip(&repeats).filter(|(_, repeats)| **repeats)
-        {
-            result.text.push_str(&format!(
-                "\n\nYou made this call before, with the same result. {} is no longer available.",
-                call.tool
-            ));
+                result_digest: (!is_refused).then_some(digest),
+                has_changed,
+                tells_news: !is_refused && inner.is_none_or(|inner| inner == InnerTool::State),
+                // Reading a field again is no sign of going round in circles: another call may have changed it.
+                can_repeat: inner != Some(InnerTool::State),
+            }
+        });
+        let answered: Vec<AnsweredCall> = answered.collect();
+        let times = self.repetition.add_calls(&answered);
+        let limit = self.limits.identical_calls;
+        let mut stop = None;
+        for ((result, call), times) in results.iter_mut().zip(&answered).zip(times) {
+            let AnsweredCall { tool, result_digest, .. } = call;
+            if times > limit {
+                stop = stop.or(Some(StopReason::IdenticalCalls { tool: tool.clone(), limit }));
+            }
+            if times < 2 || result_digest.is_none() {
+                continue;
+            }
+            if times < limit {
+                result.text.push_str(REPEATED);
+            } else {
+                self.repetition.withdraw_tool(tool);
+                result.text.push_str(&format!(
+                    "\n\n[You made this call {times} times with the same result, and nothing has changed in between. {tool} is not \
+                     available until something has changed, and the task ends if you repeat the call. Continue with the \
+                     information you have.]"
+                ));
+            }
         }
-        if repeats.contains(&true) {
+        if self.repetition.has_withdrawn_tools() {
             self.request.tools = self.offered_tools();
         }
+        stop
     }
 }
 

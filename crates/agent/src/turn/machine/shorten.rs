@@ -229,7 +229,6 @@ impl<A: Answer> Machine<A> {
         self.context.saved = shorter.len();
         self.request.messages = shorter;
         // Earlier results are gone from the conversation, so repeating their calls is allowed.
-        self.calls_made.clear();
         self.repetition = RepetitionTracker::default();
         self.last_input = 0;
         self.request.tools = self.offered_tools();
