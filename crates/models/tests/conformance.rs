@@ -3,6 +3,7 @@
 
 mod bedrock;
 mod breaks;
+mod demands;
 mod faults;
 mod framing;
 mod images;

@@ -13,9 +13,12 @@ use super::prompt::to_compact_json;
 use crate::image::{ImageSupport, replace_unsent_images};
 use crate::model::{AnswerSchema, FinishReason, Message, Reply, Request, ToolCall, ToolResult, ToolSpec};
 use crate::wire::schema::to_grammar_schema;
+use crate::wire::{CallIdForm, normalize_conversation};
 
 /// Maximum number of parallel calls. Without a limit in the grammar, a small model may generate calls endlessly.
 const MAX_CALLS: usize = 8;
+/// The maximum length of an id of a call, which an envelope does not show.
+const MAX_ID: usize = 64;
 
 pub(super) fn rewrite_request_as_envelope(request: &Request) -> Request {
     let final_action = final_action_name(request);
@@ -114,10 +117,11 @@ fn build_envelope_schema(request: &Request, final_action: &str) -> Value {
     json!({ "oneOf": calls.into_iter().chain([several, answer]).collect::<Vec<_>>() })
 }
 
-/// Writes the conversation as envelopes. Tool results become user messages; consecutive ones are merged, because some chat
+/// Writes the conversation in its normal form as envelopes. Tool results become user messages; consecutive ones are merged, because some chat
 /// templates require alternating roles.
 fn rewrite_conversation(request: &Request, final_action: &str) -> Vec<Message> {
-    let request = &*replace_unsent_images(request, ImageSupport::TextOnly.into());
+    let normal = normalize_conversation(request, CallIdForm::Text(MAX_ID));
+    let request = &*replace_unsent_images(&normal, ImageSupport::TextOnly.into());
     let mut messages: Vec<Message> = Vec::new();
     for (at, message) in request.messages.iter().enumerate() {
         let text = match message {

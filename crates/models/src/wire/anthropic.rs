@@ -146,7 +146,7 @@ fn role_and_content_blocks(endpoint: &ModelEndpoint, message: &Message) -> (&'st
             ("assistant", parts.iter().filter_map(part_to_content_block).collect())
         }
         Message::Tool(result) => {
-            let mut block = json!({"type": "tool_result", "tool_use_id": sanitize_call_id(&result.call_id)});
+            let mut block = json!({"type": "tool_result", "tool_use_id": result.call_id});
             let text = text_content_block(&result.text).into_iter();
             let content: Vec<Value> = text.chain(result.images.iter().map(image_content_block)).collect();
             if !content.is_empty() {
@@ -166,9 +166,7 @@ fn part_to_content_block(part: &MessagePart<'_>) -> Option<Value> {
         MessagePart::Text(text, _) => text_content_block(text),
         MessagePart::Call(call, _) => {
             let input = parse_arguments_object(call);
-            Some(
-                json!({"type": "tool_use", "id": sanitize_call_id(&call.id), "name": call.name, "input": input}),
-            )
+            Some(json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}))
         }
     }
 }
@@ -185,11 +183,6 @@ fn image_content_block(image: &Image) -> Value {
         true => json!({"type": "document", "source": source, "title": image.name}),
         false => json!({"type": "image", "source": source}),
     }
-}
-
-/// Replaces the characters that Anthropic and Bedrock do not allow in ids; ids of other providers may contain them.
-pub(super) fn sanitize_call_id(id: &str) -> String {
-    id.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '_' }).collect()
 }
 
 /// Parses a response.

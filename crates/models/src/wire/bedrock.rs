@@ -129,8 +129,7 @@ fn role_and_content_blocks(
         }
         Message::Tool(result) => {
             let content: Vec<Value> = text_block(&result.text).into_iter().collect();
-            let mut block =
-                json!({"toolUseId": anthropic::sanitize_call_id(&result.call_id), "content": content});
+            let mut block = json!({"toolUseId": result.call_id, "content": content});
             // Models of other makers reject the status.
             if result.is_error && matches!(Maker::of_model(&endpoint.model), Maker::Anthropic | Maker::Amazon)
             {
@@ -150,8 +149,7 @@ fn part_to_block(part: &MessagePart<'_>) -> Option<Value> {
         MessagePart::Text(text, _) => text_block(text),
         MessagePart::Call(call, _) => {
             let input = parse_arguments_object(call);
-            let id = anthropic::sanitize_call_id(&call.id);
-            Some(json!({"toolUse": {"toolUseId": id, "name": call.name, "input": input}}))
+            Some(json!({"toolUse": {"toolUseId": call.id, "name": call.name, "input": input}}))
         }
     }
 }

@@ -4,7 +4,8 @@
 //! one request header and never appear in a text.
 //!
 //! ```text
-//! mod        the request from end to end: body → http → events → parser → reply
+//! mod        the request from end to end: conversation → body → http → events → parser → reply
+//! ├─ conversation     the normal form of a conversation, from which each wire makes its messages
 //! ├─ openai_chat, openai_responses, anthropic, gemini, bedrock, ollama     one API each
 //! ├─ http             the HTTP request; the response is a stream of events or a single JSON value
 //! ├─ events           parses bytes into events (SSE, NDJSON), with size limits
@@ -34,6 +35,7 @@ use crate::vision::{sees_images, takes_pdf};
 
 mod anthropic;
 mod bedrock;
+mod conversation;
 mod error;
 mod events;
 mod finish;
@@ -48,6 +50,7 @@ mod redact;
 mod reply_builder;
 pub mod schema;
 
+pub(crate) use conversation::{CallIdForm, normalize_conversation};
 use events::EventStream;
 use http::{HttpSender, ResponseBody};
 
@@ -193,6 +196,25 @@ impl ModelEndpoint {
         MediaSupport { images, takes_pdf: is_possible && self.settings.pdf.unwrap_or_else(by_default) }
     }
 
+    /// The ids of calls that the server accepts.
+    fn call_id_form(&self) -> CallIdForm {
+        match self.wire {
+            WireProtocol::OpenAiChat | WireProtocol::Bedrock if self.is_mistral() => {
+                CallIdForm::NineAlphanumeric
+            }
+            WireProtocol::OpenAiChat => CallIdForm::Text(40),
+            WireProtocol::OpenAiResponses | WireProtocol::Gemini | WireProtocol::Ollama => {
+                CallIdForm::Text(64)
+            }
+            WireProtocol::Anthropic | WireProtocol::Bedrock => CallIdForm::Word(64),
+        }
+    }
+
+    /// Returns `true` for models of Mistral, whichever server runs them.
+    fn is_mistral(&self) -> bool {
+        conversation::is_mistral(&self.full_name)
+    }
+
     fn reasoning_effort(&self) -> Option<&str> {
         self.settings.reasoning_effort.as_deref().map(str::trim).filter(|effort| !effort.is_empty())
     }
@@ -261,9 +283,10 @@ impl HttpModel {
         request: &Request,
         listener: &dyn DeltaListener,
     ) -> Result<Reply, ModelError> {
-        let request = &*replace_unsent_images(request, self.endpoint.media_support());
-        let body = merge_extra_body(self.build_request_body(request), &self.endpoint.settings.extra_body);
         let mut parser = self.create_stream_parser(request);
+        let normal = normalize_conversation(request, self.endpoint.call_id_form());
+        let request = &*replace_unsent_images(&normal, self.endpoint.media_support());
+        let body = merge_extra_body(self.build_request_body(request), &self.endpoint.settings.extra_body);
         match self.sender.send_request(body.to_string().into_bytes()).await? {
             ResponseBody::EventStream(events) => {
                 self.read_event_stream(events, parser.as_mut(), listener).await?

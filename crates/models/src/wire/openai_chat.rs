@@ -4,10 +4,10 @@
 
 use std::borrow::Cow;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::finish::parse_finish_reason;
-use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
+use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text};
 use super::{
     EventOutcome, ModelEndpoint, StreamParser, images_after_results, introduce_images, read_number_at,
     read_text_at, schema, tools_sorted_by_name,
@@ -19,6 +19,9 @@ use crate::model::{
 /// The fields in which servers send reasoning and expect it back with calls. The first one is a list of items to be
 /// appended; the others are text.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_details", "reasoning_content", "reasoning"];
+
+/// The reply between results and a message of the user, where the provider demands one.
+const RESULTS_READ: &str = "I have read the results.";
 
 /// The type of the parts of the content in which Mistral sends reasoning and expects it back.
 const THINKING_PART: &str = "thinking";
@@ -70,10 +73,50 @@ fn tools_to_json(request: &Request) -> Option<Value> {
 fn messages_to_json(endpoint: &ModelEndpoint, request: &Request) -> Vec<Value> {
     let system =
         Some(json!({"role": "system", "content": request.system})).filter(|_| !request.system.is_empty());
-    system
-        .into_iter()
-        .chain((0..request.messages.len()).flat_map(|at| messages_at(endpoint, &request.messages, at)))
-        .collect()
+    let messages = (0..request.messages.len()).flat_map(|at| messages_at(endpoint, &request.messages, at));
+    let messages = system.into_iter().chain(messages);
+    match endpoint.dialect.is_local || endpoint.is_mistral() {
+        true => alternate_roles(messages, endpoint.is_mistral()),
+        false => messages.collect(),
+    }
+}
+
+/// Joins consecutive messages of the user, which the chat templates of many local models refuse. Those of Mistral's models also
+/// refuse a message of the user after a result.
+fn alternate_roles(messages: impl Iterator<Item = Value>, is_mistral: bool) -> Vec<Value> {
+    let mut joined: Vec<Value> = Vec::new();
+    for mut message in messages {
+        let is_user = message["role"] == "user";
+        match joined.last_mut() {
+            Some(last) if is_user && last["role"] == "user" => {
+                last["content"] = join_contents(last["content"].take(), message["content"].take());
+                continue;
+            }
+            Some(last) if is_user && is_mistral && last["role"] == "tool" => {
+                joined.push(json!({"role": "assistant", "content": RESULTS_READ}));
+            }
+            Some(_) | None => {}
+        }
+        joined.push(message);
+    }
+    joined
+}
+
+/// Joins two contents: texts to a text, and anything else to a list of parts.
+fn join_contents(one: Value, other: Value) -> Value {
+    match (one, other) {
+        (Value::String(one), Value::String(other)) => Value::String(format!("{one}\n\n{other}")),
+        (one, other) => [one, other].into_iter().flat_map(content_parts).collect(),
+    }
+}
+
+fn content_parts(content: Value) -> Vec<Value> {
+    match content {
+        Value::Array(parts) => parts,
+        text @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_)) => {
+            vec![json!({"type": "text", "text": text})]
+        }
+    }
 }
 
 /// The message at a position, and one with the images of tool results after the last of them: a result can only have text.
@@ -101,7 +144,7 @@ fn message_to_json(endpoint: &ModelEndpoint, message: &Message) -> Value {
     match message {
         Message::User { text } => json!({"role": "user", "content": text}),
         Message::Assistant { text, calls, provider_state } => {
-            let content = if text.is_empty() && !calls.is_empty() { Value::Null } else { json!(text) };
+            let content = if text.trim().is_empty() { Value::Null } else { json!(text) };
             let mut message = json!({"role": "assistant", "content": content});
             if !calls.is_empty() {
                 message["tool_calls"] = calls.iter().map(tool_call_to_json).collect();
@@ -131,11 +174,8 @@ fn content_with_thinking(thinking: &Value, text: &str) -> Value {
     [thinking].into_iter().chain(text).collect()
 }
 
-/// Converts a call. Arguments other than an object are wrapped, because chat templates of local models fail on them.
 fn tool_call_to_json(call: &ToolCall) -> Value {
-    let is_object = serde_json::from_str::<Map<String, Value>>(&call.arguments).is_ok();
-    let arguments = if is_object { call.arguments.clone() } else { parse_arguments_object(call).to_string() };
-    json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
+    json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
 }
 
 /// Parses a response.

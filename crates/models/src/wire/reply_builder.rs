@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::model::{Delta, DeltaListener, FinishReason, Reply, Request, ToolCall};
 
 /// The beginning of the ids of calls whose provider sends none.
-const GENERATED_ID_PREFIX: &str = "call_";
+pub(super) const GENERATED_ID_PREFIX: &str = "call_";
 
 /// A reply that is being streamed.
 #[derive(Default)]
@@ -145,8 +145,8 @@ impl ReplyBuilder {
 /// Returns `true` if a call got its id here, because its provider sends none.
 pub(super) fn is_generated_call_id(id: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let numbers = id.strip_prefix(GENERATED_ID_PREFIX).and_then(|numbers| numbers.split_once('_'));
-    numbers.is_some_and(|(messages, calls)| is_number(messages) && is_number(calls))
+    let numbers = id.strip_prefix(GENERATED_ID_PREFIX).filter(|numbers| numbers.contains('_'));
+    numbers.is_some_and(|numbers| numbers.split('_').all(is_number))
 }
 
 /// Converts any JSON value to text: strings unchanged, null as empty text, everything else as JSON.
@@ -222,7 +222,8 @@ mod tests {
             build_calls(&none),
             vec![call_parts("call_3_0", "ls", "{}"), call_parts("call_3_1", "rm", "{}")]
         );
-        assert!(is_generated_call_id("call_3_0") && !is_generated_call_id("call_a_1"));
+        assert!(is_generated_call_id("call_3_0") && is_generated_call_id("call_3_0_2"));
+        assert!(!is_generated_call_id("call_a_1") && !is_generated_call_id("call_1"));
         let same = [(Some(0), "c", "ls", "{\"x\":1}"), (Some(1), "c", "rm", "{}")];
         assert_eq!(
             build_calls(&same),

@@ -147,10 +147,10 @@ async fn base_urls_work_with_and_without_their_usual_suffix() {
 async fn continued_conversations_begin_with_the_same_bytes() {
     for wire in ALL {
         let mut before = conversation();
-        before.messages.truncate(2);
+        before.messages.truncate(5);
         before.tools.reverse();
         let mut after = conversation();
-        after.messages.truncate(4);
+        after.messages.truncate(7);
         let turns = |received: &ReceivedRequest| {
             let mut body = received.json();
             let name = ["input", "contents", "messages"].into_iter().find(|name| body[*name].is_array());

@@ -1,0 +1,438 @@
+//! The normal form of a conversation, from which each wire makes the messages of its API. A conversation has replies of several
+//! models, and agents repair, shorten and fork it. Providers refuse some of the messages that others send: `docs/models.md` has the table of
+//! their demands.
+//!
+//! In the normal form:
+//! - It begins and ends with a message of the user or a result, and no reply follows another.
+//! - No message is blank.
+//! - Each call has an id that no other call of the conversation has, and that the provider accepts.
+//! - Exactly the calls of a reply have results, which follow it at once and in their order.
+//! - The arguments of a call are a JSON object, and its name is that of a tool or could be one.
+//!
+//! Each message depends only on those before it, so that a longer conversation begins with the same bytes and providers cache
+//! them.
+
+use std::collections::BTreeSet;
+
+use sha2::{Digest, Sha256};
+
+use super::reply_builder::{GENERATED_ID_PREFIX, parse_arguments_object};
+use crate::model::{Message, ProviderState, Request, ToolCall, ToolResult};
+
+/// The message of the user where a provider demands one and the conversation has none.
+const CONTINUE: &str = "Continue.";
+/// The text of a result without any.
+const NO_OUTPUT: &str = "(no output)";
+/// The text of a call whose result the conversation lacks.
+const NO_RESULT: &str = "The result of this call is not known.";
+/// The introduction of a result whose call the conversation lacks.
+const NO_CALL: &str = "The result of an earlier call:";
+/// The maximum length of a tool's name at all providers.
+const MAX_TOOL_NAME: usize = 64;
+/// Parts of the full names of models that accept only ids in the form that Mistral generates.
+const MISTRAL_NAMES: [&str; 7] =
+    ["mistral", "mixtral", "ministral", "magistral", "codestral", "devstral", "pixtral"];
+
+/// Returns `true` if a model, by its full name, is one of Mistral's, whichever server runs it.
+pub(super) fn is_mistral(full_name: &str) -> bool {
+    let name = full_name.to_ascii_lowercase();
+    MISTRAL_NAMES.iter().any(|some| name.contains(some))
+}
+
+/// The ids of calls that a provider accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallIdForm {
+    /// Any text with at most this many characters.
+    Text(usize),
+    /// At most this many letters, digits, `_` and `-`.
+    Word(usize),
+    /// Nine letters and digits.
+    NineAlphanumeric,
+}
+
+impl CallIdForm {
+    /// Returns the id itself if the provider accepts it, or one made from it.
+    fn convert(self, id: &str) -> String {
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        match self {
+            Self::Text(max) => shorten_id(id.to_owned(), max),
+            Self::Word(max) => {
+                shorten_id(id.chars().map(|c| if is_word(c) { c } else { '_' }).collect(), max)
+            }
+            Self::NineAlphanumeric if id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()) => {
+                id.to_owned()
+            }
+            Self::NineAlphanumeric => digest_id(id, 9),
+        }
+    }
+}
+
+/// Replaces the end of an id that is too long by a digest of all of it.
+fn shorten_id(id: String, max: usize) -> String {
+    const DIGEST: usize = 12;
+    if id.chars().count() <= max {
+        return id;
+    }
+    let head: String = id.chars().take(max.saturating_sub(DIGEST + 1)).collect();
+    format!("{head}_{}", digest_id(&id, DIGEST))
+}
+
+/// Returns letters and digits that are the same for the same id.
+fn digest_id(id: &str, length: usize) -> String {
+    const CHARACTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    let digest = Sha256::digest(id);
+    digest
+        .iter()
+        .take(length)
+        .map(|byte| char::from(CHARACTERS[usize::from(*byte) % CHARACTERS.len()]))
+        .collect()
+}
+
+/// Returns a request with its conversation in the normal form.
+pub(crate) fn normalize_conversation(request: &Request, ids: CallIdForm) -> Request {
+    let mut builder = ConversationBuilder {
+        messages: Vec::with_capacity(request.messages.len()),
+        ids,
+        taken_ids: BTreeSet::new(),
+        offered: request.tools.iter().map(|tool| tool.name.as_str()).collect(),
+    };
+    let mut messages = request.messages.iter().peekable();
+    while let Some(message) = messages.next() {
+        match message {
+            Message::User { .. } | Message::Tool(_) => builder.push_input(message),
+            Message::Assistant { text, calls, provider_state } => {
+                let mut inputs = Vec::new();
+                while let Some(input) = messages.next_if(|next| !matches!(next, Message::Assistant { .. })) {
+                    inputs.push(input);
+                }
+                builder.push_reply(text, calls, provider_state.as_ref(), inputs);
+            }
+        }
+    }
+    let system = if request.system.trim().is_empty() { String::new() } else { request.system.clone() };
+    Request {
+        system,
+        messages: builder.finish(),
+        tools: request.tools.clone(),
+        answer: request.answer.clone(),
+        max_output_tokens: request.max_output_tokens,
+    }
+}
+
+/// A conversation in the normal form that is being built.
+struct ConversationBuilder<'a> {
+    messages: Vec<Message>,
+    ids: CallIdForm,
+    taken_ids: BTreeSet<String>,
+    /// The names of the tools that the request offers.
+    offered: BTreeSet<&'a str>,
+}
+
+impl ConversationBuilder<'_> {
+    fn push_user(&mut self, text: &str) {
+        if !text.trim().is_empty() {
+            self.messages.push(Message::User { text: text.to_owned() });
+        }
+    }
+
+    /// Appends a message of the user, or a result that belongs to no call of the last reply.
+    fn push_input(&mut self, message: &Message) {
+        match message {
+            Message::User { text } => self.push_user(text),
+            Message::Tool(result) => {
+                let images = result.images.iter().map(|image| format!("\n[{}]", image.describe()));
+                self.push_user(&format!("{NO_CALL}\n{}{}", result.text, images.collect::<String>()));
+            }
+            Message::Assistant { .. } => {}
+        }
+    }
+
+    /// Appends a reply, the results of its calls, and the other messages that follow it.
+    fn push_reply(
+        &mut self,
+        text: &str,
+        calls: &[ToolCall],
+        provider_state: Option<&ProviderState>,
+        mut inputs: Vec<&Message>,
+    ) {
+        if !calls.is_empty() || !text.trim().is_empty() {
+            if matches!(self.messages.last(), None | Some(Message::Assistant { .. })) {
+                self.push_user(CONTINUE);
+            }
+            let renamed: Vec<ToolCall> =
+                calls.iter().enumerate().map(|(index, call)| self.normalize_call(call, index)).collect();
+            let results: Vec<Message> = calls
+                .iter()
+                .zip(&renamed)
+                .map(|(call, renamed)| Message::Tool(take_result(&mut inputs, &call.id, &renamed.id)))
+                .collect();
+            let provider_state = provider_state.cloned();
+            self.messages.push(Message::Assistant { text: text.to_owned(), calls: renamed, provider_state });
+            self.messages.extend(results);
+        }
+        inputs.into_iter().for_each(|input| self.push_input(input));
+    }
+
+    fn normalize_call(&mut self, call: &ToolCall, index: usize) -> ToolCall {
+        let is_object = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&call.arguments);
+        let arguments = match is_object {
+            Ok(_) => call.arguments.clone(),
+            Err(_) if call.arguments.trim().is_empty() => "{}".to_owned(),
+            Err(_) => parse_arguments_object(call).to_string(),
+        };
+        ToolCall { id: self.unique_id(&call.id, index), name: self.tool_name(&call.name), arguments }
+    }
+
+    /// Returns an id for a call. The ids of one provider may repeat in another one's part of the conversation, or from turn to
+    /// turn.
+    fn unique_id(&mut self, id: &str, index: usize) -> String {
+        let generated = || format!("{GENERATED_ID_PREFIX}{}_{index}", self.messages.len());
+        let wanted = if id.trim().is_empty() { generated() } else { id.to_owned() };
+        let mut unique = self.ids.convert(&wanted);
+        let mut copies = 1_u32;
+        while !self.taken_ids.insert(unique.clone()) {
+            copies += 1;
+            unique = self.ids.convert(&format!("{wanted}_{copies}"));
+        }
+        unique
+    }
+
+    /// Returns the name of a call. A model may call a tool that there is not, by a name that no tool can have.
+    fn tool_name(&self, name: &str) -> String {
+        if self.offered.contains(name) {
+            return name.to_owned();
+        }
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        let name: String =
+            name.chars().take(MAX_TOOL_NAME).map(|c| if is_allowed(c) { c } else { '_' }).collect();
+        if name.is_empty() { "unknown".to_owned() } else { name }
+    }
+
+    fn finish(mut self) -> Vec<Message> {
+        if matches!(self.messages.last(), None | Some(Message::Assistant { .. })) {
+            self.push_user(CONTINUE);
+        }
+        self.messages
+    }
+}
+
+/// Takes the result of a call out of the messages that follow its reply.
+fn take_result(inputs: &mut Vec<&Message>, call_id: &str, new_id: &str) -> ToolResult {
+    let of_call = |input: &&Message| matches!(input, Message::Tool(result) if result.call_id == call_id);
+    let found = inputs.iter().position(of_call).map(|at| inputs.remove(at));
+    let call_id = new_id.to_owned();
+    match found {
+        Some(Message::Tool(result)) => {
+            let is_blank = result.text.trim().is_empty() && result.images.is_empty();
+            let text = if is_blank { NO_OUTPUT.to_owned() } else { result.text.clone() };
+            ToolResult { call_id, text, ..result.clone() }
+        }
+        Some(Message::User { .. } | Message::Assistant { .. }) | None => {
+            ToolResult { call_id, text: NO_RESULT.to_owned(), is_error: true, images: Vec::new() }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    const WORD: CallIdForm = CallIdForm::Word(64);
+
+    fn user(text: &str) -> Message {
+        Message::User { text: text.into() }
+    }
+
+    fn reply(text: &str, calls: &[(&str, &str, &str)]) -> Message {
+        let call = |(id, name, arguments): &(&str, &str, &str)| ToolCall {
+            id: (*id).into(),
+            name: (*name).into(),
+            arguments: (*arguments).into(),
+        };
+        Message::Assistant {
+            text: text.into(),
+            calls: calls.iter().map(call).collect(),
+            provider_state: None,
+        }
+    }
+
+    fn result(id: &str, text: &str) -> Message {
+        Message::Tool(ToolResult { call_id: id.into(), text: text.into(), ..ToolResult::default() })
+    }
+
+    fn request(messages: Vec<Message>) -> Request {
+        Request { system: " ".into(), messages, tools: Vec::new(), answer: None, max_output_tokens: 1 }
+    }
+
+    fn normalize(messages: Vec<Message>, ids: CallIdForm) -> Vec<Message> {
+        normalize_conversation(&request(messages), ids).messages
+    }
+
+    #[test]
+    fn a_conversation_in_the_normal_form_stays_as_it_is() {
+        let messages = vec![
+            user("Look."),
+            reply(" ", &[("a", "look", "{\"at\": \"sky\"}"), ("b", "look", "{}")]),
+            result("a", "blue"),
+            result("b", "grey"),
+            user("Go on."),
+        ];
+        assert_eq!(normalize(messages.clone(), CallIdForm::Text(40)), messages);
+        assert_eq!(normalize_conversation(&request(messages), WORD).system, "");
+    }
+
+    #[test]
+    fn ids_are_unique_in_the_whole_conversation() {
+        let turn = |id: &str, text: &str| [reply("", &[(id, "look", "{}")]), result(id, text)];
+        let messages: Vec<Message> = [user("Look.")]
+            .into_iter()
+            .chain(turn("c", "1"))
+            .chain(turn("c", "2"))
+            .chain(turn("c_2", "3"))
+            .collect();
+        let expected: Vec<Message> = [user("Look.")]
+            .into_iter()
+            .chain(turn("c", "1"))
+            .chain(turn("c_2", "2"))
+            .chain(turn("c_2_2", "3"))
+            .collect();
+        assert_eq!(normalize(messages, CallIdForm::Text(40)), expected);
+        let both = vec![
+            user("Look."),
+            reply("", &[("c", "look", "{}"), ("c", "look", "{}"), ("", "look", "{}")]),
+            result("c", "first"),
+            result("c", "second"),
+            result("", "third"),
+        ];
+        let expected = [
+            user("Look."),
+            reply("", &[("c", "look", "{}"), ("c_2", "look", "{}"), ("call_1_2", "look", "{}")]),
+            result("c", "first"),
+            result("c_2", "second"),
+            result("call_1_2", "third"),
+        ];
+        assert_eq!(normalize(both, CallIdForm::Text(40)), expected);
+    }
+
+    #[test]
+    fn ids_have_the_form_that_the_provider_accepts() {
+        let long = "toolu_".to_owned() + &"x".repeat(60);
+        let id = |form: CallIdForm, id: &str| {
+            let converted = form.convert(id);
+            assert_eq!(converted, form.convert(id), "the same id each time");
+            converted
+        };
+        assert_eq!(id(CallIdForm::Text(40), "functions.ls:0"), "functions.ls:0");
+        assert_eq!(id(WORD, "functions.ls:0"), "functions_ls_0");
+        assert_eq!(id(CallIdForm::Text(40), &long).len(), 40);
+        assert_ne!(id(CallIdForm::Text(40), &long), id(CallIdForm::Text(40), &(long.clone() + "y")));
+        assert_eq!(id(CallIdForm::NineAlphanumeric, "D681PevKs"), "D681PevKs");
+        for foreign in ["call_1", &long, "call_ä_1", "123456789_"] {
+            let id = id(CallIdForm::NineAlphanumeric, foreign);
+            assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
+        }
+    }
+
+    #[test]
+    fn results_follow_their_calls_in_order_and_all_have_one() {
+        let messages = vec![
+            result("x", "of a call that is gone"),
+            reply("", &[("a", "look", ""), ("b", "no such tool!", "[1]"), ("c", "look", "{}")]),
+            user("Hurry up."),
+            result("c", " "),
+            result("a", "blue"),
+            result("a", "blue again"),
+        ];
+        let missing = Message::Tool(ToolResult {
+            call_id: "b".into(),
+            text: NO_RESULT.into(),
+            is_error: true,
+            images: Vec::new(),
+        });
+        let wrapped = json!({"not_an_object": "[1]"}).to_string();
+        let expected = [
+            user("The result of an earlier call:\nof a call that is gone"),
+            reply("", &[("a", "look", "{}"), ("b", "no_such_tool_", &wrapped), ("c", "look", "{}")]),
+            result("a", "blue"),
+            missing,
+            result("c", "(no output)"),
+            user("Hurry up."),
+            user("The result of an earlier call:\nblue again"),
+        ];
+        assert_eq!(normalize(messages, WORD), expected);
+    }
+
+    #[test]
+    fn no_message_is_blank_and_no_reply_follows_another() {
+        let messages = vec![user(" "), reply("one", &[]), user("\n"), reply("two", &[]), reply("", &[])];
+        let expected = [user(CONTINUE), reply("one", &[]), user(CONTINUE), reply("two", &[]), user(CONTINUE)];
+        assert_eq!(normalize(messages, WORD), expected);
+        assert_eq!(normalize(vec![], WORD), [user(CONTINUE)]);
+    }
+
+    fn message() -> impl Strategy<Value = Message> {
+        let text = || prop_oneof![Just(String::new()), Just(" ".to_owned()), "[a-c]{1,3}"];
+        let id = || prop_oneof![Just(String::new()), "[ab.]{1,2}", "[a-z]{70}"];
+        let call = (id(), "[a-z ]{0,3}", prop_oneof![Just("{}".to_owned()), "[{}\"a]{0,3}"])
+            .prop_map(|(id, name, arguments)| ToolCall { id, name, arguments });
+        prop_oneof![
+            text().prop_map(|text| Message::User { text }),
+            (text(), prop::collection::vec(call, 0..3)).prop_map(|(text, calls)| Message::Assistant {
+                text,
+                calls,
+                provider_state: None
+            }),
+            (id(), text()).prop_map(|(call_id, text)| Message::Tool(ToolResult {
+                call_id,
+                text,
+                ..ToolResult::default()
+            })),
+        ]
+    }
+
+    /// Asserts what the module says of the normal form.
+    fn assert_normal(messages: &[Message]) {
+        assert!(!matches!(messages.first(), None | Some(Message::Assistant { .. } | Message::Tool(_))));
+        assert!(!matches!(messages.last(), Some(Message::Assistant { .. })));
+        let (mut ids, mut open) = (BTreeSet::new(), Vec::new());
+        let mut is_after_reply = false;
+        for message in messages {
+            match message {
+                Message::Tool(result) => {
+                    assert!(!result.text.trim().is_empty());
+                    assert_eq!(open.first(), Some(&result.call_id));
+                    open.remove(0);
+                }
+                Message::User { text } => assert!(open.is_empty() && !text.trim().is_empty()),
+                Message::Assistant { text, calls, .. } => {
+                    assert!(open.is_empty() && !is_after_reply);
+                    assert!(!calls.is_empty() || !text.trim().is_empty());
+                    for call in calls {
+                        assert!((1..=64).contains(&call.id.len()) && ids.insert(call.id.clone()));
+                        assert!(
+                            serde_json::from_str::<serde_json::Value>(&call.arguments).unwrap().is_object()
+                        );
+                        open.push(call.id.clone());
+                    }
+                }
+            }
+            is_after_reply = matches!(message, Message::Assistant { .. });
+        }
+        assert!(open.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn any_conversation_gets_the_normal_form_once(messages in prop::collection::vec(message(), 0..12)) {
+            let normal = normalize(messages.clone(), WORD);
+            assert_normal(&normal);
+            prop_assert_eq!(normalize(normal.clone(), WORD), normal.clone(), "it is normal already");
+            let longer = messages.into_iter().chain([reply("done", &[]), user("next")]).collect();
+            let longer = normalize(longer, WORD);
+            prop_assert_eq!(&longer[..normal.len().min(longer.len())], &normal[..], "a longer one begins with it");
+        }
+    }
+}
