@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tracing::warn;
 
 use crate::files::{FilePath, Files, WriteCondition};
+use crate::tool::files::MAX_READ;
 use crate::tool::{Toolbox, keep_head_and_tail};
 
 /// The maximum length of a result in the conversation, in characters: about 20,000 tokens.
@@ -54,9 +55,11 @@ fn format_preview(text: &str, path: &FilePath) -> String {
     let between = tail.saturating_sub(SHOWN_LINES);
     let between = if between > 0 { format!("\n[… {between} lines …]\n") } else { "\n".to_owned() };
     let tail = shown(tail, count).join("\n");
+    let is_long = |line: &&str| line.len() > MAX_READ;
+    let column = if lines.iter().any(is_long) { ", column" } else { "" };
     format!(
-        "The result is too long to be shown here: {} characters in {count} lines. All of it is in {path}; continue with \
-         {READER}(file_path, offset, limit), or search the file. Its first and last lines:\n\n\
+        "The result is too long to be shown here: {} characters in {count} lines. It is in {path}, as the tool returned it; \
+         continue with {READER}(file_path, offset, limit{column}), or search the file. Its first and last lines:\n\n\
          {head}{between}{tail}",
         text.chars().count(),
     )
@@ -85,11 +88,13 @@ mod tests {
         }
         assert!(
             !shown.contains("line 6\n")
-                && shown.contains("in 30 lines. All of it is in /large_results/t/1/0.0.txt")
+                && shown.contains("in 30 lines. It is in /large_results/t/1/0.0.txt, as the tool returned it; continue with \
+                                   read_file(file_path, offset, limit), or")
         );
 
         let one = format_preview(&"x".repeat(100_000), &path);
         assert!(one.chars().count() < 1_500 && one.contains("… (line cut)"), "{one}");
+        assert!(one.contains("read_file(file_path, offset, limit, column)"), "{one}");
         let seven: String = (1..=7).map(|n| format!("{n}\n")).collect();
         let shown = format_preview(&seven, &path);
         assert!(shown.ends_with("     5\t5\n     6\t6\n     7\t7"), "{shown}");

@@ -1,6 +1,7 @@
 //! `edit_file`: replaces one text in a file by another. Finding the text, and the hints when it is missing or not unique,
 //! are pure functions.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use futures::FutureExt;
@@ -11,12 +12,15 @@ use serde::Deserialize;
 
 use super::change::{build_artifact, find_version_of_repeated_call, replace_known_version};
 use super::session::{FileSession, KnownFileState, refused_error};
+use super::similar_text::{SimilarText, find_similar_text, name_hidden_difference};
 use super::{Call, Effect, FileTool, Tool, ToolError, show};
 use crate::files::permissions::FileOperation;
 use crate::turn::ArtifactChange;
 
 /// The maximum number of characters quoted back to the model.
 const MAX_QUOTED: usize = 200;
+/// The maximum size of a file that is searched for a text with other characters, in bytes.
+const MAX_COMPARED: usize = 8 << 20;
 /// The maximum number of lines listed for a text that is not unique.
 const MAX_LINES: usize = 10;
 
@@ -129,44 +133,107 @@ struct Replacement {
     count: usize,
 }
 
-/// Replaces the text, or returns the mistake.
+/// Replaces the text, or returns the mistake. The line ends of the file are kept, whichever the call has.
 fn replace_text(text: &str, arguments: &EditFileArguments) -> Result<Replacement, String> {
-    let EditFileArguments { old_string: old, new_string: new, replace_all, .. } = arguments;
-    let positions = find_positions(text, old);
-    if positions.is_empty() && text.contains("\r\n") && old.contains('\n') && !old.contains('\r') {
-        // The file has CRLF line ends and the call has not: keep those of the file.
-        let dos = |text: &str| text.replace("\r\n", "\n").replace('\n', "\r\n");
-        let arguments = EditFileArguments {
-            file_path: String::new(),
-            old_string: dos(old),
-            new_string: dos(new),
-            replace_all: *replace_all,
-        };
-        return replace_text(text, &arguments);
-    }
+    let EditFileArguments { old_string, new_string: new, replace_all, .. } = arguments;
+    let old = fit_line_ends(text, old_string);
+    let positions = find_positions(text, &old);
     match positions.as_slice() {
-        [] => Err(explain_missing_text(text, old)),
-        [_] => Ok(Replacement { text: text.replacen(old.as_str(), new, 1), count: 1 }),
-        _ if *replace_all => Ok(Replacement {
-            text: text.replace(old.as_str(), new),
-            count: text.matches(old.as_str()).count(),
-        }),
+        [] => Err(explain_missing_text(text, old_string)),
+        [_] => Ok(replace_at(&positions, text, &old, new)),
+        _ if *replace_all => Ok(replace_at(&positions, text, &old, new)),
         several => Err(format!(
             "String '{}' appears {} times in file ({}). Use replace_all=true to replace all instances, or provide a more \
              specific string with surrounding context.",
-            escape_to_single_line(old),
+            escape_to_single_line(&old),
             several.len(),
             format_line_numbers(text, several),
         )),
     }
 }
 
-/// The positions of a text in another, including overlaps.
+/// Returns the text to replace; with the line ends of the file if it only occurs with these.
+fn fit_line_ends<'a>(text: &str, old: &'a str) -> Cow<'a, str> {
+    if !old.contains(LINE_ENDS) || occurs_whole(text, old) {
+        return Cow::Borrowed(old);
+    }
+    let fits = |fitted: &String| occurs_whole(text, fitted);
+    let fitted = ["\r\n", "\n", "\r"].map(|line_end| convert_line_ends(old, line_end)).into_iter().find(fits);
+    fitted.map_or(Cow::Borrowed(old), Cow::Owned)
+}
+
+/// Replaces the text at these positions; of those that overlap, the first.
+fn replace_at(positions: &[usize], text: &str, old: &str, new: &str) -> Replacement {
+    // An edit that only changes line ends, or a half of one, keeps those of the call.
+    let has_half_line_end = text.contains('\n') && old.replace("\r\n", "").contains('\r');
+    let keeps_line_ends = new.contains(LINE_ENDS)
+        && !has_half_line_end
+        && convert_line_ends(old, "\n") != convert_line_ends(new, "\n");
+    let (mut replaced, mut count, mut end) = (String::with_capacity(text.len()), 0, 0);
+    let mut line_end = None;
+    for at in positions.iter().copied() {
+        if at < end {
+            continue;
+        }
+        replaced.push_str(&text[end..at]);
+        if keeps_line_ends {
+            let near = line_end.filter(|near: &LineEnd| at <= near.place).or_else(|| LineEnd::near(text, at));
+            line_end = near;
+            replaced.push_str(&near.map_or(new.into(), |near| convert_line_ends(new, near.characters)));
+        } else {
+            replaced.push_str(new);
+        }
+        (count, end) = (count + 1, at + old.len());
+    }
+    replaced.push_str(&text[end..]);
+    Replacement { text: replaced, count }
+}
+
+fn occurs_whole(text: &str, wanted: &str) -> bool {
+    text.match_indices(wanted).any(|(at, _)| !begins_within_line_end(text, at))
+}
+
+/// `true` between the two characters of a CRLF line end.
+fn begins_within_line_end(text: &str, at: usize) -> bool {
+    text[at..].starts_with('\n') && text[..at].ends_with('\r')
+}
+
+/// The characters that end lines.
+const LINE_ENDS: [char; 2] = ['\n', '\r'];
+
+/// The end of a line of a file.
+#[derive(Debug, Clone, Copy)]
+struct LineEnd {
+    characters: &'static str,
+    /// The end of the part of the file for which it counts.
+    place: usize,
+}
+
+impl LineEnd {
+    /// Returns the end of the line at a place, or of the last line before it; `None` if the file has a single line.
+    fn near(text: &str, at: usize) -> Option<Self> {
+        let next = text[at..].find('\n').map(|next| at + next);
+        let place = next.unwrap_or(text.len());
+        match next.or_else(|| text[..at].rfind('\n')) {
+            Some(feed) if text[..feed].ends_with('\r') => Some(Self { characters: "\r\n", place }),
+            Some(_) => Some(Self { characters: "\n", place }),
+            None => text.contains('\r').then_some(Self { characters: "\r", place }),
+        }
+    }
+}
+
+fn convert_line_ends(text: &str, line_end: &str) -> String {
+    text.replace("\r\n", "\n").replace('\r', "\n").replace('\n', line_end)
+}
+
+/// The positions of a text in another, including overlaps, but not within a line end.
 fn find_positions(text: &str, wanted: &str) -> Vec<usize> {
     let mut positions = Vec::new();
     let mut from = 0;
     while let Some(at) = text[from..].find(wanted) {
-        positions.push(from + at);
+        if !begins_within_line_end(text, from + at) {
+            positions.push(from + at);
+        }
         from += at + text[from + at..].chars().next().map_or(1, char::len_utf8);
     }
     positions
@@ -182,7 +249,7 @@ fn format_line_numbers(text: &str, places: &[usize]) -> String {
 /// The error for a missing text, with the most likely mistake.
 fn explain_missing_text(text: &str, old: &str) -> String {
     let hint = hint_at_final_newline(text, old)
-        .or_else(|| hint_at_different_whitespace(text, old))
+        .or_else(|| hint_at_hidden_difference(text, old))
         .or_else(|| hint_at_different_case(text, old))
         .or_else(|| hint_at_similar_line(text, old))
         .unwrap_or_else(|| "read_file shows the exact text".to_owned());
@@ -199,25 +266,14 @@ fn hint_at_final_newline(text: &str, old: &str) -> Option<String> {
     })
 }
 
-/// Finds the text with different spaces, tabs or line ends.
-fn hint_at_different_whitespace(text: &str, old: &str) -> Option<String> {
-    let wanted: Vec<&str> = old.split_whitespace().collect();
-    let lines: Vec<&str> = text.lines().collect();
-    let height = old.trim().lines().count();
-    if wanted.is_empty() {
+/// Finds the text with other characters that look alike, or with different spaces and line ends.
+fn hint_at_hidden_difference(text: &str, old: &str) -> Option<String> {
+    if text.len() > MAX_COMPARED {
         return None;
     }
-    let at = (0..lines.len()).find(|&at| {
-        let window = &lines[at..(at + height).min(lines.len())];
-        let words: Vec<&str> = window.iter().flat_map(|line| line.split_whitespace()).collect();
-        words.windows(wanted.len()).any(|some| some == wanted)
-    })?;
-    let there = lines[at..(at + height).min(lines.len())].join("\n");
-    Some(format!(
-        "From line {} on it is there with different spaces or line ends:\n{}",
-        at + 1,
-        quote_text(&there)
-    ))
+    let SimilarText { start, text: there, kind, differences } = find_similar_text(text, old)?;
+    let line = text[..start].matches('\n').count() + 1;
+    Some(format!("From line {line} on it is there with {kind}: {differences}:\n{}", quote_text(there)))
 }
 
 fn hint_at_different_case(text: &str, old: &str) -> Option<String> {
@@ -233,7 +289,9 @@ fn hint_at_similar_line(text: &str, old: &str) -> Option<String> {
     let cut = |line: &str| line.chars().take(MAX_QUOTED).collect::<String>();
     let near = text.lines().take(5_000).enumerate().map(|(at, line)| (likeness(&cut(line)), at, line));
     let (best, at, line) = near.max_by(|a, b| a.0.total_cmp(&b.0))?;
-    (best >= 0.6).then(|| format!("The most similar line is {}: '{}'", at + 1, quote_text(line)))
+    let difference = name_hidden_difference(line.trim(), wanted).map(|named| format!("; {named}"));
+    let difference = difference.unwrap_or_default();
+    (best >= 0.6).then(|| format!("The most similar line is {}: '{}'{difference}", at + 1, quote_text(line)))
 }
 
 /// Quotes a text on one line, so that text from a model can't pass for a line of the result.
@@ -276,6 +334,42 @@ mod tests {
     }
 
     #[test]
+    fn inserted_lines_take_the_line_ends_of_the_file() {
+        for (text, old, new, expected) in [
+            ("a\r\nb\r\nc\r\n", "b", "b\nx", "a\r\nb\r\nx\r\nc\r\n"),
+            ("a\r\nb\r\n", "a\nb", "a\nx\nb", "a\r\nx\r\nb\r\n"),
+            ("a\r\nb\r\n", "a\r\nb", "a\nx\r\nb", "a\r\nx\r\nb\r\n"),
+            ("a\nb\n", "b", "b\r\nx", "a\nb\nx\n"),
+            ("a\nb\n", "a\r\nb", "a\r\nx\r\nb", "a\nx\nb\n"),
+            ("a\rb\rc", "b", "b\nx", "a\rb\rx\rc"),
+            ("a\r\nlast", "last", "last\nmore", "a\r\nlast\r\nmore"),
+            ("only", "only", "one\r\ntwo", "one\r\ntwo"),
+            // Each line of a file with both takes its own.
+            ("a\r\nb\n", "a", "a\nx", "a\r\nx\r\nb\n"),
+            ("a\r\nb\n", "b", "b\nx", "a\r\nb\nx\n"),
+            // A text that begins with a line end.
+            ("a\r\nfoo\r\n", "\nfoo", "\nbar\nfoo", "a\r\nbar\r\nfoo\r\n"),
+            ("a\r\nfoo\r\n", "\nfoo", " foo", "a foo\r\n"),
+            // Line ends that are replaced by others.
+            ("a\r\nb\r\n", "a\r\n", "a\n", "a\nb\r\n"),
+            ("a\nb\n", "a\nb\n", "a\r\nb\r\n", "a\r\nb\r\n"),
+        ] {
+            let (replaced, _) = replace_in_sample(text, old, new, false).unwrap();
+            assert_eq!(replaced, expected, "{text:?}: {old:?} by {new:?}");
+        }
+        let all = replace_in_sample("x,\r\nx,\nx,", "x", "y\nz", true);
+        assert_eq!(all, Ok(("y\r\nz,\r\ny\nz,\ny\nz,".to_owned(), 3)));
+        let unix = replace_in_sample("a\r\nb\r\n", "\r\n", "\n", true);
+        assert_eq!(unix, Ok(("a\nb\n".to_owned(), 2)));
+        let without = replace_in_sample("a\r\nb\r\n", "\r", "", true);
+        assert_eq!(without, Ok(("a\nb\n".to_owned(), 2)));
+        let blank = replace_in_sample("a\r\n\n\nb", "\n\n", "\n", true);
+        assert_eq!(blank, Ok(("a\r\n\nb".to_owned(), 1)));
+        let dos = replace_in_sample("a\r\nb\n", "\n", "\r\n", true);
+        assert_eq!(dos, Ok(("a\r\nb\r\n".to_owned(), 1)));
+    }
+
+    #[test]
     fn a_missing_or_repeated_text_is_refused_with_a_hint() {
         for (text, old, hint) in [
             (
@@ -290,6 +384,16 @@ mod tests {
                 "fn a() {\n    b();\n}\n",
                 "fn a() {\n\tb();\n}",
                 "From line 1 on it is there with different spaces",
+            ),
+            (
+                "un\ncafe\u{301}\n",
+                "caf\u{e9}",
+                "From line 2 on it is there with another Unicode form: the file has 'e\u{301}' (U+0065 U+0301)",
+            ),
+            (
+                "p\u{430}ss = 1\n",
+                "pass = 1",
+                "'p\u{430}ss = 1'; the file has '\u{430}' (U+0430) where old_string has 'a' (U+0061)",
             ),
             ("Hello World", "hello world", "In line 1 it is there with different case"),
             (

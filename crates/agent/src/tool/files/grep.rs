@@ -1,5 +1,6 @@
 //! `grep`: searches the files for a text.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,8 +18,10 @@ use crate::files::{FileContent, FilePath, FilesError};
 const MAX_MATCHES: usize = 1_000;
 /// The maximum number of characters of one search's result.
 const MAX_CHARS: usize = 60_000;
-/// The maximum number of characters of a line that are shown.
+/// The maximum number of characters of a line that are shown. Of a longer one, each match is shown by itself.
 const MAX_LINE: usize = 500;
+/// The number of characters before a match that are shown of a longer line.
+const BEFORE_MATCH: usize = 100;
 /// The time limit of one search.
 const MAX_DURATION: Duration = Duration::from_secs(10);
 /// The number of concurrent reads.
@@ -64,14 +67,23 @@ enum GrepOutputMode {
 /// `grep{pattern, path?, glob?, output_mode?, max_count?, ignore_case?}`.
 pub(super) fn grep_tool(session: &Arc<FileSession>) -> Arc<dyn Tool> {
     let description = "Finds the lines of the workspace's files that contain a text, word for word. Shows the files, the \
-                       lines, or their number.";
+                       lines, or their number; of a long line the parts around the matches, with their columns.";
     Arc::new(FileTool::new("grep", description, session, run_grep))
 }
 
 /// The matching lines of one file.
 struct MatchingLinesOfFile {
     path: FilePath,
-    lines: Vec<(usize, String)>,
+    lines: Vec<MatchingLine>,
+}
+
+/// A matching line, or a part of it with a match.
+#[derive(Debug, PartialEq, Eq)]
+struct MatchingLine {
+    number: usize,
+    /// The column of the match, in characters from 1; `None` if the whole line is shown.
+    column: Option<usize>,
+    text: String,
 }
 
 /// The state of a search.
@@ -186,48 +198,112 @@ impl GrepSearch {
     }
 }
 
-fn find_matching_lines(text: &str, arguments: &GrepArguments) -> Vec<(usize, String)> {
-    let folded = arguments.pattern.to_lowercase();
-    let fits = |line: &str| {
-        if arguments.ignore_case {
-            line.to_lowercase().contains(&folded)
-        } else {
-            line.contains(&arguments.pattern)
+fn find_matching_lines(text: &str, arguments: &GrepArguments) -> Vec<MatchingLine> {
+    let pattern = fold_case(&arguments.pattern, arguments);
+    let matching =
+        text.lines().enumerate().filter(|(_, line)| fold_case(line, arguments).contains(&*pattern));
+    let named = |(at, _): (usize, &str)| MatchingLine { number: at + 1, column: None, text: String::new() };
+    match arguments.output_mode {
+        GrepOutputMode::FilesWithMatches => matching.take(1).map(named).collect(),
+        GrepOutputMode::Count => matching.map(named).collect(),
+        GrepOutputMode::Content => {
+            let most = max_matches(arguments);
+            let shown = matching.flat_map(|(at, line)| match is_long(line) {
+                false => vec![MatchingLine { number: at + 1, column: None, text: line.to_owned() }],
+                true => find_parts_with_matches(at + 1, line, &pattern, arguments),
+            });
+            shown.take(most).collect()
         }
-    };
-    let matching = text.lines().enumerate().filter(|(_, line)| fits(line));
-    let most = match arguments.output_mode {
-        GrepOutputMode::Content => max_matches(arguments),
-        GrepOutputMode::FilesWithMatches => 1,
-        GrepOutputMode::Count => usize::MAX,
-    };
-    matching.take(most).map(|(at, line)| (at + 1, shorten_line(line))).collect()
+    }
 }
 
-fn shorten_line(line: &str) -> String {
-    let cut: String = line.chars().take(MAX_LINE).collect();
-    if cut.len() < line.len() { cut + "…" } else { cut }
+fn is_long(line: &str) -> bool {
+    line.len() > MAX_LINE && line.chars().count() > MAX_LINE
+}
+
+fn fold_case<'a>(text: &'a str, arguments: &GrepArguments) -> Cow<'a, str> {
+    if arguments.ignore_case { Cow::Owned(text.to_lowercase()) } else { Cow::Borrowed(text) }
+}
+
+/// Returns the parts of a long line around its matches. A match within the part of an earlier one has none of its own.
+fn find_parts_with_matches(
+    number: usize,
+    line: &str,
+    pattern: &str,
+    arguments: &GrepArguments,
+) -> Vec<MatchingLine> {
+    let folded = fold_case(line, arguments);
+    let mut place =
+        LinePlace { rest: line.chars(), column: 1, folded: 0, ignore_case: arguments.ignore_case };
+    let (mut parts, mut from) = (Vec::new(), 0);
+    while let Some(at) = folded.get(from..).and_then(|rest| rest.find(pattern)).map(|at| from + at) {
+        place.advance_while(|place| place.folded < at);
+        let (byte, column) = (line.len() - place.rest.as_str().len(), place.column);
+        let start =
+            line[..byte].char_indices().rev().take(BEFORE_MATCH).last().map_or(byte, |(start, _)| start);
+        let length: usize = line[start..].chars().take(MAX_LINE).map(char::len_utf8).sum();
+        let end = start + length;
+        let before = if start > 0 { "…" } else { "" };
+        let after = if end < line.len() { "…" } else { "" };
+        let text = format!("{before}{}{after}", &line[start..end]);
+        parts.push(MatchingLine { number, column: Some(column), text });
+        if parts.len() == MAX_MATCHES {
+            break;
+        }
+        place.advance_while(|place| line.len() - place.rest.as_str().len() < end);
+        from = place.folded.max(at + pattern.len());
+    }
+    parts
+}
+
+/// A place in a line: in the line itself, in characters, and in its folded form.
+struct LinePlace<'a> {
+    rest: std::str::Chars<'a>,
+    column: usize,
+    folded: usize,
+    ignore_case: bool,
+}
+
+impl LinePlace<'_> {
+    fn advance_while(&mut self, is_before: impl Fn(&Self) -> bool) {
+        while is_before(self)
+            && let Some(c) = self.rest.next()
+        {
+            self.column += 1;
+            self.folded += match self.ignore_case {
+                true => c.to_lowercase().map(char::len_utf8).sum(),
+                false => c.len_utf8(),
+            };
+        }
+    }
 }
 
 fn format_matches(search: &GrepSearch, arguments: &GrepArguments) -> String {
     let mut text = String::new();
     let mut left = max_matches(arguments);
     for MatchingLinesOfFile { path, lines } in &search.files {
+        match arguments.output_mode {
+            GrepOutputMode::FilesWithMatches => writeln!(text, "{path}"),
+            GrepOutputMode::Count => writeln!(text, "{path}: {}", lines.len()),
+            GrepOutputMode::Content => writeln!(text, "{path}:"),
+        }
+        .expect("writing to a String can't fail");
+        let shown = match arguments.output_mode {
+            GrepOutputMode::FilesWithMatches | GrepOutputMode::Count => 0,
+            GrepOutputMode::Content => lines.len().min(left),
+        };
+        left -= shown;
+        for MatchingLine { number, column, text: line } in &lines[..shown] {
+            if text.len() > MAX_CHARS {
+                break;
+            }
+            let column = column.map(|column| format!(", column {column}")).unwrap_or_default();
+            writeln!(text, "  {number}{column}: {line}").expect("writing to a String can't fail");
+        }
         if text.len() > MAX_CHARS {
             text += "[cut here: the result is too long; search for a rarer text, or in fewer files]\n";
             break;
         }
-        match arguments.output_mode {
-            GrepOutputMode::FilesWithMatches => writeln!(text, "{path}"),
-            GrepOutputMode::Count => writeln!(text, "{path}: {}", lines.len()),
-            GrepOutputMode::Content => {
-                let shown = lines.len().min(left);
-                left -= shown;
-                let lines = lines[..shown].iter().map(|(number, line)| format!("  {number}: {line}\n"));
-                writeln!(text, "{path}:\n{}", lines.collect::<String>().trim_end_matches('\n'))
-            }
-        }
-        .expect("writing to a String can't fail");
     }
     if search.files.is_empty() {
         let files = show::format_count(search.searched as u64, "file");

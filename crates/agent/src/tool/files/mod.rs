@@ -16,6 +16,7 @@ mod grep;
 mod read;
 mod session;
 mod show;
+mod similar_text;
 #[cfg(test)]
 mod tests;
 

@@ -31,16 +31,23 @@ pub(super) struct ReadFileArguments {
     /// The maximum number of lines; 500 by default.
     #[serde(default = "default_line_limit")]
     limit: i64,
+    /// The column of the first of these lines to begin with, in characters from 1; for lines too long for one result.
+    #[serde(default = "first_column")]
+    column: i64,
 }
 
 fn default_line_limit() -> i64 {
     DEFAULT_LIMIT
 }
 
-/// `read_file{file_path, offset?, limit?}`.
+fn first_column() -> i64 {
+    1
+}
+
+/// `read_file{file_path, offset?, limit?, column?}`.
 pub(super) fn read_file_tool(session: &Arc<FileSession>) -> Arc<dyn Tool> {
     let description = "Reads lines of a file of the workspace. The first line of the result states which lines these are, of \
-                       how many, the offset of the next ones if there are more, and the file's version; the text follows \
+                       how many, the offset (and column) of the next ones if there are more, and the file's version; the text follows \
                        as it is, without line numbers. A file must have been read before it can be changed.";
     let tool = FileTool::new("read_file", description, session, read_requested_file);
     Arc::new(FileTool {
@@ -89,7 +96,7 @@ fn read_requested_file<'a>(
                 content
             }
         };
-        let text = format_requested_lines(&content, arguments.offset, arguments.limit)?;
+        let text = format_requested_lines(&content, &arguments)?;
         if show::parse_version(&text).is_some() {
             session.set_known_state(&path, KnownFileState::Version(content.entry.version));
         }
@@ -114,7 +121,8 @@ async fn extract_content(content: FileContent) -> Result<(FileContent, Option<Im
 }
 
 /// The requested lines, below a header line.
-fn format_requested_lines(content: &FileContent, offset: i64, limit: i64) -> Result<String, ToolError> {
+fn format_requested_lines(content: &FileContent, arguments: &ReadFileArguments) -> Result<String, ToolError> {
+    let ReadFileArguments { offset, limit, column, .. } = *arguments;
     let Some(text) = show::decode_text(&content.bytes) else {
         return Err(refused_error(format!("Error: {}", show::describe_binary_file(content))));
     };
@@ -134,46 +142,81 @@ fn format_requested_lines(content: &FileContent, offset: i64, limit: i64) -> Res
         let lines = show::format_count(total as u64, "line");
         return Err(refused_error(format!("Error: Line offset {offset} exceeds file length ({lines})")));
     }
+    let column = usize::try_from(column.max(1)).unwrap_or(usize::MAX);
+    let Some((begin, _)) = all[first].char_indices().nth(column - 1) else {
+        let length = show::format_count(count_characters(all[first]) as u64, "character");
+        return Err(refused_error(format!(
+            "Error: Column {column} is past the end of line {} ({length})",
+            first + 1
+        )));
+    };
     let wanted = first.saturating_add(usize::try_from(limit).unwrap_or(usize::MAX)).min(total);
-    let (last, body, notice) = take_fitting_lines(&all, first, wanted);
-    let next = if last < total { format!(" | next offset {last}") } else { String::new() };
+    let lines = [&all[first][begin..]].into_iter().chain(all[first + 1..wanted].iter().copied());
+    let FittingLines { count, body, cut_at } = take_fitting_lines(lines);
+    let last = first + count.max(1);
+    let from = if column > 1 { format!(" from column {column}") } else { String::new() };
+    let (next, notice) = match cut_at {
+        Some(shown) => {
+            let next = column + shown;
+            let length = show::format_count(count_characters(all[first]) as u64, "character");
+            let part = match column {
+                1 => format!("the first {shown} are shown"),
+                column => format!("columns {column} to {} are shown", next - 1),
+            };
+            let notice = format!(
+                "\n[line {} has {length}, {part}; continue with offset {first} and column {next}, or find words with grep]",
+                first + 1
+            );
+            (format!(" | next offset {first}, column {next}"), notice)
+        }
+        None if last < wanted => {
+            let notice =
+                format!("\n[cut at {MAX_READ} characters, after a whole line; continue with offset {last}]");
+            (format!(" | next offset {last}"), notice)
+        }
+        None if last < total => (format!(" | next offset {last}"), String::new()),
+        None => (String::new(), String::new()),
+    };
+    let body = if notice.is_empty() { body.as_str() } else { body.trim_end_matches('\n') };
     let clamped = if offset < 0 {
         format!("(`offset` was {offset}; read from the beginning)\n")
     } else {
         String::new()
     };
     Ok(format!(
-        "@@ lines {}-{last} of {total}{next} | version {version} @@\n{clamped}{body}{notice}",
+        "@@ lines {}-{last} of {total}{from}{next} | version {version} @@\n{clamped}{body}{notice}",
         first + 1
     ))
 }
 
-/// Takes as many whole lines as fit: returns the number of the last one, the text, and a notice about omitted ones. A line
-/// that is too long by itself is cut.
-fn take_fitting_lines(all: &[&str], first: usize, wanted: usize) -> (usize, String, String) {
-    let (mut body, mut size, mut last) = (String::new(), 0, first);
-    for line in &all[first..wanted] {
+/// The number of characters of a line, without its end.
+fn count_characters(line: &str) -> usize {
+    line.trim_end_matches(['\n', '\r']).chars().count()
+}
+
+/// The lines that fit into one result.
+struct FittingLines {
+    /// The number of whole lines.
+    count: usize,
+    body: String,
+    /// The number of characters that are shown of the first line, if it is too long by itself.
+    cut_at: Option<usize>,
+}
+
+/// Takes as many whole lines as fit. A first line that is too long by itself is cut.
+fn take_fitting_lines<'a>(lines: impl Iterator<Item = &'a str>) -> FittingLines {
+    let (mut body, mut size, mut count) = (String::new(), 0, 0);
+    for line in lines {
         let length = line.chars().count();
         if size + length > MAX_READ {
+            if count == 0 {
+                body.extend(line.chars().take(MAX_READ));
+                return FittingLines { count, body, cut_at: Some(MAX_READ) };
+            }
             break;
         }
         body.push_str(line);
-        size += length;
-        last += 1;
+        (size, count) = (size + length, count + 1);
     }
-    if last == wanted {
-        return (last, body, String::new());
-    }
-    if last > first {
-        let notice =
-            format!("\n[cut at {MAX_READ} characters, after a whole line; continue with offset {last}]");
-        return (last, body.trim_end_matches('\n').to_owned(), notice);
-    }
-    let length = show::format_count(all[first].chars().count() as u64, "character");
-    let cut: String = all[first].chars().take(MAX_READ).collect();
-    let notice = format!(
-        "\n[line {} has {length}, the first {MAX_READ} are shown; grep finds words in the rest]",
-        first + 1
-    );
-    (first + 1, cut, notice)
+    FittingLines { count, body, cut_at: None }
 }

@@ -1,6 +1,7 @@
 //! The display of files to a model: a conflict with the current content, and descriptions of binary files. FileContent always
 //! comes after the first line, so that nothing in a file can pass for a version.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use millrace_models::image::{Image, InvalidImage};
@@ -59,7 +60,8 @@ pub(super) fn decode_text(bytes: &[u8]) -> Option<&str> {
 /// Describes a binary file.
 pub(super) fn describe_binary_file(content: &FileContent) -> String {
     let FileEntry { path, size, .. } = &content.entry;
-    let kind = identify_file_type(&content.bytes).unwrap_or("not UTF-8 text");
+    let kind = identify_file_type(&content.bytes)
+        .map_or_else(|| describe_unknown_type(&content.bytes), Cow::Borrowed);
     let why = match Image::from_bytes(path.as_str(), &content.bytes) {
         Err(error @ (InvalidImage::TooLarge(_) | InvalidImage::TooManyPixels(..))) => {
             format!("; it can't be shown as an image either: {error}")
@@ -73,6 +75,24 @@ pub(super) fn describe_binary_file(content: &FileContent) -> String {
         ) => String::new(),
     };
     format!("'{path}' can't be shown as text: it is {kind}, {size} bytes{why}")
+}
+
+/// Says why a file of no known type is not text.
+fn describe_unknown_type(bytes: &[u8]) -> Cow<'static, str> {
+    let utf_16 = [&b"\xff\xfe"[..], b"\xfe\xff"];
+    if utf_16.iter().any(|mark| bytes.starts_with(mark)) {
+        return Cow::Borrowed("text in UTF-16; a program can convert it to UTF-8");
+    }
+    if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
+        return Cow::Owned(format!("binary, with a NUL byte at position {at}"));
+    }
+    match std::str::from_utf8(bytes) {
+        Ok(_) => Cow::Borrowed("text"),
+        Err(error) => {
+            let at = error.valid_up_to();
+            Cow::Owned(format!("not UTF-8 text: see the byte {:#04x} at position {at}", bytes[at]))
+        }
+    }
 }
 
 /// Identifies the type of a file by its first bytes.

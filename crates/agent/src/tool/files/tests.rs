@@ -211,9 +211,81 @@ async fn a_long_read_is_cut_after_a_line_and_binary_files_are_named() {
     assert!(read.ends_with("[cut at 79000 characters, after a whole line; continue with offset 7]"));
     assert!(read.chars().count() < 80_000);
     let read = agent.call("read_file", json!({"file_path": "/line"})).await.unwrap();
-    assert!(read.contains("[line 1 has 200,000 characters, the first 79000 are shown"));
+    assert!(
+        read.starts_with("@@ lines 1-1 of 1 | next offset 0, column 79001 | version 1 @@\nää"),
+        "{}",
+        &read[..90]
+    );
+    assert!(read.ends_with(
+        "\n[line 1 has 200,000 characters, the first 79000 are shown; continue with offset 0 and column 79001, or find words \
+         with grep]"
+    ));
+    let read = agent.call("read_file", json!({"file_path": "/line", "column": 79_001})).await.unwrap();
+    assert!(
+        read.starts_with(
+            "@@ lines 1-1 of 1 from column 79001 | next offset 0, column 158001 | version 1 @@\n"
+        )
+    );
+    assert!(read.contains("[line 1 has 200,000 characters, columns 79001 to 158000 are shown; continue with offset 0 and column 158001"));
+    let read = agent.call("read_file", json!({"file_path": "/line", "column": 199_999})).await.unwrap();
+    assert_eq!(read, "@@ lines 1-1 of 1 from column 199999 | version 1 @@\nää");
+    let refusal =
+        agent.call("read_file", json!({"file_path": "/line", "column": 200_001})).await.unwrap_err();
+    assert_eq!(refusal, "Error: Column 200001 is past the end of line 1 (200,000 characters)");
     let refusal = agent.call("read_file", json!({"file_path": "/image"})).await.unwrap_err();
     assert_eq!(refusal, "Error: '/image' can't be shown as text: it is an image (PNG), 10 bytes");
+    for (path, bytes, kind) in [
+        ("/nul", &b"some text\0more text"[..], "binary, with a NUL byte at position 9"),
+        ("/latin", b"caf\xe9", "not UTF-8 text: see the byte 0xe9 at position 3"),
+        ("/wide", b"\xff\xfeh\0i\0", "text in UTF-16; a program can convert it to UTF-8"),
+    ] {
+        files.add_version(path, "other", Some(bytes));
+        let refusal = agent.call("read_file", json!({"file_path": path})).await.unwrap_err();
+        assert_eq!(
+            refusal,
+            format!("Error: '{path}' can't be shown as text: it is {kind}, {} bytes", bytes.len())
+        );
+        let edit = json!({"file_path": path, "old_string": "a", "new_string": "b"});
+        agent.call("edit_file", edit.clone()).await.unwrap_err();
+        let refusal = agent.call("edit_file", edit).await.unwrap_err();
+        assert!(refusal.contains(kind), "{refusal}");
+    }
+}
+
+/// `grep` returns the column of a match in a long line, and `read_file` begins there.
+#[tokio::test]
+async fn all_of_a_long_line_is_reached() {
+    let line = format!("ä{}NEEDLE{}", "x".repeat(1_000_000), "y".repeat(1_000_000));
+    let files = in_memory_files(&[
+        ("/long", &format!("short NEEDLE\n{line}\nlast")),
+        ("/k", &"\u{212a}".repeat(2_000)),
+    ]);
+    let mut agent = ToolUser::new(&files);
+    let search = json!({"pattern": "needle", "path": "/long", "output_mode": "content", "ignore_case": true});
+    let found = agent.call("grep", search).await.unwrap();
+    let expected = format!(
+        "/long:\n  1: short NEEDLE\n  2, column 1000002: …{}NEEDLE{}…\n",
+        "x".repeat(100),
+        "y".repeat(500 - 106)
+    );
+    assert_eq!(found, expected);
+    let read = json!({"file_path": "/long", "offset": 1, "limit": 1, "column": 1_000_002});
+    let read = agent.call("read_file", read).await.unwrap();
+    let header = "@@ lines 2-2 of 3 from column 1000002 | next offset 1, column 1079002 | version 1 @@\n";
+    assert!(read.starts_with(&format!("{header}NEEDLEyyy")), "{}", &read[..120]);
+    let read = json!({"file_path": "/long", "offset": 1, "column": 1_990_000});
+    let read = agent.call("read_file", read).await.unwrap();
+    assert!(read.starts_with("@@ lines 2-3 of 3 from column 1990000 | version 1 @@\nyyy"), "{}", &read[..80]);
+    assert!(read.ends_with("y\nlast"));
+    // The Kelvin sign is three bytes, and its lower case one.
+    let search =
+        json!({"pattern": "k", "path": "/k", "output_mode": "content", "ignore_case": true, "max_count": 3});
+    let found = agent.call("grep", search).await.unwrap();
+    let columns: Vec<&str> = found.lines().filter_map(|line| line.trim().split(':').next()).collect();
+    assert_eq!(
+        columns,
+        ["/k", "1, column 1", "1, column 501", "1, column 901", "[there may be more matches"]
+    );
 }
 
 #[tokio::test]

@@ -150,7 +150,9 @@ fn cut_result(result: &ToolResult, long: usize, kept: usize, path: Option<&FileP
     if result.text.chars().count() <= long {
         return result.clone();
     }
-    let text = format!("{}\n{}", keep_head_and_tail(&result.text, kept), where_to_read(path));
+    // It may be a part itself: the tool may have cut it, or a file may have the rest.
+    let place = path.map(|path| format!("\nAs you saw it, it is in {path}.")).unwrap_or_default();
+    let text = format!("{}{place}", keep_head_and_tail(&result.text, kept));
     ToolResult { text, ..result.clone() }
 }
 
@@ -172,12 +174,9 @@ fn cut_argument(value: &mut Value, path: Option<&FilePath>) {
         && text.chars().count() > LONG_ARGUMENT
     {
         let beginning: String = text.chars().take(KEPT_OF_ARGUMENT).collect();
-        *text = format!("{beginning}[… argument cut. {}]", where_to_read(path));
+        let place = path.map(|path| format!(" All of it is in {path}.")).unwrap_or_default();
+        *text = format!("{beginning}[… argument cut.{place}]");
     }
-}
-
-fn where_to_read(path: Option<&FilePath>) -> String {
-    path.map(|path| format!("All of it is in {path}.")).unwrap_or_default()
 }
 
 #[cfg(test)]
