@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, TryStreamExt};
-use sse_stream::SseStream;
+use sse_stream::SseByteStream;
 
 use super::error::format_error_chain;
 
@@ -102,7 +102,7 @@ pub(super) fn apply_idle_timeout(body: ResponseByteStream, timeout: Duration) ->
 /// Parses server-sent events. Comments, names, ids and events without data are skipped.
 pub(super) fn parse_sse_events(body: ResponseByteStream) -> EventStream {
     let counter = ByteCounter::default();
-    let events = SseStream::from_bytes_stream(count_received_bytes(body, &counter));
+    let events = SseByteStream::new(Box::pin(count_received_bytes(body, &counter)));
     let data = events.filter_map(move |event| {
         counter.store(0, Ordering::Relaxed);
         std::future::ready(match event {
