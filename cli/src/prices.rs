@@ -1,4 +1,4 @@
-//! Finds models without a known price: their use counts as cost 0 in a budget. Opens no model and makes no request.
+//! Finds models without a known price, whose cost no budget can limit. Opens no model and makes no request.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -28,8 +28,8 @@ pub fn models_without_price<'a>(choices: impl Iterator<Item = &'a ModelSelection
 }
 
 /// Advice on unknown prices.
-pub const ADVICE: &str = "to count it, set MILLRACE_PRICES to a file with prices; tokens and calls are \
-                          counted anyway";
+pub const ADVICE: &str = "to count their cost, set MILLRACE_PRICES to a file with prices; without it limit tokens or \
+                          calls: a limit of cost is refused";
 
 #[cfg(test)]
 mod tests {

@@ -26,7 +26,6 @@ use crate::budget::BudgetArguments;
 use crate::documents::{DocumentFiles, list_skipped_files, upload_documents};
 use crate::exit::CommandError;
 use crate::plan_file::{self, CapabilityMistake, RunMistake, TaskFieldPositions};
-use crate::prices;
 use crate::view::print_stderr_line;
 use millrace_local_cluster::LocalOptions;
 
@@ -287,22 +286,6 @@ impl PendingSubmission {
     /// Prints the number of documents of the run and a summary of the skipped files.
     pub fn print_documents(&self) {
         self.documents.summary_lines(self.is_verbose).iter().for_each(|line| print_stderr_line(line));
-    }
-
-    /// Returns a warning if the budget limits the cost but the price of a model is unknown.
-    pub fn unknown_price_warning(&self) -> Option<String> {
-        let amounts = [self.budget.amounts, self.budget.attempt].into_iter();
-        let mut amounts = amounts.chain(self.budget.capabilities.values().copied());
-        amounts.find(|amounts| amounts.cost_micros.is_some())?;
-        let unknown = prices::models_without_price(self.models.selections());
-        let unknown: Vec<&str> = unknown.iter().map(String::as_str).collect();
-        let names = unknown.join(", ");
-        (!unknown.is_empty()).then(|| {
-            format!(
-                "millrace: warning: no price known for {names}; its cost is counted as 0: {}",
-                prices::ADVICE
-            )
-        })
     }
 
     /// Uploads the documents, those of earlier runs included, and returns the submission.

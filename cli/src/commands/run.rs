@@ -74,7 +74,6 @@ pub async fn run_command(
     output.refuse_unusable_paths()?;
     warn_of_ignored_server("run");
     pending.print_documents();
-    pending.unknown_price_warning().iter().for_each(|warning| print_stderr_line(warning));
     let is_up = find_running_cluster(&options)?;
     if open && is_up.is_none() {
         options.api.get_or_insert(ApiAddress::Default);

@@ -63,7 +63,6 @@ pub async fn run_command(
     arguments.output.refuse_unusable_paths()?;
     let pending = PendingSubmission::read_arguments(&arguments.pending, &arguments.model).await?;
     pending.print_documents();
-    pending.unknown_price_warning().iter().for_each(|warning| print_stderr_line(warning));
     let (bus, cluster_use) = arguments.target.use_cluster().await?;
     let keep_running = cluster_use.as_ref().map(ClusterUse::keep_cluster_running).transpose();
     if keep_running.map_err(CommandError::unusable_environment)? == Some(true) {

@@ -122,6 +122,9 @@ struct ProvidedModel {
     context_window: Option<u64>,
     /// `true` if its replies come from a provider.
     has_provider: bool,
+    tariff: ModelTariff,
+    /// As in [`ResilientModel::counts_cost`].
+    counts_cost: bool,
 }
 
 impl ModelFactory {
@@ -175,8 +178,15 @@ impl ModelFactory {
                 let breaker = Arc::default();
                 let ability = script.ability();
                 let context_window = self.choose_window(spec, None)?;
-                let script = ProvidedModel { model: script, ability, context_window, has_provider: false };
-                Ok(self.add_retries_and_limits(script, breaker, spec, policy, ModelTariff::default()))
+                let script = ProvidedModel {
+                    model: script,
+                    ability,
+                    context_window,
+                    has_provider: false,
+                    tariff: ModelTariff::default(),
+                    counts_cost: true,
+                };
+                Ok(self.add_retries_and_limits(script, breaker, spec, policy))
             }
             ParsedModelName::Model { provider, model, address } => {
                 let table = self.load_table()?;
@@ -202,8 +212,12 @@ impl ModelFactory {
                 let model = create_provider_model(spec, resolved);
                 let breaker = self.shared.breakers.breaker_for_model(model.name());
                 let context_window = self.choose_window(spec, listed_window)?;
-                let model = ProvidedModel { model, ability, context_window, has_provider: true };
-                Ok(self.add_retries_and_limits(model, breaker, spec, policy, tariff))
+                // Resellers report the cost of each reply, and models on one's own machine cost nothing.
+                let counts_cost =
+                    tariff != ModelTariff::default() || provider.is_local() || provider.is_reseller();
+                let model =
+                    ProvidedModel { model, ability, context_window, has_provider: true, tariff, counts_cost };
+                Ok(self.add_retries_and_limits(model, breaker, spec, policy))
             }
         }
     }
@@ -214,17 +228,17 @@ impl ModelFactory {
         breaker: Arc<CircuitBreaker>,
         spec: &ModelSpec,
         policy: RetryPolicy,
-        tariff: ModelTariff,
     ) -> Arc<dyn Model> {
         let (rate_limiter, observer) = (self.rate_limiter.clone(), self.observer.clone());
         let timeout = spec.settings.timeout();
-        let ProvidedModel { model, ability, context_window, has_provider } = provided;
+        let ProvidedModel { model, ability, context_window, has_provider, tariff, counts_cost } = provided;
         Arc::new(ResilientModel {
             inner: model,
             breaker,
             rate_limiter,
             observer,
             tariff,
+            counts_cost,
             policy,
             timeout,
             has_provider,

@@ -40,6 +40,11 @@ impl Model for FallbackChain {
         self.first.context_window().into_iter().chain(others).min()
     }
 
+    fn uncounted_cost(&self) -> Option<&str> {
+        let others = self.others.iter().find_map(|model| model.uncounted_cost());
+        self.first.uncounted_cost().or(others)
+    }
+
     fn reply<'a>(
         &'a self,
         request: &'a Request,

@@ -34,6 +34,12 @@ pub trait Model: Send + Sync {
         None
     }
 
+    /// The full name of this model or of a fallback whose cost can't be counted, because its price is not known; `None`
+    /// if every cost is counted.
+    fn uncounted_cost(&self) -> Option<&str> {
+        None
+    }
+
     /// Answers one request. No state is kept between calls: everything the model needs is in `request`. `listener`
     /// receives the deltas while the reply is streamed; the returned reply is complete in any case.
     ///

@@ -25,6 +25,7 @@ fn resilient(inner: Arc<FakeModel>, change: impl FnOnce(&mut ResilientModel)) ->
         breaker: Arc::new(CircuitBreaker::default()),
         rate_limiter: Arc::new(()),
         observer: Arc::new(()),
+        counts_cost: true,
         tariff: ModelTable::load_built_in()
             .tariff_for_model(Provider::from_name("openai").unwrap(), "gpt-4o"),
         policy: RetryPolicy::default(),

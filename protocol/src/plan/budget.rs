@@ -61,6 +61,16 @@ impl ResourceKind {
         }
     }
 
+    /// `true` if each model call uses some of it. The cost may be 0, because a model on one's own machine is free, and so may
+    /// be the cached tokens, because not every provider caches.
+    #[must_use]
+    pub fn is_used_by_each_call(self) -> bool {
+        match self {
+            Self::Tokens | Self::InputTokens | Self::OutputTokens | Self::ModelCalls => true,
+            Self::CachedTokens | Self::Cost => false,
+        }
+    }
+
     /// Formats an amount for a person.
     #[must_use]
     pub fn format_amount(self, amount: u64) -> String {

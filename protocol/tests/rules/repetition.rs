@@ -3,7 +3,7 @@
 
 use millrace_protocol::plan::{
     Budget, Edit, EndReason, Event, Fact, PlanningEvent, PlanningResult, ReviewPolicy, Submission,
-    TaskLimits, TaskSpec, TaskState,
+    TaskLimits, TaskSpec, TaskState, suggest_larger_limits,
 };
 use millrace_protocol::result::{ErrorKind, ModelUsage, PlanProposal, TaskError, Usage};
 
@@ -32,10 +32,14 @@ fn propose(scene: &mut RunScene, edits: Vec<Edit>, fallback: Option<&str>) -> Ve
 
 /// The current attempt of a task fails for good, after this many tokens.
 fn fail(scene: &mut RunScene, id: &str, tokens: u64) {
+    fail_at_cost(scene, id, tokens, 0);
+}
+
+fn fail_at_cost(scene: &mut RunScene, id: &str, tokens: u64, cost_micros: u64) {
     let id = cast::task_id(id);
     scene.claim_task(&id, "w1");
     let attempt = scene.plan.task(&id).unwrap().attempt;
-    let usage = Usage { model_calls: 1, input_tokens: tokens, ..Usage::default() };
+    let usage = Usage { model_calls: 1, input_tokens: tokens, cost_micros, ..Usage::default() };
     let error = TaskError { usage, ..TaskError::new(ErrorKind::InvalidTask, "no quotation stands") };
     scene.decide_fact(&cast::attempt_ended_fact(&id, attempt, "w1", Err(error))).unwrap();
 }
@@ -116,6 +120,23 @@ fn run_without_a_budget_stops_at_the_default_tokens() {
     limited.budget = budget;
     // A run with a budget of its own is not limited by the default.
     assert_eq!(RunScene::from_submission(limited).plan.default_token_limit(), None);
+    // A limit that no call has used so far stops nothing: the default stays, and the end suggests a limit that helps.
+    for (cost, cached, cost_of_work, ends) in [
+        (Some(10_000), None, 0, true),
+        (None, Some(10_000), 0, true),
+        (Some(9_000_000), None, 1, false),
+        (None, None, 1, true),
+    ] {
+        let mut submission = cast::planner_submission();
+        submission.budget.amounts.cost_micros = cost;
+        submission.budget.amounts.cached_tokens = cached;
+        let mut scene = RunScene::from_submission(submission);
+        propose(&mut scene, vec![Edit::Add(vec![question("a", "How heavy is it?")])], None);
+        fail_at_cost(&mut scene, "a", 200_000, cost_of_work);
+        assert_eq!(scene.plan.run.end.is_some(), ends, "{cost:?} {cached:?} {cost_of_work}");
+        let larger = suggest_larger_limits(&scene.plan).map(|larger| larger.amounts.tokens);
+        assert_eq!(larger, ends.then_some(Some(400_000)));
+    }
     // Each different question has its own share.
     let mut scene = RunScene::from_submission(cast::planner_submission());
     let questions: Vec<TaskSpec> =

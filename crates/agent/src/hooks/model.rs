@@ -66,6 +66,10 @@ impl Model for HookedModel {
         self.model.context_window()
     }
 
+    fn uncounted_cost(&self) -> Option<&str> {
+        self.model.uncounted_cost()
+    }
+
     fn reply<'a>(
         &'a self,
         request: &'a Request,

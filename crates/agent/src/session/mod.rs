@@ -116,6 +116,7 @@ impl From<WorkFailure> for SessionError {
             DriveError::Parked(waits, children) => Self::Parked(waits.clone(), children.clone()),
             DriveError::Tool { .. } => Self::Source(OrderInputError::Unavailable(failure.error.to_string())),
             DriveError::Model(_)
+            | DriveError::UncountedCost { .. }
             | DriveError::Journal(_)
             | DriveError::Unreadable { .. }
             | DriveError::OutOfStep(_) => Self::Task(failure.into()),

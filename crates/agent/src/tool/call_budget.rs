@@ -37,6 +37,12 @@ impl ModelCallBudgetGuard<'_> {
         self.0.as_ref().is_some_and(|left| left.iter().any(|(_, amount)| amount == 0))
     }
 
+    /// `true` if the cost is limited.
+    #[must_use]
+    pub fn limits_cost(&self) -> bool {
+        self.0.as_ref().is_some_and(|left| left.cost_micros.is_some())
+    }
+
     /// The maximum number of tokens of the next reply.
     #[must_use]
     pub fn max_reply_tokens(&self) -> u32 {

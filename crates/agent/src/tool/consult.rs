@@ -17,6 +17,7 @@ use super::{
     Call, ModelCallBudget, Output, TaskResultSource, Tool, ToolError, ToolSpec, read_arguments, schema_of,
 };
 use crate::material::{NOTICE, keep_beginning_and_end, prefix_lines_with_bar};
+use crate::turn::describe_uncounted_cost;
 
 /// The tool's name.
 const NAME: &str = "consult";
@@ -132,6 +133,12 @@ impl ConsultTool {
         let mut budget = budget.lock().await;
         if budget.is_used_up() {
             return Err(refused_error(NO_BUDGET));
+        }
+        if let Some(model) = model.uncounted_cost().filter(|_| budget.limits_cost()) {
+            return Err(ToolError::Failed {
+                message: format!("'{}' can't be asked here: its cost can't be counted", consulted.name),
+                detail: describe_uncounted_cost(model),
+            });
         }
         let request = Request {
             system: format!("{}\n\n{RULES}", consult.instructions.trim()),

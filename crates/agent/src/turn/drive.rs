@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use millrace_models::resilience::ProviderDeadline;
-use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts};
+use millrace_protocol::plan::DEFAULT_PROVIDER_TIMEOUT;
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};
 use tokio::time::{Instant, sleep_until};
@@ -198,7 +198,7 @@ impl<'a, A: Answer> Driver<'a, A> {
             let (turn, left, ability) = (machine.request_count(), machine.time_left(), machine.ability());
             let rules = machine.agent_state().filter(|_| turn == 0).map(|state| state.rules().clone());
             let skills = if turn == 0 { machine.skills().to_vec() } else { Vec::new() };
-            let unaffordable = machine.unaffordable_first_request();
+            let refused = self.find_refused_request(machine);
             match machine.next_step() {
                 MachineStep::AskModel(request) => {
                     let sent = || SentMessages::new_in(request, &since);
@@ -207,7 +207,7 @@ impl<'a, A: Answer> Driver<'a, A> {
                             request,
                             (turn, ability, rules, skills),
                             left,
-                            unaffordable,
+                            refused,
                             sent,
                         )
                         .await?;
@@ -280,20 +280,28 @@ impl<'a, A: Answer> Driver<'a, A> {
         Ok(())
     }
 
+    /// Returns why the next request must not be sent: it is more than the attempt's reservation, or its cost is limited and
+    /// can't be counted.
+    fn find_refused_request(&self, machine: &Machine<A>) -> Option<DriveError> {
+        let uncounted = self.model.uncounted_cost().filter(|_| machine.limits_cost());
+        let uncounted = uncounted.map(|model| DriveError::UncountedCost { model: model.to_owned() });
+        uncounted.or_else(|| machine.unaffordable_first_request().map(DriveError::ReservationTooSmall))
+    }
+
     async fn request_or_replay_model_step(
         &mut self,
         request: &Request,
         (turn, ability, state, skills): (u64, ModelAbility, Option<StateRules>, Vec<SkillEntry>),
         left: Option<Duration>,
-        unaffordable: Option<ResourceAmounts>,
+        refused: Option<DriveError>,
         sent: impl FnOnce() -> Option<SentMessages> + Send,
     ) -> Result<ModelStep, DriveError> {
         let name = format!("model.{turn}");
         if let Some((_, value)) = self.journal.read_recorded_step(std::slice::from_ref(&name)).await? {
             return decode_step(&name, value);
         }
-        if let Some(needs) = unaffordable {
-            return Err(DriveError::ReservationTooSmall(needs));
+        if let Some(refused) = refused {
+            return Err(refused);
         }
         let attached = self.attach_images(request).await?;
         let request = attached.as_ref();

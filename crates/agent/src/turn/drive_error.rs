@@ -22,6 +22,12 @@ pub enum DriveError {
     /// The reservation does not pay for the first request, which needs these amounts; nothing was sent.
     #[error("the first request needs {0}, more than was reserved")]
     ReservationTooSmall(ResourceAmounts),
+    /// The cost is limited, and that of this model can't be counted.
+    #[error("{}", describe_uncounted_cost(.model))]
+    UncountedCost {
+        /// The model, as `provider:model`.
+        model: String,
+    },
     /// Calls wait for something outside. The attempt is parked, and continues when all of these waits have ended. The tasks are
     /// children that the waits are for.
     #[error("{} calls wait for something outside", .0.len())]
@@ -59,4 +65,12 @@ pub(super) fn decode_step<T: DeserializeOwned>(name: &str, value: Value) -> Resu
 /// Encodes the value of a step for the journal.
 pub(super) fn encode_step(value: &impl Serialize) -> Value {
     serde_json::to_value(value).expect("replies and results hold only texts and numbers")
+}
+
+/// Describes a model whose cost is limited and can't be counted.
+pub(crate) fn describe_uncounted_cost(model: &str) -> String {
+    format!(
+        "no price known for {model}, so that its cost, which is limited here, can't be counted; name its price in the file of \
+         MILLRACE_PRICES, or limit tokens or calls instead of the cost"
+    )
 }

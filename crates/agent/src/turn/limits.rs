@@ -40,7 +40,7 @@ pub struct Limits {
     /// Maximum number of sent tokens that the provider had cached; no limit by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
-    /// Maximum cost of an attempt in US dollars; models without a known price do not count. No limit by default.
+    /// Maximum cost of an attempt in US dollars; a model whose price is not known is refused. No limit by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<Dollars>,
     /// Working time: the duration of model calls and tool calls, counting the longest of concurrent ones. In seconds, or

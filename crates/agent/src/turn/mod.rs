@@ -30,6 +30,7 @@ pub use context::ContextSettings;
 pub(crate) use drive::CONVERSATION_STEP;
 pub use drive::{AnswerCheck, Driver};
 pub use drive_error::DriveError;
+pub(crate) use drive_error::describe_uncounted_cost;
 pub use file_changes::{ArtifactChange, FileChangesError, RecordedChanges, WrittenChanges};
 pub use fork::{ForkedConversation, format_fork_task};
 pub use journal::{Journal, JournalError, JournalStep, KEEPALIVE, MemoryJournal};

@@ -229,6 +229,7 @@ impl From<WorkFailure> for TaskError {
         let is_refused_by_provider = match failure.error.as_ref() {
             DriveError::Model(error) => error.is_refusal(),
             DriveError::ProviderAway(_)
+            | DriveError::UncountedCost { .. }
             | DriveError::ReservationTooSmall(_)
             | DriveError::Parked(..)
             | DriveError::Tool { .. }
@@ -239,6 +240,8 @@ impl From<WorkFailure> for TaskError {
         let kind = match failure.error.as_ref() {
             DriveError::Model(error) => error_kind_of_model_error(error),
             DriveError::ProviderAway(_) => ErrorKind::Model,
+            // A retry can't help, as with a task that asks for something else.
+            DriveError::UncountedCost { .. } => ErrorKind::InvalidTask,
             DriveError::ReservationTooSmall(_) => ErrorKind::Limit,
             DriveError::Tool { .. } => ErrorKind::Tool,
             DriveError::Journal(_) | DriveError::Parked(..) => ErrorKind::Other,

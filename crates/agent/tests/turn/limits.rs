@@ -12,6 +12,7 @@ use millrace_agent::turn::{
     Dollars, Driver, Limits, Machine, MachineStep, MemoryJournal, PlainText, StopReason, WorkOutcome,
     WorkSummary,
 };
+use millrace_protocol::plan::ResourceAmounts;
 use millrace_protocol::result::{ErrorKind, ExceededLimit, Usage};
 use serde_json::json;
 
@@ -314,5 +315,53 @@ async fn model_error_ends_the_attempt_with_its_kind_and_usage() {
         );
         assert_eq!(task_error.produced.as_deref(), Some("star 0 is next"));
         assert_eq!(names(&journal), ["model.0", "tool.0.0.look"], "a transient error is retried on a resume");
+    }
+}
+
+/// A model whose price is not known.
+struct UnpricedModel;
+
+impl Model for UnpricedModel {
+    fn name(&self) -> &str {
+        "openai:unheard-of"
+    }
+
+    fn uncounted_cost(&self) -> Option<&str> {
+        Some(self.name())
+    }
+
+    fn reply<'a>(
+        &'a self,
+        _: &'a Request,
+        _: &'a dyn DeltaListener,
+    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+        futures::future::ready(Ok(super::support::says("done"))).boxed()
+    }
+}
+
+#[tokio::test]
+async fn limited_cost_that_cannot_be_counted_is_refused_before_the_first_request() {
+    let cost = |micros: u64| ResourceAmounts { cost_micros: Some(micros), ..ResourceAmounts::default() };
+    let tokens = ResourceAmounts { tokens: Some(100_000), ..ResourceAmounts::default() };
+    let own = Limits { cost: Some(Dollars::from_micros(10_000)), ..NONE };
+    for (limits, reserved, is_refused) in [
+        (NONE, cost(10_000), true),
+        (own, ResourceAmounts::default(), true),
+        (own, tokens, true),
+        (NONE, tokens, false),
+        (NONE, ResourceAmounts::default(), false),
+    ] {
+        let (tools, _) = toolbox();
+        let mut journal = MemoryJournal::default();
+        let machine = Machine::<PlainText>::new(limited(&tools, limits)).with_reserved_amounts(reserved);
+        match Driver::new(&UnpricedModel, &tools, &mut journal).drive(machine).await {
+            Ok(_) => assert!(!is_refused, "{limits:?} {reserved}"),
+            Err(failure) => {
+                assert!(is_refused && journal.steps().is_empty(), "{limits:?} {reserved}: {failure}");
+                let error = millrace_protocol::result::TaskError::from(failure);
+                assert_eq!(error.kind, ErrorKind::InvalidTask);
+                assert!(error.message.contains("no price known for openai:unheard-of"), "{}", error.message);
+            }
+        }
     }
 }

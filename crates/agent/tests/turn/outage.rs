@@ -57,6 +57,7 @@ fn resilient(model: AwayModel, breaker: &Arc<CircuitBreaker>) -> Arc<ResilientMo
         breaker: breaker.clone(),
         rate_limiter: Arc::new(()),
         observer: Arc::new(()),
+        counts_cost: true,
         tariff: ModelTariff::default(),
         policy: RetryPolicy::before_wait(),
         timeout: Duration::from_secs(600),

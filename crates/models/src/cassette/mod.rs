@@ -229,6 +229,10 @@ impl Model for RecordingModel {
         self.inner.context_window()
     }
 
+    fn uncounted_cost(&self) -> Option<&str> {
+        self.inner.uncounted_cost()
+    }
+
     fn reply<'a>(
         &'a self,
         request: &'a Request,

@@ -41,6 +41,8 @@ pub struct ResilientModel {
     pub observer: Arc<dyn RequestObserver>,
     /// The price of its tokens.
     pub tariff: ModelTariff,
+    /// `true` if the cost of a reply is known: by the price, from the provider, or because it costs nothing.
+    pub counts_cost: bool,
     /// The retry policy.
     pub policy: RetryPolicy,
     /// Timeout of one request.
@@ -68,6 +70,10 @@ impl Model for ResilientModel {
 
     fn context_window(&self) -> Option<u64> {
         self.context_window
+    }
+
+    fn uncounted_cost(&self) -> Option<&str> {
+        (!self.counts_cost).then(|| self.name())
     }
 
     fn reply<'a>(

@@ -274,7 +274,7 @@ fn log_unknown_price_once(provider: Provider, model: &str) {
     if logged.get_or_insert_default().insert(name.clone()) {
         info!(
             model = name,
-            "no price known for this model; its cost is counted as 0 unless MILLRACE_PRICES lists it"
+            "no price known for this model; its cost is not counted unless MILLRACE_PRICES lists it"
         );
     }
 }

@@ -488,7 +488,8 @@ pub fn suggest_larger_limits(plan: &Plan) -> Option<Budget> {
         ..Budget::default()
     };
     if end.reason == EndReason::BudgetExhausted && larger.is_default() {
-        larger.amounts = run_pool.as_ref().map_or_else(|| larger_default_tokens(plan), nearest_limit_doubled);
+        let limited = run_pool.as_ref().filter(|_| plan.default_token_limit().is_none());
+        larger.amounts = limited.map_or_else(|| larger_default_tokens(plan), nearest_limit_doubled);
     }
     (!larger.is_default()).then_some(larger)
 }

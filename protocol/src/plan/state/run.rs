@@ -494,13 +494,17 @@ impl Plan {
         self.index.final_at.map(|at| &self.tasks[at as usize])
     }
 
-    /// The number of tokens that a run may use whose planner makes the plan and whose user limits nothing:
-    /// [`DEFAULT_TOKENS_PER_TASK`] for each different task of its plan, at least two. `None` if that does not apply.
+    /// The number of tokens that a run may use whose planner makes the plan and whose user limits nothing that its calls
+    /// use: [`DEFAULT_TOKENS_PER_TASK`] for each different task of its plan, at least two. `None` if that does not apply.
     #[must_use]
     pub fn default_token_limit(&self) -> Option<u64> {
         let start = self.run.start.as_ref()?;
-        let applies =
-            start.mode == PlanningMode::Llm && self.has_planner() && start.budget.amounts.is_empty();
+        // A limit of a resource that no call has used so far stops nothing.
+        let is_counted = |kind: ResourceKind| {
+            kind.is_used_by_each_call() || kind.amount_used(&self.budget.spend.total) > 0
+        };
+        let is_limited = start.budget.amounts.iter().any(|(kind, _)| is_counted(kind));
+        let applies = start.mode == PlanningMode::Llm && self.has_planner() && !is_limited;
         let limit = |tasks: usize| DEFAULT_TOKENS_PER_TASK.saturating_mul(tasks.max(2) as u64);
         if !applies {
             return None;

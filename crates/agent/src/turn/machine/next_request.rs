@@ -108,6 +108,11 @@ impl<A: Answer> Machine<A> {
         self.tools.iter().filter(is_offered).filter_map(|spec| self.resolve_tool_spec(spec).ok()).collect()
     }
 
+    /// `true` if the cost of the attempt is limited, by its capability or by its reservation.
+    pub(in crate::turn) fn limits_cost(&self) -> bool {
+        self.limits.cost.is_some() || self.reserved.cost_micros.is_some()
+    }
+
     pub(super) fn attempt_allowance(&self) -> AttemptAllowance {
         AttemptAllowance::new(&self.limits, self.reserved)
     }
