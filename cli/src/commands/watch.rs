@@ -30,7 +30,9 @@ use crate::questions::InPlaceAnswers;
 use crate::report::RunReport;
 use crate::session::ClusterSession;
 use crate::target::{ClusterTarget, ReadConnection, read_run_history, refuse_damaged_log};
-use crate::view::{LiveModelOutput, RunDisplay, print_stderr_line, print_stdout_line};
+use crate::view::{
+    LiveModelOutput, RunDisplay, describe_requested_wait, print_stderr_line, print_stdout_line,
+};
 use millrace_client::{find_run, follow_run, read_plan};
 
 /// Redraw interval while nothing happens.
@@ -269,9 +271,10 @@ fn describe_pause(run: &RunId, plan: &Plan) -> Option<String> {
     let resume = command_hint(&format!("resume {run}"));
     match plan.pause_reason()? {
         PauseReason::Provider(wait) => Some(format!(
-            "run {run} is paused: the provider of {} does not answer ({}); continue it with `{resume}`",
+            "run {run} is paused: the provider of {} does not answer ({}); `{resume}` tries again at once{}",
             single_line(&wait.model),
-            single_line(&wait.error)
+            single_line(&wait.error),
+            describe_requested_wait(wait, jiff::Timestamp::now())
         )),
         PauseReason::Interruption => Some(format!("run {run} was interrupted; continue it with `{resume}`")),
         PauseReason::User => None,

@@ -12,7 +12,7 @@ use millrace_protocol::safe_text::single_line;
 use millrace_protocol::provider::ProviderWait;
 
 use super::live::LiveModelOutput;
-use super::{format_clock, separate_thousands};
+use super::{describe_requested_wait, format_clock, separate_thousands};
 use crate::budget;
 use crate::invocation::command_hint;
 use crate::report::{describe_usage, describe_usage_by_role, resume_command_hint};
@@ -133,9 +133,10 @@ fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp, hold: Option<&str>
         let resume = command_hint(&format!("resume {run}"));
         match reason {
             PauseReason::Provider(wait) => format!(
-                "paused: the provider of {} has not answered since {}; `{resume}` continues; last error: {}",
+                "paused: the provider of {} has not answered since {}; `{resume}` tries again at once{}; last error: {}",
                 single_line(&wait.model),
                 format_clock(wait.since),
+                describe_requested_wait(wait, now),
                 single_line(&wait.error)
             ),
             PauseReason::Interruption => format!("interrupted: nothing of it runs until `{resume}`"),

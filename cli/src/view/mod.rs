@@ -15,6 +15,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Plan};
+use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::safe_text;
 
 use crate::json::{EventLine, QuestionLine, print_json};
@@ -239,4 +240,13 @@ pub fn print_stdout_file(bytes: &[u8]) {
         (true, Ok(text)) => out.write_all(safe_text::terminal_text(text).as_bytes()),
         (true | false, _) => out.write_all(bytes),
     };
+}
+/// Describes until when the provider of a paused run asked to wait; empty if it did not, or if that time has passed.
+pub fn describe_requested_wait(wait: &ProviderWait, now: Timestamp) -> String {
+    match wait.next_try > now {
+        true => {
+            format!(", though it asked to wait until {}", wait.next_try.strftime("%Y-%m-%d %H:%M:%S UTC"))
+        }
+        false => String::new(),
+    }
 }

@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use millrace_agent::files::ContentStream;
 use millrace_agent::turn::{Journal, JournalError, KEEPALIVE};
 use millrace_protocol::child::Delegation;
-use millrace_protocol::provider::{ProviderStatus, ProviderWait};
+use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::TaskError;
 use millrace_protocol::wait::WaitEnd;
 use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};
@@ -91,8 +91,8 @@ impl Journal for NatsJournal<'_> {
         self.0.interrupt_wait();
     }
 
-    fn provider_wait(&self) -> Option<ProviderWait> {
-        self.0.provider_wait().cloned()
+    fn provider_status(&self) -> Option<ProviderStatus> {
+        self.0.provider_status().cloned()
     }
 
     fn ended_wait(&self, key: &str) -> Option<WaitEnd> {

@@ -30,4 +30,8 @@ impl RateLimiter for NatsRateLimiter {
     fn back_off<'a>(&'a self, model: &'a str, pause: Duration) -> BoxFuture<'a, ()> {
         self.0.pause_model(model, pause)
     }
+
+    fn end_pause<'a>(&'a self, model: &'a str) -> BoxFuture<'a, ()> {
+        self.0.end_pause(model)
+    }
 }

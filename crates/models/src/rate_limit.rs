@@ -24,6 +24,9 @@ pub trait RateLimiter: Send + Sync {
 
     /// Reports that the provider rate-limited `model`: no requests for `pause`.
     fn back_off<'a>(&'a self, model: &'a str, pause: Duration) -> BoxFuture<'a, ()>;
+
+    /// Ends the pause of `model`, if there is one. Limits stay.
+    fn end_pause<'a>(&'a self, model: &'a str) -> BoxFuture<'a, ()>;
 }
 
 /// No limits.
@@ -37,6 +40,10 @@ impl RateLimiter for () {
     }
 
     fn back_off<'a>(&'a self, _: &'a str, _: Duration) -> BoxFuture<'a, ()> {
+        ready(()).boxed()
+    }
+
+    fn end_pause<'a>(&'a self, _: &'a str) -> BoxFuture<'a, ()> {
         ready(()).boxed()
     }
 }

@@ -10,7 +10,7 @@ use millrace_models::fallback::with_fallbacks;
 use millrace_models::model::{Delta, DeltaListener, Model, ModelError, Reply};
 use millrace_models::provider::Provider;
 use millrace_models::resilience::breaker::CircuitBreaker;
-use millrace_models::resilience::{ResilientModel, RetryPolicy};
+use millrace_models::resilience::{ProviderDeadline, ResilientModel, RetryPolicy};
 use millrace_models::table::ModelTable;
 use millrace_models::{ModelAbility, RateLimiter, RequestObserver};
 use millrace_protocol::result::Usage;
@@ -238,6 +238,10 @@ impl RateLimiter for FakeRateLimiter {
     fn back_off<'a>(&'a self, model: &'a str, pause: Duration) -> BoxFuture<'a, ()> {
         self.note(format!("limited {model} {}", pause.as_secs()), ())
     }
+
+    fn end_pause<'a>(&'a self, model: &'a str) -> BoxFuture<'a, ()> {
+        self.note(format!("resumed {model}"), ())
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -308,4 +312,48 @@ async fn the_observer_is_called_for_every_request_with_its_cost() {
     let lines = log.0.lock().unwrap().join("\n");
     let name = fake.name();
     assert_eq!(lines, format!("{name}: overloaded, 0ns\n{name}: 1000 in, 100 out, {micros} micros, 0ns"));
+}
+
+/// A caller whose run was paused for its provider and resumed since.
+struct ResumedListener(ProviderDeadline);
+
+impl DeltaListener for ResumedListener {
+    fn on_delta(&self, _: Delta<'_>) {}
+
+    fn provider_deadline(&self) -> Option<&ProviderDeadline> {
+        Some(&self.0)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn resumed_caller_asks_the_provider_once_at_once_and_requested_pauses_are_capped() {
+    let fake = FakeModel::new([limited(Some(9_000)), limited(Some(9_000)), Ok(Reply::default())]);
+    let limiter = Arc::new(FakeRateLimiter::default());
+    let model = resilient(fake, |resilient| {
+        resilient.rate_limiter = limiter.clone();
+        resilient.has_provider = true;
+        resilient.policy = RetryPolicy::before_wait();
+    });
+    let request = request();
+    let pauses = |lines: &[String]| {
+        lines
+            .iter()
+            .filter(|line| !line.starts_with("admit") && !line.starts_with("settle"))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    let caller = || ResumedListener(ProviderDeadline::new(Duration::from_secs(1_800)));
+    let first = caller();
+    assert!(matches!(model.reply(&request, &first).await, Err(ModelError::RateLimited { .. })));
+    assert_eq!(pauses(&limiter.seen.lock().unwrap()), ["limited a:fake 300"]);
+    // Another caller honours the pause of the circuit breaker and sends nothing.
+    assert!(matches!(model.reply(&request, &caller()).await, Err(ModelError::Paused { .. })));
+    let resumed = || ResumedListener(ProviderDeadline::new(Duration::from_secs(1_800)).trying_at_once());
+    let again = resumed();
+    assert!(matches!(model.reply(&request, &again).await, Err(ModelError::RateLimited { .. })));
+    let expected = ["limited a:fake 300", "resumed a:fake", "limited a:fake 300"];
+    assert_eq!(pauses(&limiter.seen.lock().unwrap()), expected);
+    // Only once: the same caller waits again then.
+    assert!(matches!(model.reply(&request, &again).await, Err(ModelError::Paused { .. })));
+    assert!(model.reply(&request, &resumed()).await.is_ok());
 }

@@ -19,7 +19,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::ResourceAmounts;
-use millrace_protocol::provider::{ProviderStatus, ProviderWait};
+use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{CriterionOutcome, ErrorKind, TaskError, Verdict};
 use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::{Assignment, InputResult, JudgePanel, Order, ReviewBrief};
@@ -463,8 +463,8 @@ impl Journal for JudgeJournal<'_> {
         self.journal.interrupt_wait();
     }
 
-    fn provider_wait(&self) -> Option<ProviderWait> {
-        self.journal.provider_wait()
+    fn provider_status(&self) -> Option<ProviderStatus> {
+        self.journal.provider_status()
     }
 
     fn keepalive_interval(&self) -> Duration {

@@ -391,9 +391,16 @@ impl<'a, A: Answer> Driver<'a, A> {
         request: &Request,
         left: Option<Duration>,
     ) -> Result<(Option<Result<Reply, ModelError>>, Duration), DriveError> {
-        let deadline = ProviderDeadline::new(self.provider_timeout);
-        let reported = self.journal.provider_wait();
-        let mut outage = reported.map(|wait| Outage::resume(&wait, &deadline));
+        let mut deadline = ProviderDeadline::new(self.provider_timeout);
+        let mut outage = match self.journal.provider_status() {
+            Some(ProviderStatus::Waiting(wait)) => Some(Outage::resume(&wait, &deadline)),
+            // The run was paused and resumed since: its user wants to know if the provider answers now.
+            Some(ProviderStatus::GivenUp(_)) => {
+                deadline = deadline.trying_at_once();
+                None
+            }
+            Some(ProviderStatus::Recovered) | None => None,
+        };
         loop {
             let began = Instant::now();
             let replied = self.request_reply_with_keepalive(model, request, left, &deadline).await?;

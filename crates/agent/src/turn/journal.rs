@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use millrace_protocol::child::Delegation;
-use millrace_protocol::provider::{ProviderStatus, ProviderWait};
+use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::wait::{EndedWait, WaitEnd};
 use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};
 use serde::{Deserialize, Serialize};
@@ -142,8 +142,8 @@ pub trait Journal: Send {
     /// Notes that the wait is interrupted by a request to the provider.
     fn interrupt_wait(&mut self) {}
 
-    /// Returns the wait for the provider that the attempt has reported, on this machine or another, and not ended.
-    fn provider_wait(&self) -> Option<ProviderWait> {
+    /// Returns the last report of the attempt about its provider since the last step, on this machine or another.
+    fn provider_status(&self) -> Option<ProviderStatus> {
         None
     }
 
@@ -225,8 +225,8 @@ impl<J: Journal + ?Sized> Journal for &mut J {
         (**self).interrupt_wait();
     }
 
-    fn provider_wait(&self) -> Option<ProviderWait> {
-        (**self).provider_wait()
+    fn provider_status(&self) -> Option<ProviderStatus> {
+        (**self).provider_status()
     }
 
     fn ended_wait(&self, key: &str) -> Option<WaitEnd> {

@@ -1,6 +1,8 @@
 //! The wait for a model's provider that does not answer: since when, how often it was tried, and how long it may last. No
 //! I/O; the driver sleeps and reports.
 
+use std::time::Duration;
+
 use jiff::{SignedDuration, Timestamp};
 use millrace_models::resilience::{ProviderDeadline, outage_delay};
 use millrace_protocol::provider::ProviderWait;
@@ -52,7 +54,8 @@ impl Outage {
         let is_asked_to_wait_longer = !matches!(error, ModelError::Paused { .. })
             && error.retry_after().is_some_and(|after| after > left);
         let is_over = left.is_zero() || is_asked_to_wait_longer;
-        let delay = if is_over { delay } else { delay.min(left) };
+        // After the end only the provider's request tells when another try may help.
+        let delay = if is_over { error.retry_after().unwrap_or(Duration::ZERO) } else { delay.min(left) };
         let next_try =
             SignedDuration::try_from(delay).ok().and_then(|delay| Timestamp::now().checked_add(delay).ok());
         let wait = ProviderWait {

@@ -25,8 +25,8 @@ const FAILURE_THRESHOLD: u32 = 10;
 const INITIAL_PAUSE: Duration = Duration::from_secs(15);
 /// The longest pause, so that requests are sent again within two minutes of the end of an outage.
 const MAX_PAUSE: Duration = Duration::from_secs(120);
-/// The longest pause at the request of a provider.
-const MAX_REQUESTED_PAUSE: Duration = Duration::from_secs(300);
+/// The longest pause at the request of a provider: a later request may find that it answers again.
+pub(super) const MAX_REQUESTED_PAUSE: Duration = Duration::from_secs(300);
 
 /// The circuit breakers of a process, by the models' full names.
 #[derive(Debug, Default)]

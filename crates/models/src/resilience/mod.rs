@@ -95,6 +95,11 @@ impl ResilientModel {
         let reserved = estimate_request_tokens(request);
         let mut attempts = 0;
         let mut last_error = None;
+        let deadline = listener.provider_deadline().filter(|_| self.has_provider);
+        if deadline.is_some_and(ProviderDeadline::take_try_at_once) {
+            self.breaker.end_pause(Instant::now());
+            self.rate_limiter.end_pause(self.name()).await;
+        }
         loop {
             attempts += 1;
             let permit =
@@ -164,7 +169,8 @@ impl ResilientModel {
             permit.record_success();
         }
         if let ModelError::RateLimited { retry_after, .. } = error {
-            self.rate_limiter.back_off(self.name(), retry_after.unwrap_or(self.policy.initial_delay)).await;
+            let pause = retry_after.unwrap_or(self.policy.initial_delay).min(breaker::MAX_REQUESTED_PAUSE);
+            self.rate_limiter.back_off(self.name(), pause).await;
         }
         self.rate_limiter.settle(self.name(), reserved, tokens_used_by_failed_request(error, reserved)).await;
     }

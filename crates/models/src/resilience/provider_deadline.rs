@@ -2,6 +2,7 @@
 //! limits what the request waits for: its retries and the pauses of circuit breakers. A call in flight is never cut off.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,6 +15,7 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
 pub struct ProviderDeadline {
     timeout: Duration,
     outage: OnceLock<Outage>,
+    tries_at_once: AtomicBool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +28,18 @@ impl ProviderDeadline {
     /// A deadline that is `timeout` after the first failure.
     #[must_use]
     pub fn new(timeout: Duration) -> Self {
-        Self { timeout, outage: OnceLock::new() }
+        Self { timeout, outage: OnceLock::new(), tries_at_once: AtomicBool::new(false) }
+    }
+
+    /// Lets the first request be sent although the provider asked to wait.
+    #[must_use]
+    pub fn trying_at_once(self) -> Self {
+        Self { tries_at_once: AtomicBool::new(true), ..self }
+    }
+
+    /// Returns `true` the first time if the first request is to be sent at once.
+    pub(super) fn take_try_at_once(&self) -> bool {
+        self.tries_at_once.swap(false, Ordering::Relaxed)
     }
 
     /// Counts a failure and returns the deadline; only the first one sets it.

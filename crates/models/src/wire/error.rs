@@ -13,6 +13,8 @@ use crate::model::ModelError;
 
 /// Maximum length of a message in characters.
 const MAX_TEXT: usize = 1_000;
+/// The longest wait that a provider may ask for. What is longer is a mistake, or nothing that a run can wait for.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(86_400);
 
 /// An error as the provider reported it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -348,6 +350,7 @@ fn requested_retry_delay(headers: &HeaderMap, now: Timestamp) -> Option<Duration
     exact
         .or_else(|| text("retry-after").and_then(|text| parse_delay(text, now)))
         .or_else(|| delay_until_rate_limit_reset(headers, now))
+        .map(|wait| wait.min(MAX_RETRY_AFTER))
 }
 
 fn delay_until_rate_limit_reset(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {

@@ -57,18 +57,10 @@ pub struct Journal {
     claims_without_progress: u32,
     /// The number of releases since the last step.
     releases: u32,
-    /// The current wait for a provider.
-    provider_wait: Option<ProviderWait>,
+    /// The last report about the provider since the last step.
+    provider: Option<ProviderStatus>,
     /// The keys of the waits that have ended, according to the order.
     ended_waits: HashSet<String>,
-}
-
-/// Returns the wait that goes on after a report.
-fn current_wait(status: ProviderStatus) -> Option<ProviderWait> {
-    match status {
-        ProviderStatus::Waiting(wait) => Some(wait),
-        ProviderStatus::Recovered | ProviderStatus::GivenUp(_) => None,
-    }
 }
 
 /// The error of a failed append to a journal.
@@ -131,7 +123,7 @@ impl Journal {
             claim: 1,
             claims_without_progress: 1,
             releases: 0,
-            provider_wait: None,
+            provider: None,
             ended_waits: order.ended_waits.iter().map(|wait| wait.key.clone()).collect(),
         }
     }
@@ -140,7 +132,7 @@ impl Journal {
     /// and still waits according to the order.
     async fn read_entries(&mut self) -> Result<bool, crate::Fault> {
         self.recorded.clear();
-        self.provider_wait = None;
+        self.provider = None;
         let (mut claims, mut claims_without_progress, mut releases) = (0, 0, 0);
         let mut is_parked = false;
         for record in read_topic(&self.bus, self.lane, &self.run, &self.topic).await? {
@@ -157,17 +149,15 @@ impl Journal {
                 Ok(JournalEntry::Delegated { .. }) => (claims_without_progress, releases) = (0, 0),
                 Ok(JournalEntry::Step { name, value, .. }) => {
                     self.recorded.push_back((name, value));
-                    self.provider_wait = None;
+                    self.provider = None;
                     (claims_without_progress, releases) = (0, 0);
                 }
                 Ok(JournalEntry::Note { provider: Some(status), .. }) => {
-                    self.provider_wait = current_wait(status)
+                    self.provider = Some(status);
                 }
                 Ok(JournalEntry::Note { provider: None, .. }) => {}
                 Ok(JournalEntry::Released { provider, .. }) => {
-                    if let Some(status) = provider {
-                        self.provider_wait = current_wait(status);
-                    }
+                    self.provider = provider.or(self.provider.take());
                     claims_without_progress = u32::saturating_sub(claims_without_progress, 1);
                     releases += 1;
                 }
@@ -243,14 +233,14 @@ impl Journal {
         status: ProviderStatus,
     ) -> Result<(), JournalError> {
         self.append_entry(&JournalEntry::Note { text, provider: Some(status.clone()) }).await?;
-        self.provider_wait = current_wait(status);
+        self.provider = Some(status);
         Ok(())
     }
 
-    /// Returns the wait for a provider that this claim, or the claim before it, has reported and not ended.
+    /// Returns the last report about the provider since the last step, of this claim or the claim before it.
     #[must_use]
-    pub fn provider_wait(&self) -> Option<&ProviderWait> {
-        self.provider_wait.as_ref()
+    pub fn provider_status(&self) -> Option<&ProviderStatus> {
+        self.provider.as_ref()
     }
 
     /// Releases the claim because the provider stayed away for too long. The run pauses, and the work continues from this

@@ -35,13 +35,31 @@ pub(super) enum BookerMessage {
         /// More tokens, or fewer if negative.
         tokens: i64,
     },
-    /// Hold all requests for a while.
+    /// Hold all requests for a while, or no longer.
     Pause {
-        /// Until this time.
-        until: i64,
-        /// Notified when the pause is written.
+        /// The change.
+        change: PauseChange,
+        /// Notified when it is written.
         done: oneshot::Sender<()>,
     },
+}
+
+/// A change of the pause of a model.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum PauseChange {
+    /// All requests are held until this time, unless they are held longer already.
+    Until(i64),
+    /// No request is held any more.
+    End,
+}
+
+impl PauseChange {
+    pub(super) fn apply(self, state: &mut RateLimitState) {
+        match self {
+            Self::Until(until) => state.pause_until(until),
+            Self::End => state.paused_until = 0,
+        }
+    }
 }
 
 /// A request that waits to be booked.
@@ -71,7 +89,8 @@ pub(super) struct RateLimitBooker {
     waiting: VecDeque<WaitingRequest>,
     /// The pending correction: limit, requests, tokens.
     correction: Option<(RateLimit, i64, i64)>,
-    paused: Option<i64>,
+    /// The pending changes of the pause, in order.
+    pauses: Vec<PauseChange>,
     on_pause_written: Vec<oneshot::Sender<()>>,
     /// When to book next.
     wake: Option<Instant>,
@@ -87,7 +106,7 @@ impl RateLimitBooker {
             cached: None,
             waiting: VecDeque::new(),
             correction: None,
-            paused: None,
+            pauses: Vec::new(),
             on_pause_written: Vec::new(),
             wake: None,
             failures: 0,
@@ -137,8 +156,8 @@ impl RateLimitBooker {
                 self.correct_booking(limit, requests, tokens);
                 Instant::now() + CORRECTION_DELAY
             }
-            BookerMessage::Pause { until, done } => {
-                self.paused = self.paused.max(Some(until));
+            BookerMessage::Pause { change, done } => {
+                self.pauses.push(change);
                 self.on_pause_written.push(done);
                 Instant::now()
             }
@@ -159,16 +178,15 @@ impl RateLimitBooker {
             if let Some((limit, requests, tokens)) = self.correction {
                 state.book_usage(&limit, now, requests, tokens);
             }
-            if let Some(until) = self.paused {
-                state.pause_until(until);
-            }
+            self.pauses.iter().for_each(|change| change.apply(&mut state));
             let admissions = book_requests(&self.waiting, &mut state, now);
             let written =
                 if state == before { Ok(Some(revision)) } else { self.replace_state(revision, &state).await };
             match written {
                 Ok(Some(revision)) => {
                     self.cached = Some((revision, state));
-                    (self.correction, self.paused, self.failures) = (None, None, 0);
+                    (self.correction, self.failures) = (None, 0);
+                    self.pauses.clear();
                     for done in self.on_pause_written.drain(..) {
                         // The requester may have timed out.
                         let _ = done.send(());

@@ -32,7 +32,7 @@ use crate::nats::bus::Bus;
 use crate::nats::error::fault_from_client_error;
 use crate::nats::topology::LIMITS;
 use crate::{Fault, clock};
-use booker::{BookerMessage, RateLimitBooker, WaitingRequest};
+use booker::{BookerMessage, PauseChange, RateLimitBooker, WaitingRequest};
 pub use rate::RateLimit;
 use rate::RateLimitState;
 
@@ -253,13 +253,25 @@ impl ClusterRateLimiter {
     pub fn pause_model<'a>(&'a self, model: &'a str, pause: Duration) -> BoxFuture<'a, ()> {
         async move {
             let until = now_micros().saturating_add(i64::try_from(pause.as_micros()).unwrap_or(i64::MAX));
-            self.0.cache.lock().await.entries.entry(model.to_owned()).or_default().state.pause_until(until);
-            let (done, written) = oneshot::channel();
-            self.send_to_booker(model, BookerMessage::Pause { until, done }).await;
-            // If writing fails, the pause still holds in this process.
-            let _ = tokio::time::timeout(PAUSE_TIMEOUT.min(pause), written).await;
+            self.change_pause(model, PauseChange::Until(until), PAUSE_TIMEOUT.min(pause)).await;
         }
         .boxed()
+    }
+
+    /// Ends the pause of a model, in the whole cluster.
+    pub fn end_pause<'a>(&'a self, model: &'a str) -> BoxFuture<'a, ()> {
+        self.change_pause(model, PauseChange::End, PAUSE_TIMEOUT).boxed()
+    }
+
+    async fn change_pause(&self, model: &str, change: PauseChange, patience: Duration) {
+        let cached = |cache: &mut LimitCache| {
+            change.apply(&mut cache.entries.entry(model.to_owned()).or_default().state)
+        };
+        cached(&mut *self.0.cache.lock().await);
+        let (done, written) = oneshot::channel();
+        self.send_to_booker(model, BookerMessage::Pause { change, done }).await;
+        // If writing fails, the change still holds in this process.
+        let _ = tokio::time::timeout(patience, written).await;
     }
 
     async fn cancel_bookings(&self, booked: Vec<(String, RateLimit)>, tokens: u64) {

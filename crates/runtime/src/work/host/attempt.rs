@@ -324,10 +324,10 @@ impl AttemptContext {
         Ok(())
     }
 
-    /// Returns the wait for a provider that this claim, or the claim before it, has reported and not ended.
+    /// Returns the last report about the provider since the last step, of this claim or the claim before it.
     #[must_use]
-    pub fn provider_wait(&self) -> Option<&ProviderWait> {
-        self.journal.provider_wait()
+    pub fn provider_status(&self) -> Option<&ProviderStatus> {
+        self.journal.provider_status()
     }
 
     /// Notes that the handler sends a request to its provider: until the next report the work is not returned early.
