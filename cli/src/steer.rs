@@ -156,7 +156,13 @@ pub fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), CommandError> {
         resume_command_hint(run, plan).map(|how| format!("resume it first: {how}")).unwrap_or_else(|| {
             let show = command_hint(&format!("show {run}"));
             let follow_up = command_hint(&format!("run OBJECTIVE --after {run}"));
-            format!("`{show}` prints its results; `{follow_up}` follows up on them")
+            let retry = plan.can_be_reopened().then(|| command_hint(&format!("retry {run} TASK")));
+            let retry =
+                retry.map(|retry| format!(", `{retry}` runs a task of it again, with changes if wanted"));
+            format!(
+                "`{show}` prints its results; `{follow_up}` follows up on them{}",
+                retry.unwrap_or_default()
+            )
         });
     Err(CommandError::invalid_input(anyhow!("run {run} has ended ({}{detail}); {advice}", end.reason)))
 }

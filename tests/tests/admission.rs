@@ -233,7 +233,7 @@ async fn reopened_run_counts_and_waits_for_no_place() {
     wait_for_board(&bus, "one running run", has_counts(1, 0)).await;
     // Without a worker the reopened run does not end.
     cluster.kill_process("worker-1");
-    let retry = Edit::Retry { task: task_id("say"), feedback: None };
+    let retry = Edit::Retry { task: task_id("say"), feedback: None, changes: None };
     apply_command(&bus, &ended, CommandAction::Edit(retry), TIMEOUT).await;
     wait_for_board(&bus, "two running runs", has_counts(2, 0)).await;
     // It counts: the next one waits although the other one has ended.

@@ -182,7 +182,7 @@ impl StormRun {
             1 | 2 => CommandAction::Pause,
             3..=6 => CommandAction::Resume { budget: None },
             7..=10 => CommandAction::CancelTask { task, reason: "storm".into() },
-            11..=14 => CommandAction::Edit(Edit::Retry { task, feedback: None }),
+            11..=14 => CommandAction::Edit(Edit::Retry { task, feedback: None, changes: None }),
             15..=17 => CommandAction::Edit(Edit::Patch(TaskPatch {
                 parameters: [("delay_ms".to_owned(), json!(random.next_below(100)))].into_iter().collect(),
                 ..TaskPatch::without_changes(task)

@@ -177,7 +177,7 @@ async fn refused_commands_leave_an_archived_run_as_it_is() {
 
     // A command that the rules refuse gets its answer in the log, and leaves no trace in the lane.
     let id = "refused";
-    let edit = Edit::Retry { task: task_id("nobody"), feedback: None };
+    let edit = Edit::Retry { task: task_id("nobody"), feedback: None, changes: None };
     let command = RunCommand { id: id.into(), by: "test".into(), control: CommandAction::Edit(edit) };
     let interrupt = CancellationToken::new();
     let patience = Patience { interrupt: &interrupt, on_quiet: &|| {} };
@@ -204,7 +204,7 @@ async fn refused_commands_leave_an_archived_run_as_it_is() {
 
 /// Appends a retry of the first task of a chain.
 async fn request_retry(bus: &Bus, run: &RunId, id: &str) {
-    let edit = Edit::Retry { task: task_id("draft"), feedback: None };
+    let edit = Edit::Retry { task: task_id("draft"), feedback: None, changes: None };
     // A server stores one message of an id.
     let id = format!("{run}-{id}");
     let command = RunCommand { id: id.clone(), by: "test".into(), control: CommandAction::Edit(edit) };

@@ -199,7 +199,7 @@ async fn reopened_run_of_a_session_runs_at_once_and_the_next_one_waits() {
         read_plan(&bus, run).await.ok()?.tasks().first()?.current_attempt()?.worker.clone()
     };
     wait_for_value(TIMEOUT, "the second run", async || is_running(&second).await).await;
-    let retry = Edit::Retry { task: task_id("say"), feedback: None };
+    let retry = Edit::Retry { task: task_id("say"), feedback: None, changes: None };
     apply_command(&bus, &first, CommandAction::Edit(retry), TIMEOUT).await;
     let third = submit(0).await;
     wait_for_value(TIMEOUT, "the attempt of the reopened run", async || {

@@ -138,7 +138,7 @@ async fn both_parts_of_a_reopened_run_are_exported() {
     submit_run(&bus, &run, &fixed_submission(vec![echo_task("say", &json!({"steps": 1}))])).await;
     wait_for_archive(&bus, &run, TIMEOUT).await;
     wait_for_value(TIMEOUT, "the spans of the first part", async || are_received(1)).await;
-    let retry = Edit::Retry { task: task_id("say"), feedback: None };
+    let retry = Edit::Retry { task: task_id("say"), feedback: None, changes: None };
     apply_command(&bus, &run, CommandAction::Edit(retry), TIMEOUT).await;
     wait_for_value(TIMEOUT, "the spans of both parts", async || are_received(2)).await;
     drop(gateway);

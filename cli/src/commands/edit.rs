@@ -43,7 +43,7 @@ pub struct EditArguments {
 /// The fields to change; all others stay as they are.
 #[derive(Args, Debug)]
 #[group(multiple = true)]
-struct TaskChanges {
+pub struct TaskChanges {
     /// New objective of the task
     #[arg(long, value_name = "TEXT")]
     objective: Option<String>,
@@ -122,7 +122,7 @@ pub async fn run_command(
     }
     let make = async |bus: &Bus, plan: &Plan| {
         refuse_unknown_task(plan, &task)?;
-        warn_of_unregistered_capabilities(bus, changes.capability.iter()).await?;
+        warn_of_unregistered_capabilities(bus, changes.new_capability()).await?;
         Ok(CommandAction::Edit(if is_final {
             Edit::MarkFinal { task }
         } else {
@@ -133,7 +133,13 @@ pub async fn run_command(
 }
 
 impl TaskChanges {
-    fn is_empty(&self) -> bool {
+    /// The capability that replaces that of the task.
+    pub fn new_capability(&self) -> impl Iterator<Item = &Capability> {
+        self.capability.iter()
+    }
+
+    /// `true` if nothing changes.
+    pub fn is_empty(&self) -> bool {
         let Self {
             objective,
             capability,
@@ -158,7 +164,8 @@ impl TaskChanges {
             && wait_for_event.is_none()
     }
 
-    fn into_patch(self, task: TaskId, plan: &Plan) -> TaskPatch {
+    /// Returns the changes of a task.
+    pub fn into_patch(self, task: TaskId, plan: &Plan) -> TaskPatch {
         let limits =
             self.changed_limits(plan.task(&task).map(|task| task.spec.limits.clone()).unwrap_or_default());
         TaskPatch {

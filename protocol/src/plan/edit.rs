@@ -34,6 +34,9 @@ pub enum Edit {
         /// Feedback for the next attempt, in addition to the objective.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         feedback: Option<String>,
+        /// Changes of the task for its next attempt, as [`Self::Patch`] makes them of a waiting one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        changes: Option<Box<TaskPatch>>,
     },
     /// Marks the task whose result is the deliverable; no other task is marked then.
     MarkFinal {
@@ -72,7 +75,8 @@ impl Edit {
     pub fn changes_task_graph(&self) -> bool {
         match self {
             Self::Add(_) | Self::Patch(_) | Self::MarkFinal { .. } => true,
-            Self::Cancel { .. } | Self::Retry { .. } | Self::Finish { .. } | Self::GiveUp { .. } => false,
+            Self::Retry { changes, .. } => changes.is_some(),
+            Self::Cancel { .. } | Self::Finish { .. } | Self::GiveUp { .. } => false,
         }
     }
 }

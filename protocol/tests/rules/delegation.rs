@@ -282,7 +282,7 @@ fn users_and_planners_can_not_make_children_part_of_the_plan() {
     edit(Edit::Patch(patch.clone())).unwrap();
     finish(&mut scene, "a");
     let mut edit = |edit| scene.decide_fact(&cast::command_fact("d", CommandAction::Edit(edit)));
-    let retry = edit(Edit::Retry { task: id("a"), feedback: None });
+    let retry = edit(Edit::Retry { task: id("a"), feedback: None, changes: None });
     assert!(
         matches!(&retry, Err(Refusal::WrongState { what, .. }) if what.contains("has its end already")),
         "{retry:?}"

@@ -334,7 +334,11 @@ pub fn random_edit(draws: &mut RandomDraws, seen: &Plan) -> Edit {
         0..3 => Edit::Add(random_new_tasks(draws, seen)),
         3..5 => Edit::Patch(random_patch(draws, seen, id)),
         5..7 => Edit::Cancel { task: id, reason: "not needed".into() },
-        7..10 => Edit::Retry { task: id, feedback: draws.draw_optional(50, |_| "try harder".into()) },
+        7..10 => Edit::Retry {
+            task: id,
+            feedback: draws.draw_optional(50, |_| "try harder".into()),
+            changes: None,
+        },
         10 if draws.draw_chance(20) => Edit::GiveUp { reason: "there is no way on".into() },
         _ => Edit::MarkFinal { task: id },
     }

@@ -87,7 +87,7 @@ fn turns_that_only_repeat_end_the_run() {
     propose(&mut scene, vec![Edit::Add(vec![question("b", "How heavy is it?")])], None);
     assert_eq!(scene.plan.planning.repeated_turns, 1, "the same task again");
     fail(&mut scene, "b", 10);
-    let retry = || vec![Edit::Retry { task: cast::task_id("b"), feedback: None }];
+    let retry = || vec![Edit::Retry { task: cast::task_id("b"), feedback: None, changes: None }];
     propose(&mut scene, retry(), None);
     assert_eq!(scene.plan.planning.repeated_turns, 0, "the first retry");
     for idle in 1..=3 {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    Budget, CommandAction, Edit, EndReason, OnFailedDependency, OverdueInput, Submission, TaskSpec, TaskState,
+    Budget, CommandAction, Edit, EndReason, OnFailedDependency, OverdueInput, Refusal, Submission, TaskPatch,
+    TaskSpec, TaskState,
 };
 use millrace_protocol::result::ErrorKind;
 
@@ -117,7 +118,7 @@ fn chain_scene(submission: impl FnOnce(Submission) -> Submission) -> RunScene {
 }
 
 fn retry_task(scene: &mut RunScene, id: &str) {
-    let retry = Edit::Retry { task: cast::task_id(id), feedback: None };
+    let retry = Edit::Retry { task: cast::task_id(id), feedback: None, changes: None };
     let name = format!("retry-{id}-{}", scene.log.len());
     scene.decide_fact(&cast::command_fact(&name, CommandAction::Edit(retry))).unwrap();
     oracle::check_invariants_after_decision(&scene.plan);
@@ -205,4 +206,59 @@ fn failed_run_continues_with_the_tasks_that_a_user_adds() {
     fail_task(&mut failed, &a);
     failed.decide_fact(&cast::command_fact("bad", CommandAction::Edit(Edit::Add(unknown)))).unwrap_err();
     assert!(failed.plan.run.end.is_some(), "a refused command reopens nothing");
+}
+
+/// Retries the task `b` with changes.
+fn retry_with_changes(scene: &mut RunScene, changes: TaskPatch) -> Result<(), Refusal> {
+    let retry = Edit::Retry {
+        task: cast::task_id("b"),
+        feedback: Some("again".into()),
+        changes: Some(Box::new(changes)),
+    };
+    let name = format!("retry-with-{}", scene.log.len());
+    let decided = scene.decide_fact(&cast::command_fact(&name, CommandAction::Edit(retry)));
+    oracle::check_invariants_after_decision(&scene.plan);
+    decided.map(drop)
+}
+
+#[test]
+fn retry_takes_the_changes_of_a_live_plan_in_a_live_and_in_an_ended_run() {
+    for is_ended in [false, true] {
+        let mut scene = chain_scene(|mut submission| {
+            if !is_ended {
+                submission.tasks.push(Arc::new(cast::echo_task("other", &[])));
+            }
+            submission
+        });
+        let [a, b] = ["a", "b"].map(cast::task_id);
+        scene.claim_and_finish_task(&a, "w1");
+        scene.claim_task(&b, "w1");
+        fail_task(&mut scene, &b);
+        assert_eq!(scene.plan.run.end.is_some(), is_ended);
+        let none = || TaskPatch::without_changes(b.clone());
+        let before = scene.plan.clone();
+        // A refused change leaves everything as it was.
+        let cycle = TaskPatch { depends_on: Some(vec![cast::task_id("d")]), ..none() };
+        let other = TaskPatch { objective: Some("else".into()), ..TaskPatch::without_changes(a.clone()) };
+        for wrong in [cycle, other, none()] {
+            retry_with_changes(&mut scene, wrong).unwrap_err();
+            assert_eq!(scene.plan.tasks(), before.tasks());
+        }
+        let parameters = [("url".to_owned(), serde_json::json!("https://example.org"))];
+        let changed = TaskPatch {
+            parameters: parameters.into_iter().collect(),
+            objective: Some("Read it again.".into()),
+            depends_on: Some(Vec::new()),
+            ..none()
+        };
+        retry_with_changes(&mut scene, changed).unwrap();
+        let task = scene.plan.task(&b).unwrap();
+        assert_eq!(task.spec.parameters["url"], "https://example.org");
+        assert_eq!((task.spec.objective.as_str(), task.spec.depends_on.len()), ("Read it again.", 0));
+        assert_eq!((task.state(), task.attempt), (TaskState::Ready, 2));
+        assert!(scene.plan.run.end.is_none());
+        for id in ["b", "c", "d"] {
+            scene.claim_and_finish_task(&cast::task_id(id), "w1");
+        }
+    }
 }

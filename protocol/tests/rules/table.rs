@@ -320,7 +320,7 @@ fn patch_objective_edit() -> Edit {
 }
 
 fn retry_edit(task: TaskId) -> Edit {
-    Edit::Retry { task, feedback: Some("harder".into()) }
+    Edit::Retry { task, feedback: Some("harder".into()), changes: None }
 }
 
 fn patch_dependencies_edit(tasks: &[&str]) -> Edit {

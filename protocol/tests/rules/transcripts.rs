@@ -325,10 +325,12 @@ fn parse_edits(text: &str) -> Option<Vec<Edit>> {
             ["cancel", id] => {
                 others.push(Edit::Cancel { task: cast::task_id(id), reason: "not needed".into() })
             }
-            ["retry", id] => others.push(Edit::Retry { task: cast::task_id(id), feedback: None }),
+            ["retry", id] => {
+                others.push(Edit::Retry { task: cast::task_id(id), feedback: None, changes: None })
+            }
             ["retry", id, "saying", ..] => {
                 let feedback = part.split_once("saying ").map(|(_, feedback)| feedback.trim().to_owned());
-                others.push(Edit::Retry { task: cast::task_id(id), feedback });
+                others.push(Edit::Retry { task: cast::task_id(id), feedback, changes: None });
             }
             ["patch", id, rest @ ..] => others.push(Edit::Patch(parse_patch(id, rest)?)),
             ["final", id] => others.push(Edit::MarkFinal { task: cast::task_id(id) }),

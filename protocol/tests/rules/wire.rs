@@ -1045,7 +1045,7 @@ fn sample_edits() -> Vec<Edit> {
         Edit::Add(vec![cast::echo_task("a", &[]), full_task_spec()]),
         Edit::Patch(patch),
         Edit::Cancel { task: task(), reason: "not needed".into() },
-        Edit::Retry { task: task(), feedback: Some("harder".into()) },
+        Edit::Retry { task: task(), feedback: Some("harder".into()), changes: None },
         Edit::MarkFinal { task: task() },
         Edit::Finish { reason: "it is there".into() },
         Edit::GiveUp { reason: "there is no way on".into() },

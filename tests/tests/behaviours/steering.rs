@@ -189,7 +189,7 @@ rules:
     let run = testbed.submit_run("retried", &submission).await;
     run.wait_for_plan("the tower", |plan| (task_state(plan, "tower") == TaskState::Completed).then_some(()))
         .await;
-    let retry = Edit::Retry { task: task_id("base"), feedback: Some("make it better".into()) };
+    let retry = Edit::Retry { task: task_id("base"), feedback: Some("make it better".into()), changes: None };
     run.send_command("retry", CommandAction::Edit(retry)).await.unwrap();
     let history = run.wait_for_end().await;
     let plan = history.folded_plan();
@@ -249,7 +249,8 @@ pub async fn late_command_is_rejected_with_the_reason(testbed: &TestBed) {
     })
     .await;
     wait_for_running_task(&run, "slow").await;
-    let retry = |task: &str| CommandAction::Edit(Edit::Retry { task: task_id(task), feedback: None });
+    let retry =
+        |task: &str| CommandAction::Edit(Edit::Retry { task: task_id(task), feedback: None, changes: None });
     let tell = CommandAction::Message { text: "hello".into() };
     let finish = CommandAction::Edit(Edit::Finish { reason: "I say so".into() });
     for (name, control, expected) in [

@@ -79,7 +79,7 @@ fn build_edit(
             if is_pending && draft.edits().iter().any(|edit| matches!(edit, Edit::Retry { .. })) {
                 return Ok(None);
             }
-            Edit::Retry { task, feedback: retry.feedback.clone() }
+            Edit::Retry { task, feedback: retry.feedback.clone(), changes: None }
         }
         ChangeRequest::Cancel(cancel) => {
             let reason = cancel.reason.clone().filter(|reason| !reason.trim().is_empty());

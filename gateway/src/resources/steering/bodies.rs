@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use millrace_plan_file::{parse_not_before, parse_on_failed_dependency, parse_review, parse_start_event};
 use millrace_protocol::ids::{Capability, TaskId};
-use millrace_protocol::plan::{Plan, TaskLimits, TaskPatch};
+use millrace_protocol::plan::{Edit, Plan, TaskLimits, TaskPatch};
 use millrace_runtime::duration::parse_duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,9 @@ pub struct SignalBody {
 pub struct RetryBody {
     /// Feedback for the next attempt.
     pub feedback: Option<String>,
+    /// Changes of the task for the next attempt; `final` is none of them.
+    #[serde(flatten)]
+    pub changes: EditBody,
 }
 
 /// Tasks to add.
@@ -70,7 +73,7 @@ pub struct AddBody {
     pub tasks: Value,
 }
 
-/// Changes of a task that no worker has claimed yet. Fields that are absent stay as they are.
+/// Changes of a task that no worker has claimed yet, or that is retried. Fields that are absent stay as they are.
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EditBody {
@@ -97,6 +100,23 @@ pub struct EditBody {
     /// `true` makes its result the deliverable; no other change is possible then.
     #[serde(rename = "final")]
     pub is_final: bool,
+}
+
+impl RetryBody {
+    /// Returns the retry in the form of the rules.
+    ///
+    /// # Errors
+    /// A field is invalid.
+    pub fn into_edit(self, task: TaskId, plan: &Plan) -> Result<Edit, Problem> {
+        let Self { feedback, changes } = self;
+        if changes.is_final {
+            let detail = "final: a retry can't change it; change it with a PATCH of the task";
+            return Err(Problem::new(ProblemKind::InvalidRequest, detail.to_owned()));
+        }
+        let changes = changes.into_patch(task.clone(), plan)?;
+        let is_changed = !changes.changed_fields().is_empty();
+        Ok(Edit::Retry { task, feedback, changes: is_changed.then(|| Box::new(changes)) })
+    }
 }
 
 impl EditBody {

@@ -264,7 +264,7 @@ async fn cancel_task(
     Ok(steer(&gateway, &run, action, query, repeatable).await?)
 }
 
-/// Retry a task and the tasks that depend on it.
+/// Retry a task, with changes if wanted, and the tasks that depend on it.
 #[utoipa::path(
     post, path = "/runs/{run}/tasks/{task}/retry", tag = "commands",
     params(("run" = String, Path, description = "The run"), ("task" = String, Path, description = "The task"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
@@ -283,7 +283,7 @@ async fn retry_task(
 ) -> Result<Response, EarlyReply> {
     let (run, plan, repeatable) =
         editable_run(&gateway, (&run, Some(&task)), ("retry_task", key), &body).await?;
-    let action = CommandAction::Edit(Edit::Retry { task: find_task(&plan, &task)?, feedback: body.feedback });
+    let action = CommandAction::Edit(body.into_edit(find_task(&plan, &task)?, &plan)?);
     Ok(steer(&gateway, &run, action, query, repeatable).await?)
 }
 

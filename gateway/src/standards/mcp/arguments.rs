@@ -5,6 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::resources::EditBody;
+
 /// The longest wait of a call in seconds: many clients give up after a minute.
 pub const MAX_WAIT: u64 = 50;
 /// The maximum number of events of a call.
@@ -228,6 +230,9 @@ pub struct RetryArguments {
     /// Optional: feedback for the next attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feedback: Option<String>,
+    /// Optional: changes of the task for the next attempt.
+    #[serde(flatten)]
+    pub changes: EditBody,
 }
 
 /// The arguments of `read_file`.

@@ -10,7 +10,7 @@ use super::super::edit::{Edit, TaskPatch};
 use super::super::graph::{check_patched_task, plan_depth};
 use super::super::spec::{OnFailedDependency, PlanningMode, ReviewCheck, ReviewPolicy, TaskSpec};
 use super::super::state::{ErroredTaskWait, Plan, Task, TaskState};
-use super::super::{Event, GraphEvent, Refusal, TaskEvent, check_new_tasks};
+use super::super::{Event, GraphEvent, Refusal, TaskEvent, apply, check_new_tasks};
 use super::begin::{is_dependency_met, task_added_event};
 use super::wave::append_consequences_of_task_ends;
 use super::{
@@ -45,7 +45,9 @@ pub(in crate::plan) fn decide_edit(plan: &Plan, edit: &Edit, by: EditAuthor) -> 
         Edit::Add(tasks) => add_tasks(plan, tasks, by),
         Edit::Patch(wanted) => patch_task(plan, wanted, by),
         Edit::Cancel { task, reason } => cancel_task(plan, task, reason, by),
-        Edit::Retry { task, feedback } => retry_task(plan, task, feedback.as_deref(), None),
+        Edit::Retry { task, feedback, changes } => {
+            retry_task(plan, task, (feedback.as_deref(), changes.as_deref()), by, None)
+        }
         Edit::MarkFinal { task } => mark_task_final(plan, task),
         Edit::Finish { .. } | Edit::GiveUp { .. } if by == EditAuthor::User => {
             Err(Refusal::WrongMoment("only the planner can finish a run; cancel it instead".into()))
@@ -188,6 +190,40 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
             return Err(wrong_state_refusal(task, "it can't be changed; retry it, or add another task"));
         }
     }
+    let spec = patched_spec(plan, task, wanted, by)?;
+    let id = spec.id.clone();
+    let is_ready = spec.depends_on.iter().all(|dependency| is_dependency_met(plan, &spec, dependency));
+    let spec = Arc::new(spec);
+    let patch = |attempt| Event::Graph(GraphEvent::TaskPatched { spec: Arc::clone(&spec), attempt });
+    let waits = |attempt| match is_ready {
+        true => Event::Task(TaskEvent::Ready { task: id.clone(), attempt }),
+        false => Event::Task(TaskEvent::Pending { task: id.clone() }),
+    };
+    Ok(match (task.state(), task.errored_wait()) {
+        (TaskState::Errored, Some(ErroredTaskWait::Retry(_))) => {
+            let attempt = task.attempt + 1;
+            vec![
+                patch(0),
+                Event::Task(TaskEvent::Reopened {
+                    task: id.clone(),
+                    attempt,
+                    ready: is_ready,
+                    feedback: None,
+                }),
+            ]
+        }
+        (TaskState::Pending, _) if !is_ready => vec![patch(0)],
+        (TaskState::Pending, _) => vec![patch(0), waits(task.attempt.max(1))],
+        // The dispatched order has the old parameters: it is withdrawn, and a new attempt waits.
+        _ if task.dispatched_work().is_some() || task.is_waiting_to_start() => {
+            vec![patch(task.attempt + 1), waits(task.attempt + 1)]
+        }
+        _ => vec![patch(0), waits(task.attempt.max(1))],
+    })
+}
+
+/// Returns a task with the wanted changes.
+fn patched_spec(plan: &Plan, task: &Task, wanted: &TaskPatch, by: EditAuthor) -> Result<TaskSpec, Refusal> {
     let mut spec = apply_patch_to_spec(&task.spec, wanted);
     if let (EditAuthor::Planner, ReviewPolicy::Persons(persons)) = (by, &task.spec.review)
         && !matches!(spec.review, ReviewPolicy::Persons(_))
@@ -223,35 +259,7 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
     if by == EditAuthor::Planner && wanted.depends_on.is_some() {
         refuse_too_deep_plan(plan, std::slice::from_ref(&spec))?;
     }
-    let id = spec.id.clone();
-    let is_ready = spec.depends_on.iter().all(|dependency| is_dependency_met(plan, &spec, dependency));
-    let spec = Arc::new(spec);
-    let patch = |attempt| Event::Graph(GraphEvent::TaskPatched { spec: Arc::clone(&spec), attempt });
-    let waits = |attempt| match is_ready {
-        true => Event::Task(TaskEvent::Ready { task: id.clone(), attempt }),
-        false => Event::Task(TaskEvent::Pending { task: id.clone() }),
-    };
-    Ok(match (task.state(), task.errored_wait()) {
-        (TaskState::Errored, Some(ErroredTaskWait::Retry(_))) => {
-            let attempt = task.attempt + 1;
-            vec![
-                patch(0),
-                Event::Task(TaskEvent::Reopened {
-                    task: id.clone(),
-                    attempt,
-                    ready: is_ready,
-                    feedback: None,
-                }),
-            ]
-        }
-        (TaskState::Pending, _) if !is_ready => vec![patch(0)],
-        (TaskState::Pending, _) => vec![patch(0), waits(task.attempt.max(1))],
-        // The dispatched order has the old parameters: it is withdrawn, and a new attempt waits.
-        _ if task.dispatched_work().is_some() || task.is_waiting_to_start() => {
-            vec![patch(task.attempt + 1), waits(task.attempt + 1)]
-        }
-        _ => vec![patch(0), waits(task.attempt.max(1))],
-    })
+    Ok(spec)
 }
 
 fn apply_patch_to_spec(old: &TaskSpec, wanted: &TaskPatch) -> TaskSpec {
@@ -304,11 +312,12 @@ pub(super) fn cancel_task(
     Ok(events)
 }
 
-/// Returns the events of a retry. `ended` is the end of the run, if the retry reopens it.
+/// Returns the events of a retry with feedback and changes. `ended` is the end of the run, if the retry reopens it.
 pub(super) fn retry_task(
     plan: &Plan,
     id: &TaskId,
-    feedback: Option<&str>,
+    (feedback, changes): (Option<&str>, Option<&TaskPatch>),
+    by: EditAuthor,
     ended: Option<Timestamp>,
 ) -> Result<Vec<Event>, Refusal> {
     let task = find_task(plan, id)?;
@@ -337,6 +346,17 @@ pub(super) fn retry_task(
     }
     if feedback.is_some_and(|text| text.len() > MAX_MESSAGE) {
         return Err(Refusal::Unusable(format!("the feedback is longer than {MAX_MESSAGE} bytes")));
+    }
+    if let Some(changes) = changes {
+        if changes.task != *id {
+            return Err(Refusal::Unusable(format!("the changes are of task {}, not of {id}", changes.task)));
+        }
+        let spec = Arc::new(patched_spec(plan, task, changes, by)?);
+        let patched = Event::Graph(GraphEvent::TaskPatched { spec, attempt: 0 });
+        let mut changed = plan.clone();
+        apply(&mut changed, &patched, task.since);
+        let retried = retry_task(&changed, id, (feedback, None), by, ended)?;
+        return Ok(std::iter::once(patched).chain(retried).collect());
     }
     refuse_lost_dependency(plan, &task.spec)?;
     let feedback = feedback.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);

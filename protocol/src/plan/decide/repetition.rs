@@ -59,7 +59,8 @@ pub(super) fn is_repetition(plan: &Plan, edit: &Edit) -> bool {
             plan.task_count_in_state(TaskState::Failed) > 0 && specs.iter().all(repeats)
         }
         Edit::MarkFinal { .. } => plan.task_count_in_state(TaskState::Failed) > 0,
-        Edit::Retry { task, feedback } => plan.task(task).is_some_and(|task| {
+        Edit::Retry { changes: Some(_), .. } => false,
+        Edit::Retry { task, feedback, changes: None } => plan.task(task).is_some_and(|task| {
             let last = task.instructions.last().map(|(_, text)| text.trim());
             let wanted = feedback.as_deref().map(str::trim).filter(|text| !text.is_empty());
             task.state() == TaskState::Failed

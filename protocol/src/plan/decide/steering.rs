@@ -116,7 +116,10 @@ fn edit_ended_run(
     let mut reopened = plan.clone();
     events.iter().for_each(|event| apply(&mut reopened, event, now));
     events.extend(match edit {
-        Edit::Retry { task, feedback } => retry_task(&reopened, task, feedback.as_deref(), Some(end.at))?,
+        Edit::Retry { task, feedback, changes } => {
+            let with = (feedback.as_deref(), changes.as_deref());
+            retry_task(&reopened, task, with, EditAuthor::User, Some(end.at))?
+        }
         Edit::Add(tasks) => add_to_ended_run(&reopened, tasks, end, now)?,
         Edit::Patch(_)
         | Edit::Cancel { .. }
@@ -299,7 +302,10 @@ fn command_event(plan: &Plan, command: &RunCommand) -> Result<Event, Refusal> {
             format!("change task {}: {}", patch.task, patch.changed_fields().join(", "))
         }
         CommandAction::Edit(Edit::Cancel { task, reason }) => format!("cancel task {task}: {reason}"),
-        CommandAction::Edit(Edit::Retry { task, .. }) => format!("retry task {task}"),
+        CommandAction::Edit(Edit::Retry { task, changes: None, .. }) => format!("retry task {task}"),
+        CommandAction::Edit(Edit::Retry { task, changes: Some(changes), .. }) => {
+            format!("retry task {task} with changes: {}", changes.changed_fields().join(", "))
+        }
         CommandAction::Edit(Edit::MarkFinal { task }) => format!("make task {task} final"),
         CommandAction::Edit(Edit::Finish { .. } | Edit::GiveUp { .. }) => "finish the run".into(),
         CommandAction::Pause => "pause".into(),
