@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::SessionId;
 use millrace_protocol::labels::LabelSelector;
+use millrace_protocol::time_text::parse_timestamp;
 use millrace_runtime::duration::parse_duration;
 use millrace_views::RunState;
 
@@ -101,7 +102,7 @@ fn parse_time(name: &str, text: Option<&str>) -> Result<Option<Timestamp>, Probl
     let Some(text) = text else { return Ok(None) };
     let age = || parse_duration(text).ok().and_then(|age| SignedDuration::try_from(age).ok());
     let before = || age().and_then(|age| Timestamp::now().checked_sub(age).ok());
-    text.parse::<Timestamp>().ok().or_else(before).map(Some).ok_or_else(|| {
+    parse_timestamp(text).ok().or_else(before).map(Some).ok_or_else(|| {
         Problem::new(
             ProblemKind::InvalidRequest,
             format!(

@@ -26,6 +26,7 @@ pub mod schema;
 mod schema_cost;
 pub mod subject;
 pub mod tenant;
+pub mod time_text;
 pub mod token;
 pub mod trace_context;
 pub mod wait;

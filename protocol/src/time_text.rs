@@ -5,6 +5,8 @@ use std::time::Duration;
 use jiff::fmt::temporal::Pieces;
 use jiff::{Span, SpanRelativeTo, Timestamp};
 
+use crate::plan::MAX_PLAN_TIME;
+
 /// The longest duration. Single fields have smaller bounds of their own.
 pub const MAX_DURATION: Duration = Duration::from_secs(36_500 * 86_400);
 /// The largest offset from UTC: no place on earth has a larger one.
@@ -15,8 +17,9 @@ const MAX_OFFSET_SECONDS: u32 = 14 * 3_600;
 /// # Errors
 /// Describes the mistake.
 pub fn parse_duration_or_zero(text: &str) -> Result<Duration, String> {
-    let wrong =
-        || format!("{text:?} is not a duration; write a number with a unit, such as 500ms, 10s, 1h 30m or 30d");
+    let wrong = || {
+        format!("{text:?} is not a duration; write a number with a unit, such as 500ms, 10s, 1h 30m or 30d")
+    };
     let span: Span = text.trim().parse().map_err(|_| wrong())?;
     let duration = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| wrong())?;
     let duration = Duration::try_from(duration).map_err(|_| "a duration can't be negative".to_owned())?;
@@ -40,7 +43,9 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// Describes the mistake.
 pub fn duration_from_seconds(seconds: f64) -> Result<Duration, String> {
     let duration = Duration::try_from_secs_f64(seconds);
-    check_duration(duration.map_err(|_| format!("{seconds} is not a valid number of seconds; use 0 or more"))?)
+    check_duration(
+        duration.map_err(|_| format!("{seconds} is not a valid number of seconds; use 0 or more"))?,
+    )
 }
 
 fn check_duration(duration: Duration) -> Result<Duration, String> {
@@ -60,12 +65,28 @@ pub fn parse_timestamp(text: &str) -> Result<Timestamp, String> {
     let pieces = Pieces::parse(text).map_err(|_| wrong())?;
     let offset = pieces.to_numeric_offset().ok_or_else(wrong)?;
     if offset.seconds().unsigned_abs() > MAX_OFFSET_SECONDS {
-        return Err(format!("the offset of {text:?} is more than 14 hours; places on earth are at most 14 hours from UTC"));
+        return Err(format!(
+            "the offset of {text:?} is more than 14 hours; places on earth are at most 14 hours from UTC"
+        ));
     }
     if pieces.time().is_none() {
         return Err(wrong());
     }
-    text.parse().map_err(|_| format!("{text:?} is out of range; times are from {} to {}", Timestamp::MIN, Timestamp::MAX))
+    text.parse().map_err(|_| {
+        format!("{text:?} is out of range; times are from {} to {}", Timestamp::MIN, Timestamp::MAX)
+    })
+}
+
+/// Parses the time of a start or of the end of a wait: at most [`MAX_PLAN_TIME`] from now.
+///
+/// # Errors
+/// Describes the mistake.
+pub fn parse_timestamp_within_a_year(text: &str, now: Timestamp) -> Result<Timestamp, String> {
+    let at = parse_timestamp(text)?;
+    match at.duration_since(now).try_into().is_ok_and(|after: Duration| after > MAX_PLAN_TIME) {
+        true => Err(format!("{at} is more than a year away")),
+        false => Ok(at),
+    }
 }
 
 #[cfg(test)]
@@ -75,9 +96,14 @@ mod tests {
     #[test]
     fn durations_take_days_and_have_bounds() {
         let day = 86_400;
-        for (text, seconds) in
-            [("10s", 10), ("1h 30m", 5_400), ("364d", 364 * day), ("2w", 14 * day), ("0s", 0), ("36500d", 36_500 * day)]
-        {
+        for (text, seconds) in [
+            ("10s", 10),
+            ("1h 30m", 5_400),
+            ("364d", 364 * day),
+            ("2w", 14 * day),
+            ("0s", 0),
+            ("36500d", 36_500 * day),
+        ] {
             assert_eq!(parse_duration_or_zero(text), Ok(Duration::from_secs(seconds)), "{text}");
         }
         for (text, mistake) in [
@@ -97,7 +123,12 @@ mod tests {
 
     #[test]
     fn times_have_an_offset_and_bounds() {
-        for text in ["2026-12-01T09:00:00Z", " 2026-12-01T09:00:00+14:00 ", "2026-12-01T09:00-12:00", "9999-12-30T22:00:00Z"] {
+        for text in [
+            "2026-12-01T09:00:00Z",
+            " 2026-12-01T09:00:00+14:00 ",
+            "2026-12-01T09:00-12:00",
+            "9999-12-30T22:00:00Z",
+        ] {
             parse_timestamp(text).unwrap();
         }
         for (text, mistake) in [
@@ -111,6 +142,12 @@ mod tests {
         ] {
             let error = parse_timestamp(text).unwrap_err();
             assert!(error.contains(mistake), "{text}: {error}");
+        }
+        let now = parse_timestamp("2026-12-01T09:00:00Z").unwrap();
+        for (text, is_accepted) in
+            [("2020-01-01T00:00:00Z", true), ("2027-12-01T09:00:00Z", true), ("2027-12-03T09:00:00Z", false)]
+        {
+            assert_eq!(parse_timestamp_within_a_year(text, now).is_ok(), is_accepted, "{text}");
         }
     }
 }

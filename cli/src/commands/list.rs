@@ -8,6 +8,7 @@ use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::plan::ResourceKind;
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::safe_text::single_line;
+use millrace_protocol::time_text::parse_timestamp;
 use millrace_runtime::duration::parse_duration;
 
 use crate::exit::{CommandError, CommandExit};
@@ -61,7 +62,7 @@ fn state_of_name(name: String) -> RunState {
 
 /// Parses a duration before now, a date in local time, or a time.
 fn parse_since(text: &str) -> Result<Timestamp, String> {
-    if let Ok(time) = text.parse::<Timestamp>() {
+    if let Ok(time) = parse_timestamp(text) {
         return Ok(time);
     }
     if let Ok(date) = text.parse::<jiff::civil::Date>() {

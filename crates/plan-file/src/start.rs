@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use millrace_protocol::plan::{PlanTime, StartEvent, StartEventExpiry, StartExpiryAction};
+use millrace_protocol::time_text::parse_timestamp_within_a_year;
 use millrace_strict_yaml::{FileDescription, MappingFields, YamlMistake, YamlNode, YamlValue};
 use serde_json::{Value, json};
 
@@ -14,17 +15,13 @@ const ON_EXPIRY: [&str; 2] = ["start", "fail_task"];
 
 /// Reads a time: a timestamp, or a duration from the start of the run.
 pub(super) fn parse_time(node: &YamlNode, name: &str) -> Result<PlanTime, YamlMistake> {
-    if let YamlValue::Text(text) = &node.value
-        && let Ok(at) = text.parse::<Timestamp>()
-    {
-        return Ok(PlanTime::At(at));
+    let expected = "a time with its offset, such as 2026-12-01T09:00:00Z, or a duration from the start of the run, such as \"2h 30m\"";
+    if let Ok(after) = node.parse_duration(name) {
+        return Ok(PlanTime::AfterStart(after));
     }
-    node.parse_duration(name).map(PlanTime::AfterStart).map_err(|_| {
-        node.mismatch_error(
-            name,
-            "a time with its offset, such as 2026-12-01T09:00:00Z, or a duration from the start of the run, such as \"2h 30m\"",
-        )
-    })
+    let YamlValue::Text(text) = &node.value else { return Err(node.mismatch_error(name, expected)) };
+    let at = parse_timestamp_within_a_year(text, Timestamp::now());
+    at.map(PlanTime::At).map_err(|why| node.mismatch_error(name, &format!("{expected} ({why})")))
 }
 
 /// Reads an event: its name, or a map with the time at which the wait for it ends.

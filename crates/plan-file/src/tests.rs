@@ -478,3 +478,19 @@ fn find_schema_violation(root: &Value, schema: &Value, value: &Value) -> Option<
         None => None,
     })
 }
+
+#[test]
+fn times_and_durations_have_one_grammar_and_bounds() {
+    for text in ["364d", "2h 30m", "2w", "2020-12-01T09:00:00+14:00"] {
+        crate::parse_not_before(text).unwrap();
+    }
+    for (text, mistake) in [
+        ("2026-12-01T09:00:00+25:00", "more than 14 hours"),
+        ("9999-12-31T23:59:59Z", "out of range"),
+        ("9999-12-01T00:00:00Z", "more than a year away"),
+        ("soon", "a time with its offset"),
+    ] {
+        let error = crate::parse_not_before(text).unwrap_err().to_string();
+        assert!(error.contains(mistake), "{text}: {error}");
+    }
+}

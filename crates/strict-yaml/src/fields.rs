@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use jiff::SignedDuration;
+use millrace_protocol::time_text;
 
 use crate::mistake::{
     MistakeCollector, Position, YamlMistake, did_you_mean_hint, did_you_mean_text, join_with_or,
@@ -168,17 +168,13 @@ impl YamlNode {
     /// The node has another type.
     pub fn parse_duration(&self, name: &str) -> Result<Duration, YamlMistake> {
         let duration = match &self.value {
-            YamlValue::Number(number) => {
-                number.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            }
-            YamlValue::Text(text) => {
-                text.parse::<SignedDuration>().ok().and_then(|parsed| Duration::try_from(parsed).ok())
-            }
+            YamlValue::Number(number) => number.as_f64().map(time_text::duration_from_seconds),
+            YamlValue::Text(text) => Some(time_text::parse_duration_or_zero(text)),
             YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::List(_) | YamlValue::Map(_) => None,
         };
-        duration.ok_or_else(|| {
-            self.mismatch_error(name, r#"a duration: seconds as a number, or text such as "90s" or "1h 30m""#)
-        })
+        let expected = r#"a duration: seconds as a number, or text such as "90s", "1h 30m" or "30d""#;
+        let bound = || format!("{expected}, at most {} days", time_text::MAX_DURATION.as_secs() / 86_400);
+        duration.and_then(Result::ok).ok_or_else(|| self.mismatch_error(name, &bound()))
     }
 
     /// Returns the index of the node's text among some names.

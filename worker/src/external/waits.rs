@@ -27,6 +27,7 @@ use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskSpec};
 use millrace_protocol::question::Answer;
+use millrace_protocol::time_text::parse_timestamp_within_a_year;
 use millrace_protocol::wait::{EndedWait, MAX_EVENT_NAME, MAX_WAITS, Wait, WaitCondition, WaitEnd};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -61,9 +62,9 @@ struct WaitReply {
 enum RequestedWait {
     Ask { ask: RequestedInput },
     Approve { approve: RequestedApproval },
-    Event { event: String, until: Option<Timestamp> },
-    Delegate { delegate: OneOrMore<RequestedTask>, until: Option<Timestamp> },
-    Until { until: Timestamp },
+    Event { event: String, until: Option<String> },
+    Delegate { delegate: OneOrMore<RequestedTask>, until: Option<String> },
+    Until { until: String },
 }
 
 #[derive(Deserialize)]
@@ -175,11 +176,13 @@ impl RequestedWait {
     ) -> Result<WaitCondition, String> {
         let is_fit = |text: &str, max: usize| !text.trim().is_empty() && text.len() <= max;
         Ok(match self {
-            Self::Until { until } => WaitCondition::Until(until),
+            Self::Until { until } => WaitCondition::Until(parse_until(&until)?),
             Self::Event { event, .. } if !is_fit(&event, MAX_EVENT_NAME) => {
                 return Err(format!("the name of an event has 1 to {MAX_EVENT_NAME} bytes"));
             }
-            Self::Event { event, until } => WaitCondition::Event { name: event, until },
+            Self::Event { event, until } => {
+                WaitCondition::Event { name: event, until: until.as_deref().map(parse_until).transpose()? }
+            }
             Self::Delegate { delegate, until } => {
                 let requested = match delegate {
                     OneOrMore::One(only) => vec![*only],
@@ -193,7 +196,11 @@ impl RequestedWait {
                 let specs: Vec<TaskSpec> = specs.map(|(index, task)| task.into_spec(id(index))).collect();
                 let tasks = specs.iter().map(|spec| spec.id.clone()).collect();
                 children.extend(specs);
-                WaitCondition::Tasks { tasks, any: false, until }
+                WaitCondition::Tasks {
+                    tasks,
+                    any: false,
+                    until: until.as_deref().map(parse_until).transpose()?,
+                }
             }
             Self::Ask { ask } => {
                 let RequestedInput { question, options, schema } = ask;
@@ -210,6 +217,11 @@ impl RequestedWait {
             }
         })
     }
+}
+
+/// Parses the time at which a wait ends: at most a year from now, like that of an agent.
+fn parse_until(text: &str) -> Result<Timestamp, String> {
+    parse_timestamp_within_a_year(text, Timestamp::now()).map_err(|why| format!("\"until\": {why}"))
 }
 
 /// The ends of waits, by name, as the program or service receives them.
@@ -303,6 +315,9 @@ mod tests {
                 "the wait \"a\" has another form",
             ),
             (r#"{"wait_for": {"a": {"asks": 1}}}"#, "the wait \"a\" has another form"),
+            (r#"{"wait_for": {"a": {"until": "2026-12-01T09:00:00+25:00"}}}"#, "more than 14 hours"),
+            (r#"{"wait_for": {"a": {"until": "9999-12-31T23:59:59Z"}}}"#, "is out of range"),
+            (r#"{"wait_for": {"a": {"event": "x", "until": "9998-01-01T00:00:00Z"}}}"#, "more than a year"),
             (r#"{"wait_for": {"a": {"event": ""}}}"#, "the name of an event"),
             (r#"{"wait_for": {"a": {"ask": {"question": " "}}}}"#, "a question has"),
             (r#"{"wait_for": [], "output": "x"}"#, "\"wait_for\" in its output"),

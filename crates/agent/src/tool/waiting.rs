@@ -5,14 +5,12 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::question::Answer;
+use millrace_protocol::time_text::parse_timestamp_within_a_year;
 use millrace_protocol::wait::{MAX_EVENT_NAME, WaitCondition, WaitEnd};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Tool, ToolError, tool_from_function};
-
-/// The longest sleep, in seconds: a year.
-const MAX_SECONDS: u32 = 31_536_000;
 
 #[derive(Deserialize, JsonSchema)]
 #[schemars(rename = "SleepFor")]
@@ -84,15 +82,10 @@ pub fn wait_for_event_tool() -> Arc<dyn Tool> {
 }
 
 fn sleep_until(time: &str) -> Result<String, ToolError> {
-    let at: Timestamp = time.trim().parse().map_err(|_| {
-        ToolError::Refused(format!("{time:?} is no time; write it as 2026-11-22T12:00:00Z, with its offset"))
-    })?;
     let now = Timestamp::now();
+    let at = parse_timestamp_within_a_year(time, now).map_err(ToolError::Refused)?;
     if at <= now {
         return Ok(format!("{at} is past; it is {now}"));
-    }
-    if at.duration_since(now) > SignedDuration::from_secs(MAX_SECONDS.into()) {
-        return Err(ToolError::Refused(format!("{at} is more than a year away")));
     }
     Err(ToolError::Waits(WaitCondition::Until(at)))
 }
@@ -143,7 +136,7 @@ mod tests {
     fn only_a_future_time_within_a_year_is_waited_for() {
         assert!(sleep_until("2020-01-01T00:00:00Z").unwrap().contains("is past"));
         assert!(
-            matches!(sleep_until("tomorrow"), Err(ToolError::Refused(text)) if text.contains("is no time"))
+            matches!(sleep_until("tomorrow"), Err(ToolError::Refused(text)) if text.contains("is not a time"))
         );
         assert!(matches!(sleep_until("9000-01-01T00:00:00Z"), Err(ToolError::Refused(_))));
         let soon = time_after(60);

@@ -154,7 +154,7 @@ impl<'de> Deserialize<'de> for Dollars {
 mod time {
     use std::time::Duration;
 
-    use jiff::SignedDuration;
+    use millrace_protocol::time_text;
     use schemars::JsonSchema;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -179,14 +179,11 @@ mod time {
         let Some(written) = Option::<DurationInput>::deserialize(deserializer)? else {
             return Ok(None);
         };
-        let span = match written {
-            DurationInput::Seconds(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-            DurationInput::Text(text) => {
-                text.parse::<SignedDuration>().ok().and_then(|span| span.try_into().ok())
-            }
+        let duration = match written {
+            DurationInput::Seconds(seconds) => time_text::duration_from_seconds(seconds),
+            DurationInput::Text(text) => time_text::parse_duration_or_zero(&text),
         };
-        span.map(Some)
-            .ok_or_else(|| serde::de::Error::custom("expected seconds, or a text such as 15m or 1h 30m"))
+        duration.map(Some).map_err(serde::de::Error::custom)
     }
 }
 
