@@ -15,6 +15,10 @@ test:
 chaos seeds="20":
     MILLRACE_CHAOS_SEEDS={{seeds}} cargo test --workspace --test clusters --locked -- chaos::
 
+# Attempts whose programs, hooks and MCP servers leave processes of every sort, ended in every way.
+processes attempts="200":
+    MILLRACE_FOREIGN_ATTEMPTS={{attempts}} cargo test --workspace --test clusters --locked -- foreign_processes:: --nocapture
+
 # All seeds, kill points and rounds, of which the tests run a share. Takes hours.
 soak:
     MILLRACE_CHAOS_SEEDS=200 MILLRACE_STORM_RUNS=5000 MILLRACE_KILL_SWEEP=5 MILLRACE_WAITING_SEEDS=50 \

@@ -14,6 +14,7 @@ mod exit_codes;
 mod fencing;
 mod files;
 mod first_command;
+mod foreign_processes;
 mod health;
 mod history;
 mod image;

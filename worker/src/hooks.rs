@@ -11,27 +11,25 @@
 //! {"event": "after_model", …, "model": "a:b", "text": "…", "calls": [{"tool": "…", "arguments": "…"}]}
 //!     ─▶ nothing or {} · {"text": "…"} · {"refuse": "…"}
 //! ```
-//! A program that fails, times out or writes anything else refuses the call.
+//! A program that fails, times out or writes anything else refuses the call. It has answered when it exits; then all processes
+//! that it has started are ended.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::hooks::{Hook, HookContext, HookEvent, HookPoint, HookRefusal};
 use millrace_agent::model::{Message, Request};
 use millrace_agent::spec::CommandHook;
-use millrace_tools::child_process::{self, ProcessGroupGuard};
+use millrace_tools::program::{self, Program, RunningProgram};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::Child;
 
 use crate::external::command::PASSED;
 use crate::tools::launcher_of_this_program;
 
 /// The most bytes of a program's output.
-const MAX_OUTPUT: u64 = 32 * 1024 * 1024;
+const MAX_OUTPUT: usize = 32 * 1024 * 1024;
 /// The most characters of a program's error output in a refusal.
 const MAX_ERROR: usize = 500;
 
@@ -78,64 +76,26 @@ impl CommandHookRunner {
     }
 
     async fn run_program(&self, input: String) -> Result<Vec<u8>, String> {
-        let mut running = self.spawn_program().await.map_err(|fault| format!("can't start it: {fault}"))?;
-        let _group = running.id().map(ProcessGroupGuard);
-        let (stdin, stdout, stderr) = (running.stdin.take(), running.stdout.take(), running.stderr.take());
-        let feeding = async {
-            if let Some(mut stdin) = stdin {
-                // Not an error: a program may close its input without reading the call.
-                drop(stdin.write_all(input.as_bytes()).await);
-            }
+        let program = Program {
+            command: self.hook.command.iter().map(Into::into).collect(),
+            folder: Some(self.folder.clone()),
+            ..Program::default()
         };
-        let (mut output, mut error) = (Vec::new(), Vec::new());
-        let reading = async {
-            if let Some(stdout) = stdout {
-                stdout
-                    .take(MAX_OUTPUT + 1)
-                    .read_to_end(&mut output)
-                    .await
-                    .map_err(|fault| fault.to_string())?;
-            }
-            Ok::<_, String>(())
-        };
-        let reading_error = async {
-            if let Some(stderr) = stderr {
-                drop(stderr.take(MAX_OUTPUT).read_to_end(&mut error).await);
-            }
-        };
-        let (read, (), ()) = tokio::join!(reading, reading_error, feeding);
-        read.map_err(|fault| format!("can't read its output: {fault}"))?;
-        let status = running.wait().await.map_err(|fault| format!("can't wait for it: {fault}"))?;
+        let program = program
+            .pass_variables(PASSED.into_iter().chain(self.hook.environment.iter().map(String::as_str)));
+        let mut running = RunningProgram::start(launcher_of_this_program().as_ref(), &program)
+            .await
+            .map_err(|fault| format!("can't start it: {fault}"))?;
+        let stderr = running.stderr.take();
+        let exchange = running.exchange(input.as_bytes(), MAX_OUTPUT);
+        let (answer, error) = program::with_error_output(stderr, MAX_OUTPUT, exchange).await;
+        let (status, output) = answer.map_err(|fault| fault.to_string())?;
         if !status.success() {
             let error = String::from_utf8_lossy(&error);
             let last: String = error.trim().chars().take(MAX_ERROR).collect();
             return Err(format!("{status}: {last}"));
         }
-        if output.len() as u64 > MAX_OUTPUT {
-            return Err(format!("its output is longer than {MAX_OUTPUT} bytes"));
-        }
         Ok(output)
-    }
-
-    async fn spawn_program(&self) -> std::io::Result<Child> {
-        let passed = PASSED.into_iter().chain(self.hook.environment.iter().map(String::as_str));
-        let variables = passed.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
-        let [program, arguments @ ..] = &self.hook.command[..] else {
-            return Err(std::io::Error::other("the command is empty"));
-        };
-        let mut command =
-            child_process::command_bound_to_parent(program, launcher_of_this_program().as_ref());
-        command
-            .args(arguments)
-            .current_dir(&self.folder)
-            .env_clear()
-            .envs(variables)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .kill_on_drop(true);
-        child_process::run_on_spawn_thread(move || command.spawn()).await.flatten()
     }
 }
 

@@ -80,6 +80,7 @@ use millrace_agent_nats::run_agent_role;
 use millrace_protocol::registry::ProcessRole;
 use millrace_runtime::program::parse_arguments;
 use millrace_runtime::work::host::{self, HostArgs, HostedHandler};
+use millrace_tools::mcp::McpPool;
 
 use handler::CapabilityHandler;
 
@@ -104,7 +105,14 @@ impl WorkerConfig {
 /// # Errors
 /// An argument or a capability file is invalid, or as for [`run`].
 pub async fn run_worker_from_args(args: Args, shutdown: CancellationToken) -> Result<(), ProgramError> {
-    run_worker(args.into_config().await?, shutdown).await
+    run_worker_process(args.into_config().await?, shutdown).await
+}
+
+/// Runs the worker of a process; when it ends, so do its MCP servers.
+async fn run_worker_process(config: WorkerConfig, shutdown: CancellationToken) -> Result<(), ProgramError> {
+    let outcome = run_worker(config, shutdown).await;
+    McpPool::close_shared().await;
+    outcome
 }
 
 /// Runs a program that is a worker with these capabilities: reads the arguments that `millrace worker` has, other than
@@ -120,8 +128,8 @@ pub fn run_worker_program(name: &'static str, capabilities: Vec<Arc<dyn Capabili
     run_as_launcher().unwrap_or_else(|| {
         let CustomWorker { host } = parse_arguments();
         run_program(name, |shutdown| async move {
-            run_worker(WorkerConfig { capabilities, host: AgentHostConfig::parse_args(host)? }, shutdown)
-                .await
+            let config = WorkerConfig { capabilities, host: AgentHostConfig::parse_args(host)? };
+            run_worker_process(config, shutdown).await
         })
     })
 }

@@ -192,6 +192,9 @@ impl ChildArguments {
         rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
         std::panic::set_hook(Box::new(|_| {}));
         self.limit_resources()?;
+        // The thread that started this process waits for it.
+        #[cfg(target_os = "linux")]
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
         let mut bytes = Vec::new();
         io::stdin().lock().read_to_end(&mut bytes)?;
         let mut answer = io::BufWriter::new(answer);

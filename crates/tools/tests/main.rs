@@ -6,5 +6,7 @@ mod execute;
 mod execute_shared;
 mod execute_workspace;
 mod mcp;
+#[cfg(target_os = "linux")]
+mod program;
 mod support;
 mod web;

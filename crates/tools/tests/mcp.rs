@@ -450,6 +450,21 @@ async fn a_hung_server_is_replaced_at_the_next_call() {
 }
 
 #[tokio::test]
+async fn a_server_that_hangs_in_a_cancelled_call_is_replaced_at_the_next_one() {
+    let bad = Hostile::new("hang");
+    let patient = McpServer { timeout_s: Some(600), ..bad.server.clone() };
+    let pool = pool();
+    let tools = toolbox(&pool, &patient).await;
+    let hanging = tokio::time::timeout(Duration::from_secs(1), call(&tools, "bad_hang", json!({}))).await;
+    assert!(hanging.is_err(), "it hangs");
+    let began = Instant::now();
+    assert!(call(&tools, "bad_read", json!({})).await.unwrap().contains("IGNORE"));
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert_eq!(bad.count("start"), 2);
+    pool.close().await;
+}
+
+#[tokio::test]
 async fn a_missing_program_is_named() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("data"), "no program").unwrap();

@@ -1,9 +1,9 @@
 //! The kind `command`: a program that reads the task as JSON from standard input and writes the result to standard
-//! output; lines on standard error are progress. The program's process group is killed when the program exits and when
-//! the attempt ends.
+//! output; lines on standard error are progress. It has answered when it exits. All processes that it has started are ended then,
+//! and when the attempt ends.
 
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -16,10 +16,10 @@ use millrace_runtime::store::blobs::sha256_hex;
 use millrace_strict_yaml::{
     MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode, deserialize_node,
 };
-use millrace_tools::child_process::{self, ProcessGroupGuard};
+use millrace_tools::program::{ExchangeError, Program, RunningProgram};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStderr, ChildStdout};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
 use super::files::{ProgramFolder, WrittenFiles};
@@ -161,30 +161,19 @@ impl CommandCapability {
         folder: &Path,
     ) -> Result<Vec<u8>, TaskError> {
         let task = task.to_json();
-        let running = self.spawn_program(folder).await;
+        let running = self.start_program(folder).await;
         let mut running = running.map_err(|failure| self.convert_failure(failure))?;
-        let mut group = running.id().map(ProcessGroupGuard);
-        let (stdin, stdout) = (running.stdin.take(), running.stdout.take());
         let mut progress = StderrProgress::new(running.stderr.take());
-        let feeding = async {
-            if let Some(mut stdin) = stdin {
-                // Not an error: a program may close its input without reading the task.
-                drop(stdin.write_all(&task).await);
-            }
-            Ok(())
-        };
-        let waiting = async {
-            let status = running.wait().await;
-            // Killed now: other processes of the group may hold the output open.
-            drop(group.take());
-            status.map_err(|fault| {
-                ExternalFailure::with_unknown_outcome(format!(
-                    "can't wait for {}: {fault}",
-                    self.program_name()
-                ))
+        let ended = async {
+            running.exchange(&task, self.max_output).await.map_err(|fault| {
+                let why = match fault {
+                    ExchangeError::Wait(fault) => format!("can't wait for {}: {fault}", self.program_name()),
+                    ExchangeError::TooLong(_) => format!("{fault}; raise max_output, or write less"),
+                    ExchangeError::Read(_) => fault.to_string(),
+                };
+                ExternalFailure::with_unknown_outcome(why)
             })
         };
-        let ended = async { tokio::try_join!(waiting, read_output(stdout, self.max_output), feeding) };
         let timeout = tokio::time::sleep(self.timeout);
         tokio::pin!(ended, timeout);
         let ended = loop {
@@ -198,26 +187,19 @@ impl CommandCapability {
             }
         };
         progress.read_remaining_lines().await;
-        let output = ended.and_then(|(status, output, ())| self.check_exit_status(output, status, &progress));
+        let output = ended.and_then(|(status, output)| self.check_exit_status(output, status, &progress));
         output.map_err(|failure| self.convert_failure(failure))
     }
 
-    async fn spawn_program(&self, folder: &Path) -> Result<Child, ExternalFailure> {
-        let passed = PASSED.into_iter().chain(self.environment.iter().map(String::as_str));
-        let variables = passed.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
-        let mut command =
-            child_process::command_bound_to_parent(self.resolve_word(0), launcher_of_this_program().as_ref());
-        command
-            .args((1..self.program.len()).map(|at| self.resolve_word(at)))
-            .current_dir(folder)
-            .env_clear()
-            .envs(variables)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .kill_on_drop(true);
-        let started = child_process::run_on_spawn_thread(move || command.spawn()).await.flatten();
+    async fn start_program(&self, folder: &Path) -> Result<RunningProgram, ExternalFailure> {
+        let program = Program {
+            command: (0..self.program.len()).map(|at| self.resolve_word(at).into()).collect(),
+            folder: Some(folder.to_owned()),
+            ..Program::default()
+        };
+        let program =
+            program.pass_variables(PASSED.into_iter().chain(self.environment.iter().map(String::as_str)));
+        let started = RunningProgram::start(launcher_of_this_program().as_ref(), &program).await;
         started.map_err(|fault| {
             ExternalFailure::without_effect(format!("can't start {}: {fault}", self.program_name()))
         })
@@ -275,27 +257,15 @@ impl Capability for CommandCapability {
     }
 }
 
-async fn read_output(stdout: Option<ChildStdout>, max: usize) -> Result<Vec<u8>, ExternalFailure> {
-    let Some(stdout) = stdout else { return Ok(Vec::new()) };
-    let mut output = Vec::new();
-    let read = stdout.take(max as u64 + 1).read_to_end(&mut output).await;
-    read.map_err(|fault| ExternalFailure::with_unknown_outcome(format!("can't read its output: {fault}")))?;
-    if output.len() > max {
-        let why = format!("its output is longer than {max} bytes; raise max_output, or write less");
-        return Err(ExternalFailure::with_unknown_outcome(why));
-    }
-    Ok(output)
-}
-
 /// The lines that the program writes to standard error.
 struct StderrProgress {
-    lines: Option<BufReader<ChildStderr>>,
+    lines: Option<BufReader<pipe::Receiver>>,
     last: std::collections::VecDeque<String>,
     noted_at: Option<Instant>,
 }
 
 impl StderrProgress {
-    fn new(stderr: Option<ChildStderr>) -> Self {
+    fn new(stderr: Option<pipe::Receiver>) -> Self {
         Self { lines: stderr.map(BufReader::new), last: Default::default(), noted_at: None }
     }
 

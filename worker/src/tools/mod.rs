@@ -47,10 +47,10 @@ const OUTSIDE: [OutsideToolEntry; 3] = [
     },
 ];
 
-/// Does the work of an internal process if this process was started as one: the launcher of a tool that runs programs, or
-/// the reader of a document. Returns `None` at once otherwise. It must be the first call in `main`, before there are
-/// threads, so it must not run within `#[tokio::main]`. Without it there is no `execute` tool, MCP servers may outlive a
-/// worker that is killed, and PDF and office documents are not read.
+/// Does the work of an internal process if this process was started as one: the launcher of a tool that runs programs, the
+/// keeper of a program, or the reader of a document. Returns `None` at once otherwise. It must be the first call in `main`, before
+/// there are threads, so it must not run within `#[tokio::main]`. Without it there is no `execute` tool, processes of programs,
+/// hooks and MCP servers may outlive their attempt and the worker, and PDF and office documents are not read.
 #[must_use]
 pub fn run_as_launcher() -> Option<ExitCode> {
     execute::launcher().or_else(millrace_documents::run_as_extractor)

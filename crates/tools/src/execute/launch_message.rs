@@ -35,7 +35,9 @@ pub(super) enum LauncherReport {
     Failed(String),
     /// The bytes of memory that all processes of the command use.
     Memory(u64),
-    /// The command and all its processes have ended.
+    /// Processes that could not be ended.
+    Left(Vec<String>),
+    /// The command has ended, and its processes were ended.
     Ended {
         /// The exit code as in shells: 128 plus the signal number if a signal ended it.
         code: i32,

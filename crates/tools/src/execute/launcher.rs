@@ -55,7 +55,7 @@ impl Launcher {
 /// `main`, before any threads exist, including those of a runtime: so not inside `#[tokio::main]`.
 #[must_use]
 pub fn launcher() -> Option<ExitCode> {
-    if let Some(code) = crate::child_process::exec_bound_program(std::env::args_os()) {
+    if let Some(code) = crate::program::run_as_keeper(std::env::args_os()) {
         return Some(code);
     }
     let mut arguments = std::env::args_os().skip(1);

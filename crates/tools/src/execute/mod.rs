@@ -37,14 +37,12 @@
 mod host_limits;
 mod output_buffer;
 mod run_program;
-mod running_command;
+pub(crate) mod running_command;
 mod settings;
 mod tool;
 mod usage;
 mod workspace;
 
-#[cfg(target_os = "linux")]
-mod process_table;
 #[cfg(target_os = "linux")]
 mod root_fs;
 #[cfg(target_os = "linux")]

@@ -19,10 +19,11 @@ use super::launcher::Launcher;
 use super::output_buffer::OutputBuffer;
 use super::settings::ByteLimits;
 use super::usage::{self, FolderUsage};
+use crate::program::left_message;
 
 /// Set to 0, the allocator of the launcher does not commit a gibibyte at its start, which would count as memory of the
 /// launcher against the limit of its command. Commands do not get the variable.
-pub(super) const ALLOCATOR_VARIABLE: &str = "MIMALLOC_ARENA_EAGER_COMMIT";
+pub(crate) const ALLOCATOR_VARIABLE: &str = "MIMALLOC_ARENA_EAGER_COMMIT";
 /// The timeout for killing the remaining processes of a command.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The signal `KILL`, and the exit code after it.
@@ -136,6 +137,7 @@ impl RunningCommand {
                         return Ok(killed(ExceededLimit::SharedMemory));
                     }
                 }
+                LauncherReport::Left(processes) => warn!("{}", left_message(&processes)),
                 LauncherReport::Ended { code, signal, exceeded } => {
                     return Ok(CommandEnd::Exited { code, signal, exceeded });
                 }

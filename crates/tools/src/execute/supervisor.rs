@@ -7,13 +7,13 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getgid, getpid, getuid, kill_process, pidfd_open,
-    set_child_subreaper, set_parent_process_death_signal, setsid, waitpid,
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getgid, getpid, getuid, pidfd_open,
+    set_child_subreaper, set_parent_process_death_signal, setsid, wait,
 };
 use rustix::thread::{
     CapabilitySet, UnshareFlags, capabilities, configure_capability_in_ambient_set, set_capabilities,
@@ -22,9 +22,11 @@ use rustix::thread::{
 use super::launch_message::{
     Confinement, ExceededLimit, LaunchRequest, LauncherReport, SUPERVISE_IN_NAMESPACES_ARGUMENT,
 };
-use super::process_table::ProcessTable;
 use super::running_command::ALLOCATOR_VARIABLE;
 use super::{root_fs, sandbox};
+use crate::program::keeper::ignore_termination;
+use crate::program::left_message;
+use crate::program::process_table::{ProcessTable, end_descendants};
 
 /// Interval for counting the processes of a command and their memory.
 const USAGE_INTERVAL: Duration = Duration::from_millis(100);
@@ -32,8 +34,6 @@ const USAGE_INTERVAL: Duration = Duration::from_millis(100);
 const MIN_REPORTED_CHANGE: u64 = 4 * 1024 * 1024;
 /// The kernel kills commands first if memory runs out.
 const OOM_SCORE: &str = "1000";
-/// Timeout for killing the remaining processes of a command.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The socket to the tool: it carries reports to the tool, and is closed when the tool ends.
 pub(super) struct ReportSocket(UnixStream);
@@ -114,6 +114,7 @@ pub(super) fn supervise_command(
         table = ProcessTable::open().unwrap_or(table);
     } else {
         let _ = setsid();
+        ignore_termination()?;
         set_child_subreaper(Some(getpid()))?;
     }
     std::env::set_current_dir(&request.folder)
@@ -127,7 +128,10 @@ pub(super) fn supervise_command(
     let monitor = ShellMonitor { shell, table, request, has_namespaces };
     let end = monitor.wait_for_end(tool)?;
     if !has_namespaces {
-        end_descendants(&monitor.table);
+        let left = end_descendants(&monitor.table);
+        if !left.is_empty() && tool.send_report(&LauncherReport::Left(left.clone())).is_err() {
+            eprintln!("millrace: {}", left_message(&left));
+        }
     }
     // Fails if the tool has ended, so there is no receiver.
     let _ = end.map(|end| tool.send_report(&end));
@@ -201,7 +205,7 @@ impl ShellMonitor<'_> {
     /// Reaps all ended processes; returns the status of the shell if it is among them.
     fn reap_children(&self) -> Option<WaitStatus> {
         let mut shell_status = None;
-        while let Ok(Some((pid, status))) = waitpid(None, WaitOptions::NOHANG) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if pid == self.shell {
                 shell_status = Some(status);
             }
@@ -219,34 +223,4 @@ fn ended_report(status: WaitStatus) -> LauncherReport {
 fn exceeded_report(limit: ExceededLimit) -> LauncherReport {
     let signal = Signal::KILL.as_raw();
     LauncherReport::Ended { code: 128 + signal, signal: Some(signal), exceeded: Some(limit) }
-}
-
-/// Kills all descendants of this process. First they are stopped until no new ones appear, so that none can start another
-/// one; then they are killed.
-fn end_descendants(table: &ProcessTable) {
-    let deadline = Instant::now() + KILL_TIMEOUT;
-    let mut stopped = HashSet::new();
-    loop {
-        let processes = table.descendants();
-        let new: Vec<Pid> = processes.iter().copied().filter(|pid| stopped.insert(*pid)).collect();
-        for pid in &new {
-            let _ = kill_process(*pid, Signal::STOP);
-        }
-        if new.is_empty() || Instant::now() > deadline {
-            break;
-        }
-    }
-    while Instant::now() < deadline {
-        for pid in table.descendants() {
-            let _ = kill_process(pid, Signal::KILL);
-        }
-        loop {
-            match waitpid(None, WaitOptions::NOHANG) {
-                Ok(Some(_)) | Err(Errno::INTR) => {}
-                Ok(None) => break,
-                Err(_) => return,
-            }
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

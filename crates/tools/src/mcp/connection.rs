@@ -31,17 +31,18 @@ use super::settings::McpServer;
 use super::tool::McpTool;
 use super::tool_list::{OfferedTool, list_tools, remove_oversized_tools};
 use super::workspace::{AttemptServer, WorkspaceMcpTool, create_folder};
-use crate::child_process::ProcessGroupGuard;
 use crate::execute::Launcher;
 use crate::http_client;
+use crate::program::RunningProgram;
 use crate::untrusted::one_line;
 
 /// Timeout for connecting and listing the tools, all pages together. Some servers are installed on first use.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout for the ping of a server that did not answer a call in time. Without an answer the server hangs.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout for closing a connection politely.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for closing a connection politely, and then for the exit of a server whose input was closed. Both fit into the time
+/// that a worker has for stopping.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The delay before reconnecting after a failure; it doubles each time up to the maximum.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(200);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
@@ -57,6 +58,8 @@ pub struct McpError {
     /// The reason.
     pub reason: String,
 }
+
+static SHARED_POOL: OnceLock<McpPool> = OnceLock::new();
 
 /// The connections of a process to MCP servers.
 #[derive(Default)]
@@ -83,8 +86,14 @@ impl McpPool {
 
     /// Returns the pool that all capabilities of this process share. The launcher of the first call is used.
     pub fn shared(launcher: Option<Launcher>) -> &'static Self {
-        static POOL: OnceLock<McpPool> = OnceLock::new();
-        POOL.get_or_init(|| Self::new(launcher))
+        SHARED_POOL.get_or_init(|| Self::new(launcher))
+    }
+
+    /// Closes the pool that all capabilities of this process share, if there is one. Called when the process ends.
+    pub async fn close_shared() {
+        if let Some(pool) = SHARED_POOL.get() {
+            pool.close().await;
+        }
     }
 
     /// Returns the tools of a server that its settings include, under their local names. Connects if necessary.
@@ -175,10 +184,28 @@ struct ConnectionState {
 pub(super) struct LiveConnection {
     pub(super) service: RunningService<RoleClient, ToolListChangeHandler>,
     tools: Mutex<Vec<OfferedTool>>,
-    /// `true` if a call timed out and nothing has been received since.
+    /// `true` if a call got no answer and nothing has been received since.
     may_hang: AtomicBool,
-    /// Dropped after the service: the server is asked to exit first, then its remaining processes are killed.
-    _program: Option<ProcessGroupGuard>,
+    /// The program of the server, which ends with the connection.
+    program: Mutex<Option<RunningProgram>>,
+}
+
+/// A call without an answer yet. If it is dropped, because the call timed out or was cancelled, the server may hang: the next
+/// call first checks that it does not.
+pub(super) struct UnansweredCall<'a>(Option<&'a AtomicBool>);
+
+impl UnansweredCall<'_> {
+    pub(super) fn record_answer(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for UnansweredCall<'_> {
+    fn drop(&mut self) {
+        if let Some(may_hang) = self.0 {
+            may_hang.store(true, Ordering::Release);
+        }
+    }
 }
 
 impl LiveConnection {
@@ -186,12 +213,12 @@ impl LiveConnection {
         self.service.is_closed() || self.service.peer().is_transport_closed()
     }
 
-    /// Records that a call timed out. The next call first checks that the server does not hang.
-    pub(super) fn record_timeout(&self) {
-        self.may_hang.store(true, Ordering::Release);
+    /// Records the begin of a call.
+    pub(super) fn begin_call(&self) -> UnansweredCall<'_> {
+        UnansweredCall(Some(&self.may_hang))
     }
 
-    /// Returns `true` if the server answers. It is only asked after a call has timed out.
+    /// Returns `true` if the server answers. It is only asked after a call without an answer.
     async fn is_responsive(&self) -> bool {
         if !self.may_hang.load(Ordering::Acquire) {
             return true;
@@ -271,13 +298,17 @@ impl Connection {
     async fn close(&self) {
         let live = self.state.lock().await.live.take();
         let Some(live) = live else { return };
+        let program = live.program.lock().await.take();
         match Arc::try_unwrap(live) {
             Ok(mut live) => {
-                // An error means that it is closed already. A hung server is killed when it is dropped.
+                // An error means that it is closed already.
                 let _ = tokio::time::timeout(CLOSE_TIMEOUT, live.service.close()).await;
             }
             // A call in flight ends with the connection.
             Err(live) => live.service.cancellation_token().cancel(),
+        }
+        if let Some(program) = program {
+            program.end(CLOSE_TIMEOUT).await;
         }
     }
 
@@ -287,12 +318,13 @@ impl Connection {
         let mut tools = live.tools.lock().await;
         let changed = &live.service.service().changed;
         if changed.swap(false, Ordering::AcqRel) {
+            let listing = live.begin_call();
             let listed =
                 tokio::time::timeout(self.timeout, list_tools(&self.server.name, live.service.peer())).await;
-            *tools = listed.unwrap_or_else(|_| Err(self.timeout_reason())).inspect_err(|_| {
-                changed.store(true, Ordering::Release);
-                live.record_timeout();
-            })?;
+            *tools = listed
+                .unwrap_or_else(|_| Err(self.timeout_reason()))
+                .inspect_err(|_| changed.store(true, Ordering::Release))?;
+            listing.record_answer();
         }
         Ok(tools.clone())
     }
@@ -304,23 +336,25 @@ impl Connection {
     async fn connect(&self) -> Result<LiveConnection, String> {
         let handler = ToolListChangeHandler::default();
         let not_mcp_error = |e: &dyn Error| format!("is not a working MCP server: {}", error_chain(e));
-        let mut group = None;
+        let mut program = None;
         let service = match &self.server.url {
             Some(url) => {
                 handler.serve(self.http_transport(url.0.as_str())?).await.map_err(|e| not_mcp_error(&e))?
             }
             None => {
-                let child = server_process::start_server_process(&self.server, self.launcher.as_ref()).await;
-                let child = child.map_err(|e| format!("cannot be started: {e}"))?;
-                group = child.id().map(ProcessGroupGuard);
-                handler.serve(child).await.map_err(|e| not_mcp_error(&e))?
+                let started =
+                    server_process::start_server_process(&self.server, self.launcher.as_ref()).await;
+                let running = program.insert(started.map_err(|e| format!("cannot be started: {e}"))?);
+                let pipes = running.stdout.take().zip(running.stdin.take());
+                let pipes = pipes.ok_or_else(|| "has no pipes".to_owned())?;
+                handler.serve(pipes).await.map_err(|e| not_mcp_error(&e))?
             }
         };
         // The cache of the MCP library would keep every page.
         service.peer().set_response_cache_config(ClientCacheConfig::disabled()).await;
         let tools = list_tools(&self.server.name, service.peer()).await?;
         let may_hang = AtomicBool::new(false);
-        Ok(LiveConnection { service, tools: Mutex::new(tools), may_hang, _program: group })
+        Ok(LiveConnection { service, tools: Mutex::new(tools), may_hang, program: Mutex::new(program) })
     }
 
     fn http_transport(&self, url: &str) -> Result<StreamableHttpClientTransport<reqwest::Client>, String> {

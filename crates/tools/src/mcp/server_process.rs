@@ -4,17 +4,14 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Stdio;
 
-use process_wrap::tokio::{CommandWrap, KillOnDrop, ProcessGroup};
-use rmcp::transport::TokioChildProcess;
 use tokio::io::AsyncReadExt;
-use tokio::process::{ChildStderr, Command};
+use tokio::net::unix::pipe;
 use tracing::info;
 
 use super::settings::McpServer;
-use crate::child_process;
 use crate::execute::Launcher;
+use crate::program::{Program, RunningProgram};
 use crate::untrusted::one_line;
 
 /// Environment variables that are passed to all programs. Further ones are configured.
@@ -37,7 +34,7 @@ pub(super) enum StartError {
     Io { program: PathBuf, error: io::Error },
 }
 
-/// Checks that the program of a server exists. The launcher, which starts it, could only report this as text.
+/// Checks that the program of a server exists. A failed start says less.
 fn check_program(server: &McpServer, search_path: &OsStr) -> Result<(), StartError> {
     if let Some(folder) = server.cwd.as_ref().filter(|folder| !folder.is_dir()) {
         return Err(StartError::NoFolder(folder.clone()));
@@ -72,39 +69,26 @@ impl McpServer {
     }
 }
 
-/// Starts the program of a server. With a launcher, the kernel kills it when this process dies for any reason; without
-/// one, the program itself must notice that its standard input was closed.
+/// Starts the program of a server.
 pub(super) async fn start_server_process(
     server: &McpServer,
     launcher: Option<&Launcher>,
-) -> Result<TokioChildProcess, StartError> {
+) -> Result<RunningProgram, StartError> {
     check_program(server, &std::env::var_os("PATH").unwrap_or_default())?;
-    let program = server.command.clone().unwrap_or_default();
-    let io_error = |error| StartError::Io { program, error };
-    let mut command = CommandWrap::from(server_command(server, launcher));
-    command.wrap(KillOnDrop).wrap(ProcessGroup::leader());
-    let builder = TokioChildProcess::builder(command).stderr(Stdio::piped());
-    let spawned = child_process::run_on_spawn_thread(move || builder.spawn()).await;
-    let (child, stderr) = spawned.and_then(|child| child).map_err(io_error)?;
-    if let Some(stderr) = stderr {
+    let name = server.command.clone().unwrap_or_default();
+    let mut command = vec![name.clone().into_os_string()];
+    command.extend(server.args.iter().map(Into::into));
+    let program = Program { command, folder: server.cwd.clone(), ..Program::default() }
+        .pass_variables(DEFAULT_VARIABLES.into_iter().chain(server.env.iter().map(String::as_str)));
+    let started = RunningProgram::start(launcher, &program).await;
+    let mut running = started.map_err(|error| StartError::Io { program: name, error })?;
+    if let Some(stderr) = running.stderr.take() {
         tokio::spawn(log_stderr_lines(server.name.clone(), stderr));
     }
-    Ok(child)
+    Ok(running)
 }
 
-fn server_command(server: &McpServer, launcher: Option<&Launcher>) -> Command {
-    let mut command =
-        child_process::command_bound_to_parent(server.command.clone().unwrap_or_default(), launcher);
-    let names = DEFAULT_VARIABLES.into_iter().chain(server.env.iter().map(String::as_str));
-    let environment = names.filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)));
-    command.args(&server.args).env_clear().envs(environment);
-    if let Some(folder) = &server.cwd {
-        command.current_dir(folder);
-    }
-    command
-}
-
-async fn log_stderr_lines(server: String, mut stderr: ChildStderr) {
+async fn log_stderr_lines(server: String, mut stderr: pipe::Receiver) {
     let mut buffer = vec![0; 4096];
     while let Ok(count @ 1..) = stderr.read(&mut buffer).await {
         for line in String::from_utf8_lossy(&buffer[..count]).lines().filter(|line| !line.trim().is_empty()) {

@@ -104,12 +104,13 @@ impl McpTool {
             detail: reason,
         })?;
         let limit = self.timeout.min(time_left(deadline));
+        let unanswered = live.begin_call();
         // Dropping the call cancels it at the server.
         let Ok(answer) = tokio::time::timeout(limit, live.service.peer().call_tool_once(params)).await else {
-            live.record_timeout();
             let what = format!("timed out after {} s and was cancelled", limit.as_secs_f32());
             return Err(self.unanswered_call_error(&what, "timeout".into()));
         };
+        unanswered.record_answer();
         if answer.as_ref().is_err_and(|error| is_connection_dead(&live, error)) {
             self.connection.discard_connection(&live).await;
         }

@@ -1,14 +1,20 @@
-//! The processes of a command and their memory, from `/proc`.
+//! The processes below this one and their memory, from `/proc`, and how they are ended.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Dir, Mode, OFlags, open, openat};
-use rustix::process::Pid;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+
+/// Timeout for killing processes.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+const KILL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// An open `/proc`. It stays usable after the root file system was replaced by one without it.
-pub(super) struct ProcessTable {
+pub(crate) struct ProcessTable {
     proc: OwnedFd,
     /// The id of this process in that `/proc`.
     own_pid: Pid,
@@ -19,7 +25,7 @@ impl ProcessTable {
     ///
     /// # Errors
     /// There is none.
-    pub(super) fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let proc = open("/proc", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let own_pid = rustix::fs::readlinkat(&proc, "self", Vec::new())?;
         let own_pid = own_pid.to_str().ok().and_then(|text| Pid::from_raw(text.parse().ok()?));
@@ -28,7 +34,7 @@ impl ProcessTable {
     }
 
     /// Returns all descendants of this process.
-    pub(super) fn descendants(&self) -> HashSet<Pid> {
+    pub(crate) fn descendants(&self) -> HashSet<Pid> {
         let parents: HashMap<Pid, Pid> =
             self.all_pids().into_iter().filter_map(|pid| Some((pid, self.parent_of(pid)?))).collect();
         let below = |mut pid: Pid| {
@@ -46,7 +52,7 @@ impl ProcessTable {
     }
 
     /// Counts the threads of a user on the whole machine, as the kernel does for rlimits without a user namespace.
-    pub(super) fn threads_of_user(&self, user: u32) -> u64 {
+    pub(crate) fn threads_of_user(&self, user: u32) -> u64 {
         let user = user.to_string();
         let threads = |pid: Pid| -> Option<u64> {
             let status = self.read(pid, "status")?;
@@ -59,7 +65,7 @@ impl ProcessTable {
 
     /// Returns the bytes of memory that these processes use together. If that may be over half of `limit`, pages that
     /// several of them share are counted once, which takes longer.
-    pub(super) fn memory(&self, processes: &HashSet<Pid>, limit: u64) -> u64 {
+    pub(crate) fn memory(&self, processes: &HashSet<Pid>, limit: u64) -> u64 {
         let resident: u64 = processes.iter().filter_map(|pid| self.resident_bytes(*pid)).sum();
         if processes.len() < 2 || resident <= limit / 2 {
             return resident;
@@ -78,6 +84,12 @@ impl ProcessTable {
         let text = self.read(pid, "smaps_rollup")?;
         let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
         line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    }
+
+    /// Returns a process for a log line: its id and its name.
+    fn describe(&self, pid: Pid) -> String {
+        let name = self.read(pid, "comm").unwrap_or_default();
+        format!("{} ({})", pid.as_raw_nonzero(), name.trim_end())
     }
 
     fn all_pids(&self) -> Vec<Pid> {
@@ -101,5 +113,44 @@ impl ProcessTable {
         let mut bytes = Vec::new();
         std::fs::File::from(opened).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// Kills all descendants of this process, which must be a subreaper. First they are stopped until no new ones appear, so that
+/// none can start another one; then they are killed. Returns those that could not be killed in time.
+pub(crate) fn end_descendants(table: &ProcessTable) -> Vec<String> {
+    let deadline = Instant::now() + KILL_TIMEOUT;
+    let mut stopped = HashSet::new();
+    while reap_until_running() && Instant::now() < deadline {
+        let processes = table.descendants();
+        let new: Vec<Pid> = processes.into_iter().filter(|pid| stopped.insert(*pid)).collect();
+        if new.is_empty() {
+            break;
+        }
+        for pid in new {
+            let _ = kill_process(pid, Signal::STOP);
+        }
+    }
+    while reap_until_running() {
+        let processes = table.descendants();
+        if Instant::now() >= deadline {
+            return processes.into_iter().map(|pid| table.describe(pid)).collect();
+        }
+        for pid in processes {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        std::thread::sleep(KILL_INTERVAL);
+    }
+    Vec::new()
+}
+
+/// Reaps all ended children; `true` if others are left.
+fn reap_until_running() -> bool {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some(_)) | Err(Errno::INTR) => {}
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
     }
 }
