@@ -8,6 +8,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use millrace_protocol::foreign_json::mend_halves;
 use millrace_protocol::trace_context::TraceParent;
 use serde::de::DeserializeOwned;
 
@@ -134,7 +135,8 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
             "the body is no object of JSON: it must begin with {",
         ));
     }
-    let mut input = serde_json::Deserializer::from_slice(bytes);
+    let bytes = mend_halves(bytes);
+    let mut input = serde_json::Deserializer::from_slice(&bytes);
     let parsed = serde_path_to_error::deserialize(&mut input).map_err(|error| {
         let pointer = error.path().to_string();
         (if pointer == "." { String::new() } else { pointer }, error.into_inner())

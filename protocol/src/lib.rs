@@ -10,6 +10,7 @@ pub mod admission;
 pub mod audit;
 pub mod child;
 pub mod file;
+pub mod foreign_json;
 pub mod format;
 pub mod ids;
 pub mod labels;

@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::foreign_json::parse_foreign_json;
 use crate::ids::{Capability, InvalidName, TaskId};
 use crate::schema::CompiledSchema;
 
@@ -546,7 +547,7 @@ impl Question {
 }
 
 fn parse_json(text: &str, what: &str) -> Result<serde_json::Value, String> {
-    serde_json::from_str(text).map_err(|error| format!("{what} must be JSON: {error}"))
+    parse_foreign_json(text).map_err(|error| format!("{what} must be JSON: {error}"))
 }
 
 fn check_value(what: &str, schema: &str, value: &serde_json::Value) -> Result<(), String> {

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::foreign_json::parse_foreign_json;
 use crate::format::{FORMAT, OtherFormat, check_format};
 use crate::result::TaskResult;
 
@@ -273,13 +274,13 @@ pub fn decode_message_pack<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Res
 pub fn decode_task_result(bytes: &[u8]) -> Result<TaskResult, DecodeError> {
     const WHAT: &str = "a result";
     if bytes.first() == Some(&b'{') {
-        return serde_json::from_slice(bytes).map_err(|e| unreadable_error(WHAT, &e));
+        return parse_foreign_json(bytes).map_err(|e| unreadable_error(WHAT, &e));
     }
     decode_message_pack(bytes, WHAT)
 }
 
 fn decode_json_envelope(payload: &[u8]) -> Result<JsonEnvelope, DecodeError> {
-    serde_json::from_slice(payload).map_err(|e| unreadable_error("the envelope", &e))
+    parse_foreign_json(payload).map_err(|e| unreadable_error("the envelope", &e))
 }
 
 fn check_kind_and_format<M: WireMessage>(kind: &str, format: u16) -> Result<(), DecodeError> {

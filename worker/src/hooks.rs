@@ -21,6 +21,7 @@ use futures::future::BoxFuture;
 use millrace_agent::hooks::{Hook, HookContext, HookEvent, HookPoint, HookRefusal};
 use millrace_agent::model::{Message, Request};
 use millrace_agent::spec::CommandHook;
+use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_tools::program::{self, Program, RunningProgram};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -165,7 +166,7 @@ fn read_answer(output: &[u8]) -> Result<HookAnswer, String> {
     if output.trim_ascii().is_empty() {
         return Ok(HookAnswer::default());
     }
-    serde_json::from_slice(output).map_err(|mistake| {
+    parse_foreign_json(output).map_err(|mistake| {
         format!("its output is no answer: {mistake}; write nothing, or an object with \"refuse\" or the changed texts")
     })
 }

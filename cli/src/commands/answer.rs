@@ -5,6 +5,7 @@ use std::io::Read;
 use anyhow::anyhow;
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args};
+use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::question::{Answer, AnswerScope, MAX_ANSWER};
 use millrace_runtime::Bus;
 use tokio_util::sync::CancellationToken;
@@ -141,7 +142,8 @@ fn print_outcome(outcome: &AnswerOutcome, json: bool) {
 fn read_request(arguments: &AnswerArguments) -> Result<AnswerRequest, CommandError> {
     let AnswerArguments { approve, reject, edit, respond, value, pass, fail, .. } = arguments;
     if let Some(value) = value {
-        return Ok(AnswerRequest::Value(value.clone()));
+        let read = AnswerRequest::from_value(value);
+        return read.map_err(|mistake| CommandError::invalid_input(anyhow!("the value {mistake}")));
     }
     let answer = match (approve, reject, edit, respond, pass, fail) {
         (true, ..) => Answer::Approve,
@@ -168,7 +170,7 @@ fn read_arguments(file: &str) -> Result<String, CommandError> {
         std::fs::File::open(file).and_then(|file| file.take(limit).read_to_string(&mut text))
     };
     read.map_err(|error| CommandError::invalid_input(anyhow!("{name} can't be read: {error}")))?;
-    let value: Result<serde_json::Value, _> = serde_json::from_str(&text);
+    let value: Result<serde_json::Value, _> = parse_foreign_json(&text);
     match value {
         _ if text.len() > MAX_ANSWER => {
             Err(CommandError::invalid_input(anyhow!("{name} is longer than {MAX_ANSWER} bytes")))

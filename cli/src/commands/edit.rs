@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
+use millrace_protocol::foreign_json::{JsonOrText, parse_json_or_text};
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{
@@ -97,7 +98,12 @@ fn parse_dependencies(text: &str) -> Result<DependencyList, String> {
 fn parse_parameter(text: &str) -> Result<(String, Value), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => {
-            let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.into()));
+            let value = match parse_json_or_text(value.as_bytes())
+                .map_err(|mistake| format!("its value {mistake}"))?
+            {
+                JsonOrText::Json(value) => value,
+                JsonOrText::Text(_) => Value::String(value.into()),
+            };
             Ok((name.into(), value))
         }
         Some(_) | None => Err("expected NAME=JSON".into()),

@@ -2,7 +2,9 @@
 
 use anyhow::anyhow;
 use clap::Args;
+use millrace_protocol::foreign_json::{mend_json_text, parse_foreign_json};
 use millrace_protocol::plan::CommandAction;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{CommandError, CommandExit};
@@ -35,7 +37,7 @@ pub async fn run_command(
     interrupt: CancellationToken,
 ) -> Result<CommandExit, CommandError> {
     let SignalArguments { steering, name, payload } = arguments;
-    let data = payload.unwrap_or_default();
+    let data = mend_json_text(payload.unwrap_or_default());
     if let Err(mistake) = check_data(&data) {
         return Err(CommandError::invalid_input(anyhow!(
             "--payload is not JSON: {mistake}; quote a text: --payload '\"…\"'"
@@ -45,5 +47,5 @@ pub async fn run_command(
 }
 
 fn check_data(data: &str) -> Result<(), serde_json::Error> {
-    if data.is_empty() { Ok(()) } else { serde_json::from_str::<serde::de::IgnoredAny>(data).map(drop) }
+    if data.is_empty() { Ok(()) } else { parse_foreign_json::<Value>(data).map(drop) }
 }

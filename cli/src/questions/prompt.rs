@@ -11,6 +11,7 @@
 
 use std::collections::BTreeSet;
 
+use millrace_protocol::foreign_json::{JsonOrText, mend_json_text, parse_json_or_text};
 use millrace_protocol::plan::Plan;
 use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, Question, QuestionId, QuestionSubject};
 use millrace_protocol::safe_text::single_line;
@@ -204,10 +205,10 @@ impl QuestionPrompt {
             ("f" | "fail", false) => self.send(Answer::Fail { feedback: rest.into() }),
             ("respond", false) => self.send(Answer::Respond { content: rest.into() }),
             ("/d" | "/decline", true) => self.send(Answer::Decline),
-            (_, true) => {
-                let value = typed_value(question, line);
-                self.send(Answer::Answer { value })
-            }
+            (_, true) => match typed_value(question, line) {
+                Ok(value) => self.send(Answer::Answer { value }),
+                Err(mistake) => self.refuse(format!("this {mistake}")),
+            },
             (_, false) => self.refuse(format!("{:?} is none of the decisions", single_line(word))),
         }
     }
@@ -320,14 +321,22 @@ impl QuestionPrompt {
 }
 
 /// Returns the value that was typed for an input: the number of an option, JSON if there is a schema for it, or a text.
-fn typed_value(question: &Question, line: &str) -> String {
-    let QuestionSubject::Input { options, schema } = &question.subject else { return json_text(line) };
+///
+/// # Errors
+/// It begins as JSON and is none.
+fn typed_value(question: &Question, line: &str) -> Result<String, String> {
+    let QuestionSubject::Input { options, schema } = &question.subject else { return Ok(json_text(line)) };
     let number = line.parse::<usize>().ok().and_then(|number| number.checked_sub(1));
     if let Some(option) = number.and_then(|at| options.get(at)) {
-        return json_text(option);
+        return Ok(json_text(option));
     }
-    let is_json = || serde_json::from_str::<serde::de::IgnoredAny>(line).is_ok();
-    if !schema.is_empty() && is_json() { line.to_owned() } else { json_text(line) }
+    if schema.is_empty() {
+        return Ok(json_text(line));
+    }
+    Ok(match parse_json_or_text(line.as_bytes())? {
+        JsonOrText::Json(_) => mend_json_text(line.to_owned()),
+        JsonOrText::Text(text) => json_text(&text),
+    })
 }
 
 /// The text before what is typed.

@@ -271,7 +271,7 @@ pub enum ModelError {
         message: String,
     },
     /// A content filter rejected the request or the reply: the provider's, or a hook of the worker.
-    #[error("blocked by a content filter: {message}")]
+    #[error("blocked by a content filter or a hook: {message}")]
     ContentFilter {
         /// The provider's message.
         message: String,

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use millrace_agent::spec::{COMMON, common_properties_schema, merge_json};
 use millrace_agent::tool::{self, Effect};
+use millrace_protocol::foreign_json::{JsonOrText, parse_json_or_text};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::result::{ErrorKind, MAX_SUMMARY, TaskError, TaskResult};
@@ -318,20 +319,19 @@ async fn record_outcome(attempt: &mut Attempt<'_>, result: &TaskResult) -> Resul
 /// Parses the output of the work: a task's result as JSON, any other JSON object or array as the result's data, or text.
 ///
 /// # Errors
-/// It is empty, or its data does not fit the capability's output schema.
+/// It is empty, it begins as JSON and is none, or its data does not fit the capability's output schema.
 fn parse_result(bytes: &[u8], schema: Option<&Value>) -> Result<TaskResult, ExternalFailure> {
-    let text = String::from_utf8_lossy(bytes);
-    let text = text.trim();
-    if text.is_empty() {
-        return Err(ExternalFailure::with_unknown_outcome(
-            "the output is empty: expected text, or a result as JSON".into(),
-        ));
-    }
-    let result = match serde_json::from_str::<Value>(text) {
-        Ok(value @ (Value::Object(_) | Value::Array(_))) => result_from_json(value),
-        Ok(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) | Err(_) => {
-            TaskResult { output: text.to_owned(), ..TaskResult::default() }
+    let unusable = ExternalFailure::with_unknown_outcome;
+    let output = parse_json_or_text(bytes).map_err(|mistake| unusable(format!("its output {mistake}")))?;
+    let result = match output {
+        JsonOrText::Json(value @ (Value::Object(_) | Value::Array(_))) => result_from_json(value),
+        JsonOrText::Json(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) => {
+            TaskResult { output: String::from_utf8_lossy(bytes).trim().to_owned(), ..TaskResult::default() }
         }
+        JsonOrText::Text(text) if text.is_empty() => {
+            return Err(unusable("the output is empty: expected text, or a result as JSON".into()));
+        }
+        JsonOrText::Text(output) => TaskResult { output, ..TaskResult::default() },
     };
     if let Some(schema) = schema {
         let data = result.data.as_ref().unwrap_or(&Value::Null);
@@ -372,6 +372,21 @@ mod tests {
         assert_eq!(read("[1]").unwrap().data, Some(json!([1])));
         assert_eq!(read(" plain\ntext\n").unwrap().output, "plain\ntext");
         assert_eq!(read("3").unwrap().output, "3");
+        assert_eq!(read("{name} is unknown").unwrap().output, "{name} is unknown");
+        assert_eq!(read(r#"{"output": "half \ud83d"}"#).unwrap().output, "half \u{fffd}");
+        for nearly in [
+            r#"{"output": "x", "data": {"mean": NaN}}"#,
+            "{'output': 'x'}",
+            "{\"output\": \"x\"",
+            "[1, Infinity]",
+        ] {
+            let error = read(nearly).unwrap_err();
+            assert!(
+                error.why.contains("begins as JSON and is none") && error.why.contains("line 1 column"),
+                "{}",
+                error.why
+            );
+        }
         assert!(read(" \n").unwrap_err().why.starts_with("the output is empty"));
         let schema = json!({"type": "object", "required": ["words"]});
         assert!(parse_result(br#"{"words": 3}"#, Some(&schema)).is_ok());

@@ -23,6 +23,7 @@ use jiff::Timestamp;
 use millrace_agent::approval::{approval_question, check_input, input_question};
 use millrace_agent::tool::ChildLimits;
 use millrace_protocol::child::{EndedTask, MAX_CHILDREN, TaskEnd, child_id};
+use millrace_protocol::foreign_json::{JsonOrText, parse_json_or_text};
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskSpec};
@@ -116,7 +117,10 @@ pub(super) fn parse_wait_reply(
     output: &[u8],
     attempt: &DelegatingAttempt<'_>,
 ) -> Result<Option<RequestedWaits>, ExternalFailure> {
-    let Ok(value) = serde_json::from_slice::<Value>(output) else { return Ok(None) };
+    let output = parse_json_or_text(output);
+    let output =
+        output.map_err(|mistake| ExternalFailure::with_unknown_outcome(format!("its output {mistake}")))?;
+    let JsonOrText::Json(value) = output else { return Ok(None) };
     if value.get("wait_for").is_none() {
         return Ok(None);
     }
@@ -282,6 +286,17 @@ mod tests {
         let parse = |text: &str| parse_wait_reply(text.as_bytes(), &attempt);
         assert!(parse("plain").unwrap().is_none());
         assert!(parse(r#"{"words": 3}"#).unwrap().is_none());
+        let nearly = parse(
+            "{\"wait_for\": {\"go\": {\"approve\":\n {\"action\": \"x\", \"arguments\": {\"x\": NaN}}}}}",
+        );
+        let error = nearly.unwrap_err();
+        assert!(
+            error.why.contains("line 2 column") && error.why.contains("JSON has no NaN"),
+            "{}",
+            error.why
+        );
+        let half = parse(r#"{"wait_for": {"a": {"ask": {"question": "Which \ud83d?"}}}}"#).unwrap().unwrap();
+        assert_eq!(half.waits[0].condition.to_string(), "an answer to \"Which \u{fffd}?\"");
         let waits = parse(
             r#"{"wait_for": {"a": {"ask": {"question": "Which?", "options": ["x"]}}, "b": {"until": "2026-11-22T12:00:00Z"},
                 "c": {"event": "built", "until": "2026-11-22T12:00:00Z"}, "d": {"approve": {"action": "deploy", "arguments": {"v": 3}}}}}"#,

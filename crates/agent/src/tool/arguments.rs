@@ -1,6 +1,7 @@
 //! Parses JSON written by a model. It owns the few repairs that can mean only one thing: an empty text for an empty
 //! object, a fenced block, JSON inside a JSON string, trailing commas. Anything else that is broken stays broken.
 
+use millrace_protocol::foreign_json::parse_foreign_json;
 use serde_json::Value;
 
 /// Parses a text as a JSON value.
@@ -9,13 +10,12 @@ use serde_json::Value;
 /// The parser's error for the text as written.
 pub(crate) fn parse_lenient_json(text: &str) -> Result<Value, serde_json::Error> {
     let text = text.trim();
-    let mistake = match serde_json::from_str(text) {
+    let mistake = match parse_foreign_json(text) {
         Ok(value) => return Ok(value),
         Err(mistake) => mistake,
     };
     let inner = strip_code_fence(text);
-    let repaired =
-        serde_json::from_str(inner).or_else(|_| serde_json::from_str(&remove_trailing_commas(inner)));
+    let repaired = parse_foreign_json(inner).or_else(|_| parse_foreign_json(remove_trailing_commas(inner)));
     repaired.map_err(|_| mistake)
 }
 

@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 
 use jiff::Timestamp;
+use millrace_protocol::foreign_json::{mend_json_text, parse_json_or_text};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Plan, QuestionState, Refusal, RunQuestion};
 use millrace_protocol::question::{Answer, AnswerScope, Question, QuestionId, QuestionSubject, RunAnswer};
@@ -33,6 +34,15 @@ pub enum AnswerRequest {
 }
 
 impl AnswerRequest {
+    /// Reads a value: JSON, or a text.
+    ///
+    /// # Errors
+    /// It begins as JSON and is none.
+    pub fn from_value(text: &str) -> Result<Self, String> {
+        parse_json_or_text(text.as_bytes())?;
+        Ok(Self::Value(mend_json_text(text.to_owned())))
+    }
+
     /// Returns the answer to a question. A value is a text if it is one of the options or no JSON.
     pub fn answer_to(&self, question: &Question) -> Answer {
         match self {

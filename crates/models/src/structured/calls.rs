@@ -1,6 +1,7 @@
 //! Parses tool calls that a model wrote as text: bare JSON, a fenced code block, or tags. A call is the name of a known
 //! tool with arguments and nothing else; text that merely contains JSON stays text.
 
+use millrace_protocol::foreign_json::parse_foreign_json;
 use serde_json::{Map, Value};
 
 use super::json::{find_fenced_blocks, parse_json_values, strip_reasoning};
@@ -177,8 +178,8 @@ fn arguments_as_text(value: Option<&Value>) -> Option<String> {
     match value {
         None | Some(Value::Null) => Some("{}".to_owned()),
         Some(Value::Object(arguments)) => Some(Value::Object(arguments.clone()).to_string()),
-        Some(Value::String(text)) => match serde_json::from_str(text) {
-            Ok(Value::Object(_)) => Some(text.clone()),
+        Some(Value::String(text)) => match parse_foreign_json(text) {
+            Ok(Value::Object(arguments)) => Some(Value::Object(arguments).to_string()),
             Ok(_) | Err(_) => None,
         },
         Some(Value::Bool(_) | Value::Number(_) | Value::Array(_)) => None,

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use millrace_protocol::foreign_json::mend_json_text;
 use serde_json::Value;
 
 /// Maximum number of positions tried as the beginning of an object, so that text full of braces takes bounded time.
@@ -89,7 +90,8 @@ pub fn parse_json_values(text: &str) -> Option<Vec<Value>> {
     if !text.starts_with(['{', '[']) {
         return None;
     }
-    serde_json::Deserializer::from_str(text).into_iter().collect::<Result<_, _>>().ok()
+    let text = mend_json_text(text.to_owned());
+    serde_json::Deserializer::from_str(&text).into_iter().collect::<Result<_, _>>().ok()
 }
 
 fn is_json_object(text: &str) -> bool {

@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_protocol::foreign_json::{mend_json_text, parse_foreign_json};
 use serde_json::Value;
 
 use crate::model::{
@@ -160,7 +161,7 @@ fn assign_call_ids(request: &Request, calls: Vec<calls::ParsedToolCall>) -> Vec<
     numbered.map(call).collect()
 }
 
-/// Removes text around an answer, reasoning tags, and the nulls that stand for omitted optional properties.
+/// Removes text around an answer, halves of characters in it, reasoning tags, and the nulls that stand for omitted optional properties.
 fn normalize_answer_text(request: &Request, mut reply: Reply) -> Reply {
     for call in &mut reply.calls {
         let tool = request.tools.iter().find(|tool| tool.name == call.name);
@@ -175,8 +176,9 @@ fn normalize_answer_text(request: &Request, mut reply: Reply) -> Reply {
             if reply.finish == FinishReason::Length && is_whole {
                 reply.finish = FinishReason::Stop;
             }
-            let text = object.unwrap_or_else(|| json::strip_reasoning(&reply.text));
-            reply.text = remove_optional_nulls(&answer.schema, text).unwrap_or_else(|| text.to_owned());
+            let text =
+                mend_json_text(object.unwrap_or_else(|| json::strip_reasoning(&reply.text)).to_owned());
+            reply.text = remove_optional_nulls(&answer.schema, &text).unwrap_or(text);
         }
         Some(_) | None => {
             if let Cow::Owned(text) = json::strip_leading_reasoning(&reply.text) {
@@ -191,7 +193,7 @@ fn remove_optional_nulls(schema: &Value, text: &str) -> Option<String> {
     if !text.contains("null") {
         return None;
     }
-    let value: Value = serde_json::from_str(text).ok()?;
+    let value: Value = parse_foreign_json(text).ok()?;
     let plain = strict_answer_to_original(schema, value.clone());
     (plain != value).then(|| plain.to_string())
 }

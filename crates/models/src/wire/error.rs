@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use millrace_protocol::foreign_json::parse_foreign_json;
 use reqwest::StatusCode;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
@@ -130,7 +131,7 @@ const NO_CREDIT_PHRASES: [&str; 5] = [
 impl ProviderError {
     /// Parses an error body: one of the known JSON formats, or else plain text.
     pub(super) fn from_text(status: Option<u16>, body: &str) -> Self {
-        match serde_json::from_str::<Value>(body.trim_start_matches('\u{feff}')) {
+        match parse_foreign_json(body) {
             Ok(value @ (Value::Object(_) | Value::Array(_))) => Self::from_json(status, &value),
             Ok(_) | Err(_) => Self { status, codes: String::new(), message: to_one_line_text(body) },
         }

@@ -7,6 +7,7 @@
 //!   (`crates/models/tests/conformance/breaks.rs::a_stream_without_finish_reason_is_truncated`,
 //!   `crates/models/src/wire/events.rs::events_and_lines_do_not_depend_on_chunk_boundaries`)
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,6 +16,9 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, TryStreamExt};
+use millrace_protocol::foreign_json::{
+    HalfEscaper, ends_within_character, escape_raw_halves, join_character,
+};
 use sse_stream::SseByteStream;
 
 use super::error::format_error_chain;
@@ -24,6 +28,9 @@ pub(super) const MAX_EVENT_BYTES: usize = 8 << 20;
 
 /// Maximum size of a whole response.
 pub(super) const MAX_REPLY_BYTES: usize = 64 << 20;
+
+/// Maximum number of events that wait for the other half of a character.
+const MAX_HELD_EVENTS: usize = 16;
 
 /// A stream error.
 #[derive(Debug, thiserror::Error)]
@@ -102,7 +109,9 @@ pub(super) fn apply_idle_timeout(body: ResponseByteStream, timeout: Duration) ->
 /// Parses server-sent events. Comments, names, ids and events without data are skipped.
 pub(super) fn parse_sse_events(body: ResponseByteStream) -> EventStream {
     let counter = ByteCounter::default();
-    let events = SseByteStream::new(Box::pin(count_received_bytes(body, &counter)));
+    let mut escaper = HalfEscaper::default();
+    let body = count_received_bytes(body, &counter).map_ok(move |piece| Bytes::from(escaper.push(&piece)));
+    let events = SseByteStream::new(Box::pin(body));
     let data = events.filter_map(move |event| {
         counter.store(0, Ordering::Relaxed);
         std::future::ready(match event {
@@ -111,6 +120,39 @@ pub(super) fn parse_sse_events(body: ResponseByteStream) -> EventStream {
         })
     });
     data.boxed()
+}
+
+/// Joins characters whose halves are in two events: the first event is held back until the second one arrives, and has the whole
+/// character.
+pub(super) fn join_split_characters(events: EventStream) -> EventStream {
+    let state = (events, VecDeque::new(), VecDeque::new());
+    let joined = futures::stream::unfold(state, |(mut events, mut held, mut ready)| async move {
+        while ready.is_empty() {
+            match events.next().await {
+                Some(Ok(mut event)) => {
+                    let is_joined = held.front_mut().is_some_and(|first| join_character(first, &mut event));
+                    let is_last = is_joined || held.len() == MAX_HELD_EVENTS;
+                    if is_last || (held.is_empty() && !ends_within_character(&event)) {
+                        ready.extend(held.drain(..).map(Ok));
+                    }
+                    match ends_within_character(&event) || !held.is_empty() {
+                        true => held.push_back(event),
+                        false => ready.push_back(Ok(event)),
+                    }
+                }
+                Some(Err(error)) => {
+                    ready.extend(held.drain(..).map(Ok));
+                    ready.push_back(Err(error));
+                }
+                None => {
+                    ready.extend(held.drain(..).map(Ok));
+                    break;
+                }
+            }
+        }
+        ready.pop_front().map(|event| (event, (events, held, ready)))
+    });
+    joined.fuse().boxed()
 }
 
 fn convert_sse_error(error: sse_stream::Error) -> StreamError {
@@ -149,8 +191,10 @@ pub(super) fn parse_json_lines(body: ResponseByteStream) -> EventStream {
     lines.boxed()
 }
 
-fn decode_json_line(line: &[u8]) -> Result<Option<String>, StreamError> {
-    let text = std::str::from_utf8(line).map_err(|error| StreamError::NotUtf8(error.to_string()))?;
+/// Decodes a line of JSON, without a byte order mark and white space around it; `None` if it is empty.
+pub(super) fn decode_json_line(line: &[u8]) -> Result<Option<String>, StreamError> {
+    let line = escape_raw_halves(line);
+    let text = std::str::from_utf8(&line).map_err(|error| StreamError::NotUtf8(error.to_string()))?;
     let text = text.trim_start_matches('\u{feff}').trim();
     Ok((!text.is_empty()).then(|| text.to_owned()))
 }

@@ -3,9 +3,10 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt};
+use millrace_protocol::foreign_json::parse_foreign_json;
 use serde_json::{Value, json};
 
-use super::events::{EventStream, MAX_EVENT_BYTES, ResponseByteStream, StreamError};
+use super::events::{EventStream, MAX_EVENT_BYTES, ResponseByteStream, StreamError, decode_json_line};
 
 /// The lengths and their checksum.
 const PRELUDE_BYTES: usize = 12;
@@ -62,16 +63,15 @@ fn decode_frame(frame: &Bytes) -> Result<String, StreamError> {
     }
     let headers = rest.split_to(length);
     let header = |name: &str| find_text_header(&headers, name);
-    let payload = std::str::from_utf8(&rest).map_err(|error| StreamError::NotUtf8(error.to_string()))?.trim();
+    let payload = decode_json_line(&rest)?.unwrap_or_default();
     match header(":event-type") {
         Some(kind) => {
-            let payload = if payload.is_empty() { "{}" } else { payload };
+            let payload = if payload.is_empty() { "{}" } else { &payload };
             Ok(format!("{{{}:{payload}}}", json!(kind)))
         }
         None => {
             let kind = header(":exception-type").or_else(|| header(":error-code")).unwrap_or_default();
-            let payload: Value =
-                serde_json::from_str(payload).unwrap_or_else(|_| json!({"message": payload}));
+            let payload: Value = parse_foreign_json(&payload).unwrap_or_else(|_| json!({"message": payload}));
             let said = payload["message"].as_str().or_else(|| payload["Message"].as_str());
             let message = said.map(str::to_owned).or_else(|| header(":error-message"));
             Ok(json!({"error": {"type": kind, "message": message.unwrap_or_default()}}).to_string())

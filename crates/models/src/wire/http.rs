@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use millrace_protocol::foreign_json::parse_foreign_json;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
@@ -108,17 +109,14 @@ impl HttpSender {
             .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
         // A model may think for long before its first token, so the idle timeout begins with the first byte.
         let body = events::apply_idle_timeout(body, self.idle);
+        let event_stream = |events| ResponseBody::EventStream(events::join_split_characters(events));
         match (start, self.framing) {
-            (BodyFormat::Json, Framing::JsonLines) => {
-                Ok(ResponseBody::EventStream(events::parse_json_lines(body)))
-            }
+            (BodyFormat::Json, Framing::JsonLines) => Ok(event_stream(events::parse_json_lines(body))),
             (BodyFormat::Json, Framing::Sse | Framing::Frames) => {
                 self.parse_json_body(body).await.map(ResponseBody::Json)
             }
-            (BodyFormat::Event, Framing::Sse) => {
-                Ok(ResponseBody::EventStream(events::parse_sse_events(body)))
-            }
-            (BodyFormat::Frame, Framing::Frames) => Ok(ResponseBody::EventStream(frames::parse_frames(body))),
+            (BodyFormat::Event, Framing::Sse) => Ok(event_stream(events::parse_sse_events(body))),
+            (BodyFormat::Frame, Framing::Frames) => Ok(event_stream(frames::parse_frames(body))),
             (BodyFormat::Empty, _) => {
                 Err(ModelError::Truncated { message: "the response is empty".to_owned() })
             }
@@ -150,15 +148,7 @@ impl HttpSender {
         let text = events::read_body_as_text(body, MAX_REPLY_BYTES)
             .await
             .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
-        serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(|mistake| {
-            if mistake.is_eof() {
-                return ModelError::Truncated {
-                    message: format!("the response ends within its JSON: {mistake}"),
-                };
-            }
-            let text = format!("the response is not valid JSON ({mistake}): {text}");
-            ModelError::Truncated { message: error::redact_and_cut(&text, &self.redactor) }
-        })
+        parse_foreign_json(&text).map_err(|mistake| self.invalid_json_error("the response", &text, &mistake))
     }
 
     fn describe_unexpected_body(&self, content_type: &str, text: &str) -> String {
@@ -177,18 +167,22 @@ impl HttpSender {
         let message =
             error::redact_and_cut(&format!("{stream_error} (after {events_before} events)"), &self.redactor);
         match stream_error {
-            StreamError::Disconnected(_)
-            | StreamError::IdleTimeout(_)
-            | StreamError::NotUtf8(_)
-            | StreamError::BadFrame(_) => ModelError::Truncated { message },
-            StreamError::TooLong(..) => ModelError::Protocol { message },
+            StreamError::Disconnected(_) | StreamError::IdleTimeout(_) | StreamError::BadFrame(_) => {
+                ModelError::Truncated { message }
+            }
+            StreamError::NotUtf8(_) | StreamError::TooLong(..) => ModelError::Protocol { message },
         }
     }
 
-    /// Returns the error for an event that is not JSON.
-    pub(super) fn invalid_event_error(&self, data: &str, error: &serde_json::Error) -> ModelError {
-        let text = format!("an event is not JSON ({error}): {data}");
-        ModelError::Truncated { message: error::redact_and_cut(&text, &self.redactor) }
+    /// Returns the error for a response or an event that is not JSON. JSON that ends early was cut, and text comes from a gateway:
+    /// both may be better next time. Anything else is what the provider means to send, and a retry would cost the tokens again.
+    pub(super) fn invalid_json_error(&self, what: &str, data: &str, error: &serde_json::Error) -> ModelError {
+        let text = format!("{what} is not JSON ({error}): {data}");
+        let message = error::redact_and_cut(&text, &self.redactor);
+        match error.is_eof() || !data.trim_start().starts_with(['{', '[']) {
+            true => ModelError::Truncated { message },
+            false => ModelError::Protocol { message },
+        }
     }
 }
 

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
+use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::result::Usage;
 use secrecy::SecretString;
 use serde_json::{Map, Value};
@@ -351,8 +352,8 @@ impl HttpModel {
                 break;
             }
             seen += 1;
-            let value = serde_json::from_str(&data)
-                .map_err(|error| self.sender.invalid_event_error(&data, &error))?;
+            let value = parse_foreign_json(&data)
+                .map_err(|error| self.sender.invalid_json_error("an event", &data, &error))?;
             if self.handle_event(&value, parser, listener)? == EventOutcome::Complete {
                 break;
             }

@@ -1,6 +1,7 @@
 //! Assembles a reply from streamed pieces of text and tool calls, which may arrive in any order, and reports them to the
 //! listener. It knows no provider.
 
+use millrace_protocol::foreign_json::{mend_json_text, parse_foreign_json};
 use millrace_protocol::result::Usage;
 use serde_json::Value;
 
@@ -122,6 +123,7 @@ impl ReplyBuilder {
         for slot in std::mem::take(&mut self.slots).into_iter().filter(|slot| !slot.name.is_empty()) {
             let id = self.unique_id(&slot, &calls);
             let arguments = if slot.arguments.trim().is_empty() { "{}".to_owned() } else { slot.arguments };
+            let arguments = mend_json_text(arguments);
             calls.push(ToolCall { id, name: slot.name, arguments });
         }
         let finish = match (reason, calls.is_empty()) {
@@ -161,7 +163,7 @@ pub(super) fn json_to_text(value: &Value) -> std::borrow::Cow<'_, str> {
 /// Returns a call's arguments as an object, which chat templates and providers require. Anything else is wrapped into an
 /// object, so that the model sees what it wrote.
 pub(super) fn parse_arguments_object(call: &ToolCall) -> Value {
-    match serde_json::from_str(&call.arguments) {
+    match parse_foreign_json(&call.arguments) {
         Ok(Value::Object(object)) => Value::Object(object),
         Ok(_) | Err(_) => serde_json::json!({ "not_an_object": call.arguments }),
     }

@@ -207,7 +207,7 @@ async fn other_bodies_are_reported_as_what_they_are() {
 }
 
 #[tokio::test]
-async fn events_that_are_not_json_or_utf8_are_broken_replies() {
+async fn events_that_are_not_json_or_utf8_are_errors_at_once() {
     for wire in TEXT {
         let broken: &[u8] = if wire == WireProtocol::Ollama {
             b"{\"message\": nonsense}\n"
@@ -216,7 +216,7 @@ async fn events_that_are_not_json_or_utf8_are_broken_replies() {
         };
         let error = reply_to(wire, chunked(content_type(wire), &[broken])).await.unwrap_err();
         assert!(
-            matches!(&error, ModelError::Truncated { message } if message.contains("nonsense")),
+            matches!(&error, ModelError::Protocol { message } if message.contains("nonsense") && message.contains("line 1 column")),
             "{wire:?}: {error:?}"
         );
         let bytes: &[u8] = if wire == WireProtocol::Ollama {
@@ -226,9 +226,41 @@ async fn events_that_are_not_json_or_utf8_are_broken_replies() {
         };
         let error = reply_to(wire, chunked(content_type(wire), &[bytes])).await.unwrap_err();
         assert!(
-            matches!(&error, ModelError::Truncated { message } if message.contains("UTF-8")),
+            matches!(&error, ModelError::Protocol { message } if message.contains("UTF-8")),
             "{wire:?}: {error:?}"
         );
+    }
+}
+
+/// Half a character is a replacement character, in text and in arguments; the halves of a character in two events are joined, also if
+/// they are encoded as three bytes each, and wherever the chunks end.
+#[tokio::test]
+async fn halves_of_characters_are_replaced_or_joined() {
+    for wire in TEXT {
+        let text = framed(wire, &events(wire));
+        let replaced = text.replace("wörld", "w\\ud83drld");
+        let whole = reply_to(wire, chunked(content_type(wire), &[replaced.as_bytes()])).await;
+        assert_eq!(whole.unwrap().text, "Hello w\u{fffd}rld", "{wire:?}");
+        let raw: Vec<u8> = text.split("wörld").collect::<Vec<_>>().join("w\u{1}rld").into_bytes();
+        let raw: Vec<u8> =
+            raw.split(|byte| *byte == 1).collect::<Vec<_>>().join(&b"\xED\xA0\xBD\xED\xB8\x80"[..]);
+        let bytes: Vec<&[u8]> = raw.chunks(1).collect();
+        let joined = reply_to(wire, chunked(content_type(wire), &bytes)).await;
+        assert_eq!(joined.unwrap().text, "Hello w\u{1f600}rld", "{wire:?}");
+    }
+    let delta =
+        |text: &str| format!("data: {{\"choices\": [{{\"delta\": {{\"content\": \"{text}\"}}}}]}}\n\n");
+    let end = "data: {\"choices\": [{\"delta\": {}, \"finish_reason\": \"stop\"}]}\n\ndata: [DONE]\n\n";
+    for (pieces, expected) in [
+        (&["a \\ud83d", "\\ude00 b"][..], "a \u{1f600} b"),
+        (&["a \\ud83d", "", "\\ude00\\ud83d", "\\ude01"], "a \u{1f600}\u{1f601}"),
+        (&["a \\ud83d", " b"], "a \u{fffd} b"),
+        (&["a \\ud83d"], "a \u{fffd}"),
+        (&["\\ude00", "\\ud83d"], "\u{fffd}\u{fffd}"),
+    ] {
+        let stream: String = pieces.iter().map(|text| delta(text)).collect();
+        let actions = chunked("text/event-stream", &[stream.as_bytes(), end.as_bytes()]);
+        assert_eq!(reply_to(WireProtocol::OpenAiChat, actions).await.unwrap().text, expected, "{pieces:?}");
     }
 }
 

@@ -30,6 +30,7 @@ use super::server_process;
 use super::settings::McpServer;
 use super::tool::McpTool;
 use super::tool_list::{OfferedTool, list_tools, remove_oversized_tools};
+use super::transport::{HttpMessages, ProgramTransport};
 use super::workspace::{AttemptServer, WorkspaceMcpTool, create_folder};
 use crate::execute::Launcher;
 use crate::http_client;
@@ -346,8 +347,8 @@ impl Connection {
                     server_process::start_server_process(&self.server, self.launcher.as_ref()).await;
                 let running = program.insert(started.map_err(|e| format!("cannot be started: {e}"))?);
                 let pipes = running.stdout.take().zip(running.stdin.take());
-                let pipes = pipes.ok_or_else(|| "has no pipes".to_owned())?;
-                handler.serve(pipes).await.map_err(|e| not_mcp_error(&e))?
+                let (stdout, stdin) = pipes.ok_or_else(|| "has no pipes".to_owned())?;
+                handler.serve(ProgramTransport::new(stdin, stdout)).await.map_err(|e| not_mcp_error(&e))?
             }
         };
         // The cache of the MCP library would keep every page.
@@ -357,7 +358,7 @@ impl Connection {
         Ok(LiveConnection { service, tools: Mutex::new(tools), may_hang, program: Mutex::new(program) })
     }
 
-    fn http_transport(&self, url: &str) -> Result<StreamableHttpClientTransport<reqwest::Client>, String> {
+    fn http_transport(&self, url: &str) -> Result<StreamableHttpClientTransport<HttpMessages>, String> {
         let headers = self.server.headers.iter().map(|(name, variable)| {
             let value = std::env::var(variable)
                 .map_err(|_| format!("needs the environment variable {variable} for its header {name}"))?;
@@ -372,7 +373,7 @@ impl Connection {
         // Connections whose bodies were not read to the end are slow to reuse.
         let client = http_client::client().pool_max_idle_per_host(0).build().map_err(|e| error_chain(&e))?;
         let config = StreamableHttpClientTransportConfig::with_uri(url).custom_headers(headers);
-        Ok(StreamableHttpClientTransport::with_client(client, config))
+        Ok(StreamableHttpClientTransport::with_client(HttpMessages(client), config))
     }
 }
 

@@ -9,6 +9,7 @@ mod settings;
 mod tool;
 mod tool_list;
 mod tool_result;
+mod transport;
 mod workspace;
 
 pub use connection::{McpError, McpPool};

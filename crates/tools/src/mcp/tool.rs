@@ -15,9 +15,14 @@ use super::connection::{Connection, LiveConnection, error_chain};
 use super::settings::{DEFAULT_TIMEOUT, MAX_RESULT, McpServer};
 use super::tool_list::OfferedTool;
 use super::tool_result;
+use super::transport::UNREADABLE_MESSAGE;
+use crate::untrusted::one_line;
 
 /// The JSON-RPC error code for invalid arguments.
 const INVALID_PARAMS: i32 = -32602;
+
+/// Maximum number of characters of the reason why an answer is not readable.
+const MAX_ERROR: usize = 1_000;
 
 /// A tool of a server.
 #[derive(Clone)]
@@ -123,6 +128,10 @@ impl McpTool {
             ServiceError::McpError(error) if error.code.0 == INVALID_PARAMS => {
                 let message = self.mark_server_text(&error.message);
                 ToolError::Refused(format!("{} rejected the call:\n{message}", self.spec.name))
+            }
+            ServiceError::McpError(error) if error.code == UNREADABLE_MESSAGE => {
+                let reason = one_line(&error.message, MAX_ERROR);
+                self.unanswered_call_error("got an answer that is no message of MCP", reason)
             }
             ServiceError::McpError(error) => ToolError::Failed {
                 message: format!("{} failed:\n{}", self.spec.name, self.mark_server_text(&error.message)),

@@ -1,6 +1,7 @@
 //! Parses the responses of three search engines. No I/O here.
 
 use dom_query::{Document, Selection};
+use millrace_protocol::foreign_json::parse_foreign_json;
 use serde::Deserialize;
 use url::Url;
 
@@ -44,7 +45,7 @@ struct JsonResult {
 /// Parses a response of Tavily or SearXNG.
 pub(crate) fn parse_json(body: &str) -> Result<Vec<SearchResult>, ResponseError> {
     let answer: JsonResponse =
-        serde_json::from_str(body).map_err(|e| ResponseError::UnexpectedFormat(e.to_string()))?;
+        parse_foreign_json(body).map_err(|e| ResponseError::UnexpectedFormat(e.to_string()))?;
     let results =
         answer.results.into_iter().filter(|entry| is_web_url(&entry.url)).map(|entry| SearchResult {
             title: entry.title.unwrap_or_default(),

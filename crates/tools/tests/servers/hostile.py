@@ -1,6 +1,7 @@
-"""A hostile or broken MCP server for tests, on stdio and without packages: `hostile.py FOLDER MODE`. It appends a line per
-start and per page to `notes` in FOLDER."""
+"""A hostile or broken MCP server for tests, on stdio and without packages: `hostile.py FOLDER MODE [http]`. It appends a line
+per start and per page to `notes` in FOLDER, and its port."""
 
+import http.server
 import json
 import sys
 import time
@@ -63,7 +64,14 @@ def hanging_page(page):
     return {"tools": [tool("hang", annotations=hints), tool("read", annotations=hints)]}
 
 
+def broken_page(page):
+    names = ["half", "raw", "cut", "nan", "large", "form", "log"]
+    description = "The tool \ud83d is \ud83d\ude00."
+    return {"tools": [tool(name, description=description, annotations={"readOnlyHint": True}) for name in names]}
+
+
 PAGES = {
+    "broken": broken_page,
     "pages": large_page,
     "empty": empty_page,
     "slow": slow_page,
@@ -95,9 +103,64 @@ def answer(method, params):
     return {"result": {}} if method == "ping" else {"error": {"code": -32601, "message": f"no {method}"}}
 
 
+def encode(number, name):
+    """Returns the answer to a call of a broken tool."""
+    result = {"content": [{"type": "text", "text": "hello \ud83d world"}]}
+    text = json.dumps({"jsonrpc": "2.0", "id": number, "result": result})
+    if name == "raw":
+        return text.replace("\\ud83d", "\ud83d").encode("utf-8", "surrogatepass")
+    if name == "cut":
+        return text[:-8].encode()
+    if name == "nan":
+        return text.replace("\"hello", "NaN, \"hello").encode()
+    if name == "large":
+        return text.replace("hello", "x" * (17 << 20)).encode()
+    if name == "form":
+        return json.dumps({"jsonrpc": "1", "id": number, "reply": result}).encode()
+    if name == "log":
+        return b"starting the tool {\n[INFO] half\n" + text.encode()
+    return text.encode()
+
+
+def encode_answer(message):
+    if mode == "broken" and message["method"] == "tools/call":
+        return encode(message["id"], message["params"]["name"])
+    reply = answer(message["method"], message.get("params"))
+    return json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}).encode()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """The same over HTTP, with the answers in events or in a body."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body, kind = b"", "application/json"
+        if "id" in message and "method" in message:
+            body = encode_answer(message)
+            if self.path == "/events":
+                body, kind = b"".join(b"data: " + line + b"\n" for line in body.split(b"\n")) + b"\n", "text/event-stream"
+        self.send_response(200 if body else 202)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.send_error(405)
+
+    def log_message(self, *_):
+        pass
+
+
 note("start")
+if len(sys.argv) > 3:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    note(f"port {server.server_port}")
+    server.serve_forever()
 for line in sys.stdin:
     message = json.loads(line)
     if "id" in message and "method" in message:
-        reply = answer(message["method"], message.get("params"))
-        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}), flush=True)
+        sys.stdout.buffer.write(encode_answer(message) + b"\n")
+        sys.stdout.flush()

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use millrace_protocol::foreign_json::parse_foreign_json;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -168,7 +169,7 @@ impl ProviderKeys {
                 return Err(failed(&format!("the response is larger than {MAX_RESPONSE} bytes")));
             }
         }
-        serde_json::from_slice(&bytes).map_err(|error| failed(&error))
+        parse_foreign_json(&bytes).map_err(|error| failed(&error))
     }
 }
 

@@ -17,6 +17,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_runtime::store::blobs::sha256_hex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -153,7 +154,7 @@ fn encode_update(update: Result<&StreamResponse, A2aFault>) -> Value {
 async fn read_body<T: DeserializeOwned>(body: Body) -> Result<T, A2aFault> {
     let bytes = axum::body::to_bytes(body, MAX_BODY).await;
     let bytes = bytes.map_err(|_| A2aFault::invalid(format!("the body has more than {MAX_BODY} bytes")))?;
-    let value: Value = serde_json::from_slice(&bytes)
+    let value: Value = parse_foreign_json(&bytes)
         .map_err(|error| A2aFault::invalid(format!("the body is no JSON: {error}")))?;
     serde_path_to_error::deserialize(with_usual_names(value)).map_err(|error| {
         A2aFault::invalid(format!("the body is invalid: {}: {}", error.path(), error.inner()))

@@ -10,6 +10,7 @@ use a2a::{
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use millrace_protocol::foreign_json::parse_foreign_json;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -112,7 +113,7 @@ fn find_foreign_type(headers: &HeaderMap) -> Option<String> {
 
 /// Parses a request; a malformed one is answered with its id if it has one.
 fn parse_request(bytes: &[u8]) -> Result<JsonRpcRequest, (JsonRpcId, A2AError)> {
-    let value: Value = serde_json::from_slice(bytes)
+    let value: Value = parse_foreign_json(bytes)
         .map_err(|error| (JsonRpcId::Null, A2AError::parse_error(format!("the body is no JSON: {error}"))))?;
     let id = serde_json::from_value(value["id"].clone()).unwrap_or(JsonRpcId::Null);
     let request: JsonRpcRequest = serde_json::from_value(value).map_err(|error| {

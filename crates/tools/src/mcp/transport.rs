@@ -1,0 +1,307 @@
+//! The messages of MCP servers: each is read by the reader of foreign JSON, and a message that is not readable answers the requests
+//! that wait for it with an error, at once. The library would ignore it and let them wait.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use millrace_protocol::foreign_json::{HalfEscaper, mend_json_text, parse_foreign_json};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue};
+use reqwest::{Response, StatusCode};
+use rmcp::RoleClient;
+use rmcp::model::{
+    ClientJsonRpcMessage, ErrorCode, ErrorData, JsonRpcMessage, RequestId, ServerJsonRpcMessage,
+};
+use rmcp::transport::Transport;
+use rmcp::transport::async_rw::AsyncRwTransport;
+use rmcp::transport::streamable_http_client::{
+    StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
+};
+use serde_json::Value;
+use sse_stream_of_rmcp::{Error as SseError, Sse, SseStream};
+use tokio::io::Empty;
+use tokio::net::unix::pipe;
+use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
+use tracing::debug;
+
+use crate::untrusted::one_line;
+
+const SESSION_ID: &str = "mcp-session-id";
+/// The code of the error that takes the place of a message that is not readable. Servers have other codes.
+pub(super) const UNREADABLE_MESSAGE: ErrorCode = ErrorCode(i32::MIN);
+/// Maximum size of a message.
+const MAX_MESSAGE: usize = 16 << 20;
+/// Maximum number of characters of an error response that are shown.
+const MAX_ERROR: usize = 1_000;
+
+type ReadMessage = ServerJsonRpcMessage;
+
+fn unreadable_message(reason: &str, id: RequestId) -> ReadMessage {
+    JsonRpcMessage::error(ErrorData::new(UNREADABLE_MESSAGE, reason.to_owned(), None), Some(id))
+}
+
+/// Reads one message.
+///
+/// # Errors
+/// The reason why it is not readable, and the request that it answers, if it names one. `None` if it need not be read: it is a
+/// notification of an unknown form.
+fn read_message(bytes: &[u8]) -> Result<ReadMessage, Option<(String, Option<RequestId>)>> {
+    parse_foreign_json(bytes).map_err(|error| {
+        let value = parse_foreign_json::<Value>(bytes).ok();
+        if value.as_ref().is_some_and(|value| value.get("method").is_some()) {
+            return None;
+        }
+        let id = value.and_then(|value| serde_json::from_value(value.get("id")?.clone()).ok());
+        Some((format!("it is not readable as a message: {error}"), id))
+    })
+}
+
+/// Standard input and output of a server's program.
+pub(super) struct ProgramTransport {
+    writer: AsyncRwTransport<RoleClient, Empty, pipe::Sender>,
+    lines: FramedRead<pipe::Receiver, AnyDelimiterCodec>,
+    /// The requests that wait for their answers.
+    waiting: HashSet<RequestId>,
+    received: VecDeque<ReadMessage>,
+}
+
+impl ProgramTransport {
+    /// Takes the input and output of a program.
+    pub(super) fn new(stdin: pipe::Sender, stdout: pipe::Receiver) -> Self {
+        let codec = AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), b"\n".to_vec(), MAX_MESSAGE);
+        Self {
+            writer: AsyncRwTransport::new(tokio::io::empty(), stdin),
+            lines: FramedRead::new(stdout, codec),
+            waiting: HashSet::new(),
+            received: VecDeque::new(),
+        }
+    }
+
+    fn read_line(&mut self, line: &[u8]) {
+        // Some programs print more than messages.
+        if !line.trim_ascii_start().starts_with(b"{") {
+            debug!("ignoring a line of an MCP server that is no message");
+            return;
+        }
+        match read_message(line) {
+            Ok(message) => {
+                if let JsonRpcMessage::Response(answer) = &message {
+                    self.waiting.remove(&answer.id);
+                } else if let JsonRpcMessage::Error(error) = &message {
+                    error.id.as_ref().map(|id| self.waiting.remove(id));
+                }
+                self.received.push_back(message);
+            }
+            Err(None) => debug!("ignoring a notification of an MCP server in another form"),
+            Err(Some((reason, id))) => self.fail_requests(&reason, id),
+        }
+    }
+
+    /// Answers the request with an error, or all that wait if it is not known which one.
+    fn fail_requests(&mut self, reason: &str, id: Option<RequestId>) {
+        let failed: Vec<RequestId> = match id {
+            Some(id) => self.waiting.take(&id).into_iter().collect(),
+            None => self.waiting.drain().collect(),
+        };
+        self.received.extend(failed.into_iter().map(|id| unreadable_message(reason, id)));
+    }
+}
+
+impl Transport<RoleClient> for ProgramTransport {
+    type Error = io::Error;
+
+    fn send(
+        &mut self,
+        message: ClientJsonRpcMessage,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
+        if let JsonRpcMessage::Request(request) = &message {
+            self.waiting.insert(request.id.clone());
+        }
+        self.writer.send(message)
+    }
+
+    async fn receive(&mut self) -> Option<ReadMessage> {
+        loop {
+            if let Some(message) = self.received.pop_front() {
+                return Some(message);
+            }
+            match self.lines.next().await {
+                Some(Ok(line)) => self.read_line(&line),
+                Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
+                    self.fail_requests(&format!("it is longer than {} MiB", MAX_MESSAGE >> 20), None);
+                    // The stream ends once after an error; then it goes on behind the message.
+                    let _ = self.lines.next().await;
+                }
+                Some(Err(AnyDelimiterCodecError::Io(_))) | None => return None,
+            }
+        }
+    }
+
+    /// Closes the server's input. Its connection waits for its end.
+    async fn close(&mut self) -> Result<(), Self::Error> {
+        self.writer.close().await
+    }
+}
+
+/// The HTTP client of servers at a URL.
+#[derive(Clone)]
+pub(super) struct HttpMessages(pub(super) reqwest::Client);
+
+type HttpError = StreamableHttpError<reqwest::Error>;
+type EventStream = BoxStream<'static, Result<Sse, SseError>>;
+
+impl HttpMessages {
+    /// Sends a message, and reads its answer: one message, or a stream of them.
+    async fn post(
+        &self,
+        uri: &str,
+        message: &ClientJsonRpcMessage,
+        session: Option<&str>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<StreamableHttpPostResponse, HttpError> {
+        let mut request = self.0.post(uri).headers(headers.into_iter().collect());
+        request = request.header(ACCEPT, "text/event-stream, application/json");
+        if let Some(session) = session {
+            request = request.header(SESSION_ID, session);
+        }
+        let response = request.json(message).send().await?;
+        let status = response.status();
+        match status {
+            StatusCode::ACCEPTED | StatusCode::NO_CONTENT => return Ok(StreamableHttpPostResponse::Accepted),
+            StatusCode::NOT_FOUND if session.is_some() => return Err(HttpError::SessionExpired),
+            _ => {}
+        }
+        let session_id = header_text(&response, SESSION_ID);
+        let content_type = header_text(&response, CONTENT_TYPE.as_str()).unwrap_or_default();
+        let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        let waiting = match message {
+            JsonRpcMessage::Request(request) => Some(request.id.clone()),
+            JsonRpcMessage::Response(_) | JsonRpcMessage::Notification(_) | JsonRpcMessage::Error(_) => None,
+        };
+        match (status.is_success(), media_type.as_str(), waiting) {
+            (true, "text/event-stream", waiting) => {
+                let events = read_events(response, waiting);
+                Ok(StreamableHttpPostResponse::Sse(events, session_id))
+            }
+            (true, _, None) => Ok(StreamableHttpPostResponse::Accepted),
+            (true, "application/json", Some(id)) => {
+                let body = read_body(response, MAX_MESSAGE).await?;
+                let message = match read_message(&body) {
+                    Ok(message) => message,
+                    Err(Some((reason, _))) => unreadable_message(&reason, id),
+                    Err(None) => unreadable_message("it is a notification in another form", id),
+                };
+                Ok(StreamableHttpPostResponse::Json(message, session_id))
+            }
+            (true, _, Some(_)) => Err(HttpError::UnexpectedContentType(Some(content_type))),
+            (false, _, waiting) => {
+                let body = read_body(response, MAX_MESSAGE).await.unwrap_or_default();
+                let is_answer =
+                    waiting.is_some() && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+                if let Some(error @ JsonRpcMessage::Error(_)) = read_message(&body).ok().filter(|_| is_answer)
+                {
+                    return Ok(StreamableHttpPostResponse::Json(error, session_id));
+                }
+                let text = one_line(&String::from_utf8_lossy(&body), MAX_ERROR);
+                Err(HttpError::UnexpectedServerResponse(format!("HTTP {status}: {text}").into()))
+            }
+        }
+    }
+}
+
+impl StreamableHttpClient for HttpMessages {
+    type Error = reqwest::Error;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session_id: Option<Arc<str>>,
+        _: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<StreamableHttpPostResponse, HttpError> {
+        self.post(&uri, &message, session_id.as_deref(), headers).await
+    }
+
+    fn delete_session(
+        &self,
+        uri: Arc<str>,
+        session_id: Arc<str>,
+        auth: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> impl Future<Output = Result<(), HttpError>> + Send + '_ {
+        self.0.delete_session(uri, session_id, auth, headers)
+    }
+
+    async fn get_stream(
+        &self,
+        uri: Arc<str>,
+        session_id: Option<Arc<str>>,
+        last_event_id: Option<String>,
+        auth: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<EventStream, HttpError> {
+        let events = self.0.get_stream(uri, session_id, last_event_id, auth, headers).await?;
+        Ok(mend_events(events, None))
+    }
+}
+
+fn header_text(response: &Response, name: &str) -> Option<String> {
+    Some(response.headers().get(name)?.to_str().ok()?.to_owned())
+}
+
+async fn read_body(response: Response, limit: usize) -> Result<Vec<u8>, HttpError> {
+    let mut body = Vec::new();
+    let mut pieces = response.bytes_stream();
+    while let Some(piece) = pieces.try_next().await? {
+        body.extend_from_slice(&piece);
+        if body.len() > limit {
+            return Err(HttpError::ResponseBodyTooLarge { max_size: limit });
+        }
+    }
+    Ok(body)
+}
+
+/// Parses the events of a response. One that is larger than a message may be is the last one, and not readable.
+fn read_events(response: Response, waiting: Option<RequestId>) -> EventStream {
+    let (size, mut escaper) = (Arc::new(AtomicUsize::new(0)), HalfEscaper::default());
+    let (received, total) = (Arc::clone(&size), Arc::clone(&size));
+    let pieces = response.bytes_stream().take_while(move |piece| {
+        let length = piece.as_ref().map_or(0, |piece| piece.len());
+        std::future::ready(received.fetch_add(length, Ordering::Relaxed) + length <= MAX_MESSAGE)
+    });
+    let pieces = pieces.map_ok(move |piece| Bytes::from(escaper.push(&piece)));
+    let events =
+        SseStream::from_bytes_stream(Box::pin(pieces)).inspect_ok(move |_| size.store(0, Ordering::Relaxed));
+    let too_large = futures::stream::once(async move {
+        (total.load(Ordering::Relaxed) > MAX_MESSAGE)
+            .then(|| Ok(Sse::default().data("{\"larger than 16 MiB\"")))
+    });
+    mend_events(events.chain(too_large.filter_map(std::future::ready)).boxed(), waiting)
+}
+
+/// Replaces halves of characters in events. An event that is not readable becomes the error of the request that waits for it.
+fn mend_events(events: EventStream, waiting: Option<RequestId>) -> EventStream {
+    let mend = move |event: Result<Sse, SseError>| {
+        let (mut event, mistake) = match event {
+            Ok(event) => (event, None),
+            Err(error @ SseError::Body(_)) => return Err(error),
+            Err(error) => (Sse::default(), Some(format!("it is not readable as a message: {error}"))),
+        };
+        let data = event.data.take().unwrap_or_default();
+        let mistake = mistake.or_else(|| match read_message(data.as_bytes()) {
+            Err(Some((reason, _))) if !data.trim().is_empty() => Some(reason),
+            Ok(_) | Err(_) => None,
+        });
+        event.data = match (mistake, &waiting) {
+            (Some(reason), Some(id)) => serde_json::to_string(&unreadable_message(&reason, id.clone())).ok(),
+            (Some(_), None) | (None, _) => (!data.is_empty()).then(|| mend_json_text(data)),
+        };
+        Ok(event)
+    };
+    events.map(mend).boxed()
+}
