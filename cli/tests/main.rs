@@ -8,5 +8,6 @@ mod eval;
 mod local;
 mod nats_config;
 mod questions;
+mod secrets;
 mod steering;
 mod support;

@@ -8,7 +8,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
-use millrace_protocol::foreign_json::mend_halves;
+use millrace_protocol::foreign_json::{mend_halves, plain_json_error};
 use millrace_protocol::trace_context::TraceParent;
 use serde::de::DeserializeOwned;
 
@@ -143,7 +143,7 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     });
     let ended = parsed.and_then(|value| input.end().map(|()| value).map_err(|error| (String::new(), error)));
     ended.map_err(|(pointer, error)| {
-        let message = error.to_string();
+        let message = plain_json_error(&error.to_string());
         let place = if pointer.is_empty() { String::new() } else { format!("{pointer}: ") };
         Problem::new(ProblemKind::InvalidRequest, format!("the body is invalid: {place}{message}"))
             .with_mistakes(vec![Mistake { pointer, message }])

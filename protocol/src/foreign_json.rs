@@ -158,6 +158,46 @@ fn find_open_half(event: &str) -> Option<Half> {
     find_halves(event.as_bytes()).into_iter().rfind(ends)
 }
 
+/// Returns an error of the parser without the names that types have in this program.
+#[must_use]
+pub fn plain_json_error(error: &str) -> String {
+    const KINDS: [(&str, &str); 10] = [
+        ("internally tagged enum ", "an object"),
+        ("adjacently tagged enum ", "an object"),
+        ("untagged enum ", "forms that are possible here"),
+        ("struct variant ", "an object"),
+        ("tuple variant ", "a list"),
+        ("newtype variant ", "a value"),
+        ("unit variant ", "a name"),
+        ("tuple struct ", "a list"),
+        ("struct ", "an object"),
+        ("enum ", "one of the names that are possible here"),
+    ];
+    let mut plain = String::new();
+    let mut rest = error;
+    // Quoted texts are the input, and stay.
+    while let Some((kind, at)) =
+        KINDS.iter().filter_map(|kind| Some((kind, find_unquoted(rest, kind.0)?))).min_by_key(|(_, at)| *at)
+    {
+        let after = &rest[at + kind.0.len()..];
+        let name = after.find(|c: char| !(c.is_alphanumeric() || "_:<>".contains(c))).unwrap_or(after.len());
+        plain.push_str(&rest[..at]);
+        plain.push_str(if after[..name].starts_with(|c: char| c.is_ascii_uppercase()) {
+            kind.1
+        } else {
+            kind.0
+        });
+        rest = if plain.ends_with(kind.1) { &after[name..] } else { after };
+    }
+    plain + rest
+}
+
+fn find_unquoted(text: &str, word: &str) -> Option<usize> {
+    let is_unquoted = |at: usize| text[..at].matches(['"', '`']).count().is_multiple_of(2);
+    let begins_word = |at: usize| at == 0 || text[..at].ends_with(' ');
+    text.match_indices(word).map(|(at, _)| at).find(|at| is_unquoted(*at) && begins_word(*at))
+}
+
 /// Output that may be JSON or text.
 #[derive(Debug, Clone, PartialEq)]
 pub enum JsonOrText {
@@ -287,6 +327,33 @@ mod tests {
         ] {
             let error = parse_foreign_json::<Value>(text).unwrap_err().to_string();
             assert!(error.contains(" at line 1 column "), "{error}");
+        }
+    }
+
+    #[test]
+    fn errors_name_no_types_of_this_program() {
+        for (error, plain) in [
+            (
+                "invalid type: integer `5`, expected struct PlanInput at line 1 column 9",
+                "invalid type: integer `5`, expected an object at line 1 column 9",
+            ),
+            (
+                "data did not match any variant of untagged enum RequestedWait",
+                "data did not match any variant of forms that are possible here",
+            ),
+            (
+                "invalid type: string \"struct Foo\", expected struct variant Step::Model",
+                "invalid type: string \"struct Foo\", expected an object",
+            ),
+            (
+                "invalid length 1, expected struct Limits with 3 elements",
+                "invalid length 1, expected an object with 3 elements",
+            ),
+            ("expected internally tagged enum Condition", "expected an object"),
+            ("a struct with fields", "a struct with fields"),
+            ("expected value at line 1 column 2", "expected value at line 1 column 2"),
+        ] {
+            assert_eq!(plain_json_error(error), plain);
         }
     }
 

@@ -25,6 +25,7 @@ pub mod retention;
 pub mod safe_text;
 pub mod schema;
 mod schema_cost;
+pub mod secrets;
 pub mod subject;
 pub mod tenant;
 pub mod time_text;

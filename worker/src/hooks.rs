@@ -21,12 +21,13 @@ use futures::future::BoxFuture;
 use millrace_agent::hooks::{Hook, HookContext, HookEvent, HookPoint, HookRefusal};
 use millrace_agent::model::{Message, Request};
 use millrace_agent::spec::CommandHook;
-use millrace_protocol::foreign_json::parse_foreign_json;
+use millrace_protocol::foreign_json::{parse_foreign_json, plain_json_error};
+use millrace_protocol::secrets::{redact_bytes, redact_text};
 use millrace_tools::program::{self, Program, RunningProgram};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::external::command::PASSED;
+use crate::external::command::{PASSED, remember_passed_variables};
 use crate::tools::launcher_of_this_program;
 
 /// The most bytes of a program's output.
@@ -77,6 +78,7 @@ impl CommandHookRunner {
     }
 
     async fn run_program(&self, input: String) -> Result<Vec<u8>, String> {
+        remember_passed_variables(&self.hook.environment, &self.hook.command);
         let program = Program {
             command: self.hook.command.iter().map(Into::into).collect(),
             folder: Some(self.folder.clone()),
@@ -93,10 +95,11 @@ impl CommandHookRunner {
         let (status, output) = answer.map_err(|fault| fault.to_string())?;
         if !status.success() {
             let error = String::from_utf8_lossy(&error);
+            let error = redact_text(&error);
             let last: String = error.trim().chars().take(MAX_ERROR).collect();
             return Err(format!("{status}: {last}"));
         }
-        Ok(output)
+        Ok(redact_bytes(output))
     }
 }
 
@@ -167,6 +170,7 @@ fn read_answer(output: &[u8]) -> Result<HookAnswer, String> {
         return Ok(HookAnswer::default());
     }
     parse_foreign_json(output).map_err(|mistake| {
+        let mistake = plain_json_error(&mistake.to_string());
         format!("its output is no answer: {mistake}; write nothing, or an object with \"refuse\" or the changed texts")
     })
 }

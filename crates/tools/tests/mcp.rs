@@ -206,7 +206,7 @@ async fn a_server_works_over_http_and_gets_its_headers() {
     let with_header =
         McpServer { headers: [("x-test".into(), "CARGO_PKG_NAME".into())].into(), ..server.clone() };
     let text = call(&toolbox(&pool, &with_header).await, "stub_header", json!({})).await.unwrap();
-    assert_eq!(text, "millrace-tools");
+    assert_eq!(text, "[hidden]", "it got the value, and an echo of it is hidden");
     let lacking = McpServer { headers: [("x-test".into(), "NO_SUCH_VARIABLE".into())].into(), ..server };
     let error = pool.tools_of_server(&lacking).await.err().unwrap().to_string();
     assert!(error.contains("needs the environment variable NO_SUCH_VARIABLE"), "{error}");

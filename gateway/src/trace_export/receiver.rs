@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use millrace_protocol::secrets::redact_text;
 use millrace_traces::Span;
 use millrace_traces::otlp::{TraceResource, read_rejection, to_json, to_protobuf};
 use reqwest::StatusCode;
@@ -113,7 +114,7 @@ impl OtlpReceiver {
             let rejection = read_rejection(&body, self.protocol == OtlpProtocol::Json);
             return rejection.map_or(SendOutcome::Accepted, SendOutcome::Rejected);
         }
-        let text: String = String::from_utf8_lossy(&body).chars().take(MAX_MESSAGE).collect();
+        let text: String = redact_text(&String::from_utf8_lossy(&body)).chars().take(MAX_MESSAGE).collect();
         let reason = format!("{status}: {}", text.escape_debug());
         match status {
             // The request itself is wrong, and would be again.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millrace_protocol::secrets::{SecretRedactor, remember_secrets};
 use millrace_traces::otlp::parse_key_values;
 use millrace_traces::{DEFAULT_SPLIT, TraceSettings};
 use url::Url;
@@ -98,10 +99,15 @@ impl ExportSettings {
                 }
             },
         };
+        let headers = find("HEADERS").map(|(_, text)| parse_key_values(&text)).unwrap_or_default();
+        let mut secrets = SecretRedactor::default();
+        headers.iter().for_each(|(name, value)| secrets.add_header(name, value));
+        secrets.add_url(&endpoint);
+        remember_secrets(&secrets);
         Ok(Some(Self {
             url,
             protocol,
-            headers: find("HEADERS").map(|(_, text)| parse_key_values(&text)).unwrap_or_default(),
+            headers,
             timeout,
             is_compressed,
             certificate: find("CERTIFICATE").map(|(_, file)| file),

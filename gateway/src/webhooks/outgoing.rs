@@ -5,6 +5,7 @@ use std::fmt;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::MessageId;
+use millrace_protocol::secrets::SecretRedactor;
 use millrace_protocol::webhook::{
     PushAuthentication, SigningSecret, StoredDelivery, StoredPushConfig, StoredSubscription, StoredWebhook,
 };
@@ -27,6 +28,18 @@ pub struct OutgoingRequest {
     pub headers: HeaderMap,
     /// The body.
     pub body: Vec<u8>,
+}
+
+impl OutgoingRequest {
+    /// Returns its secrets, which a receiver may send back.
+    pub fn secrets(&self) -> SecretRedactor {
+        let mut secrets = SecretRedactor::default();
+        secrets.add_url(&self.url);
+        for (name, value) in &self.headers {
+            secrets.add_named(name.as_str(), value.to_str().unwrap_or_default());
+        }
+        secrets
+    }
 }
 
 /// Builds the request of a delivery.

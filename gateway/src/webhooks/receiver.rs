@@ -54,6 +54,7 @@ impl ReceiverClient {
     /// Sends a request, or notes why there is none.
     pub async fn send(&self, request: Result<OutgoingRequest, String>) -> AttemptOutcome {
         let (at, started) = (clock::now(), Instant::now());
+        let secrets = request.as_ref().map(OutgoingRequest::secrets).unwrap_or_default();
         let response = match request {
             Ok(request) => match self.policy.parse_url(&request.url) {
                 Ok(url) => self.post(url, request).await,
@@ -65,9 +66,11 @@ impl ReceiverClient {
             Ok(response) => {
                 let (status, retry_after) =
                     (response.status().as_u16(), find_retry_after(response.headers()));
-                (Some(status), None, read_beginning(response).await, retry_after)
+                (Some(status), None, secrets.redact(&read_beginning(response).await), retry_after)
             }
-            Err(error) => (None, Some(error.chars().take(MAX_ERROR).collect()), String::new(), None),
+            Err(error) => {
+                (None, Some(secrets.redact(&error).chars().take(MAX_ERROR).collect()), String::new(), None)
+            }
         };
         let milliseconds = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         AttemptOutcome { attempt: DeliveryAttempt { at, milliseconds, status, error, reply }, retry_after }

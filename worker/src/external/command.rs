@@ -12,6 +12,7 @@ use millrace_agent::files::ProgramFiles;
 use millrace_agent::spec::CapabilityFields;
 use millrace_agent::tool::{Effect, schema_of};
 use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
+use millrace_protocol::secrets::{SecretRedactor, redact_bytes, redact_text, remember_secrets};
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_strict_yaml::{
     MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode, deserialize_node,
@@ -187,11 +188,13 @@ impl CommandCapability {
             }
         };
         progress.read_remaining_lines().await;
-        let output = ended.and_then(|(status, output)| self.check_exit_status(output, status, &progress));
+        let output = ended
+            .and_then(|(status, output)| self.check_exit_status(redact_bytes(output), status, &progress));
         output.map_err(|failure| self.convert_failure(failure))
     }
 
     async fn start_program(&self, folder: &Path) -> Result<RunningProgram, ExternalFailure> {
+        remember_passed_variables(&self.environment, &self.program);
         let program = Program {
             command: (0..self.program.len()).map(|at| self.resolve_word(at).into()).collect(),
             folder: Some(folder.to_owned()),
@@ -257,6 +260,16 @@ impl Capability for CommandCapability {
     }
 }
 
+/// Remembers what a program gets and may write: variables, and arguments that hold secrets.
+pub(crate) fn remember_passed_variables(variables: &[String], arguments: &[String]) {
+    let mut secrets = SecretRedactor::default();
+    for name in variables {
+        secrets.add_named(name, &std::env::var(name).unwrap_or_default());
+    }
+    secrets.add_arguments(arguments);
+    remember_secrets(&secrets);
+}
+
 /// The lines that the program writes to standard error.
 struct StderrProgress {
     lines: Option<BufReader<pipe::Receiver>>,
@@ -307,7 +320,8 @@ impl StderrProgress {
                 break;
             }
         }
-        let text: String = String::from_utf8_lossy(&line).trim_end().chars().take(MAX_LINE).collect();
+        let text = String::from_utf8_lossy(&line);
+        let text: String = redact_text(text.trim_end()).chars().take(MAX_LINE).collect();
         if text.is_empty() && self.lines.is_none() {
             return None;
         }

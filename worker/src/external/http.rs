@@ -11,6 +11,7 @@ use millrace_agent::tool::Effect;
 use millrace_models::http_client::shared_client;
 use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
+use millrace_protocol::secrets::{SecretRedactor, redact_bytes, redact_text, remember_secrets};
 use millrace_strict_yaml::{
     MappingFields, MistakeCollector, Position, YamlMistake, YamlMistakes, YamlNode, YamlValue as Yaml,
 };
@@ -71,6 +72,11 @@ impl HttpCapability {
         let fields = MappingFields::collect_from_node(root, "capability of the kind http", &known, mistakes)?;
         let about = CapabilityFields::collect_fields(&fields, mistakes);
         let url = mistakes.check(fields.require_field("url").and_then(parse_url));
+        if let Some(url) = &url {
+            let mut secrets = SecretRedactor::default();
+            secrets.add_url(url.as_str());
+            remember_secrets(&secrets);
+        }
         let headers = mistakes.check_optional(fields.find_field("headers").map(parse_headers));
         let timeout = mistakes.check(parse_timeout(&fields, TIMEOUT));
         let effect = mistakes.check(parse_effect(&fields, Effect::Idempotent));
@@ -163,7 +169,7 @@ impl HttpCapability {
 
     /// Returns the URL without the parts that may hold secrets.
     fn redacted_address(&self) -> String {
-        format!("{}{}", self.url.origin().ascii_serialization(), self.url.path())
+        redact_text(&format!("{}{}", self.url.origin().ascii_serialization(), self.url.path())).into_owned()
     }
 }
 
@@ -216,6 +222,7 @@ async fn convert_error_response(response: Response) -> FailedRequest {
     }
 }
 
+/// Reads a response, without the secrets that it may echo.
 async fn read_body(response: Response) -> Result<Vec<u8>, FailedRequest> {
     let failed = |why, is_transient| FailedRequest {
         failure: ExternalFailure::with_unknown_outcome(why),
@@ -231,7 +238,7 @@ async fn read_body(response: Response) -> Result<Vec<u8>, FailedRequest> {
             return Err(failed(format!("its response is longer than {MAX_RESPONSE} bytes"), false));
         }
     }
-    Ok(body)
+    Ok(redact_bytes(body))
 }
 
 /// Describes an error without the URL, which may hold a key.
@@ -260,6 +267,9 @@ fn parse_headers(node: &YamlNode) -> Result<HeaderMap, YamlMistake> {
             YamlMistake::at_position(entry.position, format!("{:?} is not a valid header name", entry.key))
         })?;
         let filled = substitute_variables(entry.node.parse_text(&entry.key)?, entry.node.position)?;
+        let mut secrets = SecretRedactor::default();
+        secrets.add_header(&entry.key, &filled);
+        remember_secrets(&secrets);
         let mut value = HeaderValue::from_str(&filled).map_err(|_| {
             YamlMistake::at_position(
                 entry.node.position,
@@ -282,6 +292,9 @@ fn substitute_variables(text: &str, position: Position) -> Result<String, YamlMi
         let value = std::env::var(name).map_err(|_| {
             YamlMistake::at_position(position, format!("the environment variable {name:?} is not set"))
         })?;
+        let mut secrets = SecretRedactor::default();
+        secrets.add(&value);
+        remember_secrets(&secrets);
         filled.push_str(before);
         filled.push_str(value.trim());
         rest = suffix;

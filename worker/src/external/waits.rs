@@ -23,7 +23,7 @@ use jiff::Timestamp;
 use millrace_agent::approval::{approval_question, check_input, input_question};
 use millrace_agent::tool::ChildLimits;
 use millrace_protocol::child::{EndedTask, MAX_CHILDREN, TaskEnd, child_id};
-use millrace_protocol::foreign_json::{JsonOrText, parse_json_or_text};
+use millrace_protocol::foreign_json::{JsonOrText, parse_json_or_text, plain_json_error};
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskSpec};
@@ -125,7 +125,8 @@ pub(super) fn parse_wait_reply(
         return Ok(None);
     }
     let invalid = |why: String| ExternalFailure::without_effect(format!("\"wait_for\" in its output: {why}"));
-    let reply: WaitReply = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
+    let reply: WaitReply =
+        serde_json::from_value(value).map_err(|error| invalid(plain_json_error(&error.to_string())))?;
     if reply.wait_for.is_empty() || reply.wait_for.len() > MAX_WAITS {
         return Err(invalid(format!("it must have 1 to {MAX_WAITS} waits")));
     }

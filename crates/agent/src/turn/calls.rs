@@ -7,6 +7,7 @@
 //! The files that a program changed are recorded under `files.<turn>.<index>.<tool>` before they are written.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
 use millrace_protocol::question::{Answer, Question};
 use millrace_protocol::result::{ModelUsage, Usage};
 use millrace_protocol::schema::check_value_against_schema;
+use millrace_protocol::secrets::redact_text;
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
 use millrace_protocol::wire::InlineOrStoredBytes;
 use serde_json::Value;
@@ -560,6 +562,9 @@ impl ToolCallRunner<'_> {
                 true,
             ),
         };
+        if let Cow::Owned(redacted) = redact_text(&result.result.text) {
+            result.result.text = redacted;
+        }
         result.took_ms = to_millis(began.elapsed());
         result.has_effects =
             !result.result.is_error && tool.effect() != Effect::Pure && !tool.names_its_changes();

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use millrace_protocol::foreign_json::parse_foreign_json;
+use millrace_protocol::secrets::SecretRedactor;
 use reqwest::StatusCode;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 
-use super::redact::SecretRedactor;
 use crate::model::ModelError;
 
 /// Maximum length of a message in characters.

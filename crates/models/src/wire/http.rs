@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use millrace_protocol::foreign_json::parse_foreign_json;
+use millrace_protocol::secrets::{SecretRedactor, redact_text, remember_secrets};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
 use super::events::{self, BodyFormat, EventStream, MAX_REPLY_BYTES, ResponseByteStream, StreamError};
-use super::redact::SecretRedactor;
 use super::{ModelEndpoint, WireProtocol, error, frames};
 use crate::model::ModelError;
 
@@ -61,13 +61,15 @@ pub(super) struct HttpSender {
 
 impl HttpSender {
     pub(super) fn new(endpoint: &ModelEndpoint) -> Self {
+        let secrets = endpoint.secrets();
+        remember_secrets(&secrets);
         Self {
             client: crate::http_client::shared_client(),
             url: build_request_url(endpoint),
             headers: build_request_headers(endpoint),
             framing: Framing::of_wire(endpoint.wire),
             idle: endpoint.settings.idle_timeout(),
-            redactor: SecretRedactor::for_endpoint(endpoint),
+            redactor: secrets,
         }
     }
 
@@ -148,7 +150,9 @@ impl HttpSender {
         let text = events::read_body_as_text(body, MAX_REPLY_BYTES)
             .await
             .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
-        parse_foreign_json(&text).map_err(|mistake| self.invalid_json_error("the response", &text, &mistake))
+        let text = redact_text(&text);
+        parse_foreign_json(text.as_bytes())
+            .map_err(|mistake| self.invalid_json_error("the response", &text, &mistake))
     }
 
     fn describe_unexpected_body(&self, content_type: &str, text: &str) -> String {

@@ -164,7 +164,7 @@ fn malformed_events_are_parsed_or_rejected() {
 #[test]
 fn any_error_body_becomes_a_model_error() {
     let error = json!({"error": {"code": 400, "message": "m", "type": "t", "metadata": {"raw": "r", "reasons": ["x"]}}});
-    let redactor = redact::SecretRedactor::default();
+    let redactor = SecretRedactor::default();
     let mut all = Vec::new();
     collect_json_pointers(&error, String::new(), &mut all);
     for pointer in all {

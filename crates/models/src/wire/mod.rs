@@ -14,8 +14,7 @@
 //! ├─ finish           maps the providers' finish reasons to ours
 //! ├─ provider_state   opaque provider state and its position among text and calls
 //! ├─ schema           the strict subset of JSON Schema
-//! ├─ error            maps provider errors to `ModelError`
-//! └─ redact           removes secrets from texts
+//! └─ error            maps provider errors to `ModelError`
 //! ```
 
 use std::fmt;
@@ -25,7 +24,8 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::result::Usage;
-use secrecy::SecretString;
+use millrace_protocol::secrets::{SecretRedactor, redact_text};
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
 
 use crate::image::{ImageSupport, MediaSupport, replace_unsent_images};
@@ -47,7 +47,6 @@ mod ollama;
 mod openai_chat;
 mod openai_responses;
 mod provider_state;
-mod redact;
 mod reply_builder;
 pub mod schema;
 
@@ -131,7 +130,7 @@ pub struct NativeOutputSupport {
 
 impl fmt::Debug for ModelEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let redactor = redact::SecretRedactor::for_endpoint(self);
+        let redactor = self.secrets();
         f.debug_struct("Endpoint")
             .field("wire", &self.wire)
             .field("full_name", &self.full_name)
@@ -143,6 +142,15 @@ impl fmt::Debug for ModelEndpoint {
 }
 
 impl ModelEndpoint {
+    /// Returns its secrets: the API key, the values of headers, and the credentials in the URL.
+    fn secrets(&self) -> SecretRedactor {
+        let mut secrets = SecretRedactor::default();
+        self.key.iter().for_each(|key| secrets.add(key.expose_secret()));
+        self.settings.extra_headers.iter().for_each(|(name, value)| secrets.add_header(name, value));
+        secrets.add_url(&self.base_url);
+        secrets
+    }
+
     /// Returns what the endpoint supports natively. OpenAI and Anthropic accept a schema and tools in one request; servers
     /// of local models constrain a reply either to a schema or to a tool call.
     #[must_use]
@@ -352,7 +360,8 @@ impl HttpModel {
                 break;
             }
             seen += 1;
-            let value = parse_foreign_json(&data)
+            let data = redact_text(&data);
+            let value = parse_foreign_json(data.as_bytes())
                 .map_err(|error| self.sender.invalid_json_error("an event", &data, &error))?;
             if self.handle_event(&value, parser, listener)? == EventOutcome::Complete {
                 break;

@@ -1,8 +1,11 @@
 //! Assembles a reply from streamed pieces of text and tool calls, which may arrive in any order, and reports them to the
 //! listener. It knows no provider.
 
+use std::borrow::Cow;
+
 use millrace_protocol::foreign_json::{mend_json_text, parse_foreign_json};
 use millrace_protocol::result::Usage;
+use millrace_protocol::secrets::redact_text;
 use serde_json::Value;
 
 use crate::model::{Delta, DeltaListener, FinishReason, Reply, Request, ToolCall};
@@ -123,7 +126,7 @@ impl ReplyBuilder {
         for slot in std::mem::take(&mut self.slots).into_iter().filter(|slot| !slot.name.is_empty()) {
             let id = self.unique_id(&slot, &calls);
             let arguments = if slot.arguments.trim().is_empty() { "{}".to_owned() } else { slot.arguments };
-            let arguments = mend_json_text(arguments);
+            let arguments = redact_text(&mend_json_text(arguments)).into_owned();
             calls.push(ToolCall { id, name: slot.name, arguments });
         }
         let finish = match (reason, calls.is_empty()) {
@@ -132,7 +135,11 @@ impl ReplyBuilder {
             (FinishReason::Length | FinishReason::ContentFilter, _) => reason,
         };
         let usage = self.usage;
-        Some(Reply { text: self.text, calls, usage, finish, model: None, provider_state: None })
+        let text = match redact_text(&self.text) {
+            Cow::Borrowed(_) => self.text,
+            Cow::Owned(redacted) => redacted,
+        };
+        Some(Reply { text, calls, usage, finish, model: None, provider_state: None })
     }
 
     fn unique_id(&self, slot: &ToolCallSlot, earlier: &[ToolCall]) -> String {

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use async_nats::ConnectOptions;
+use millrace_protocol::secrets::{SecretRedactor, remember_secrets};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::Fault;
@@ -94,6 +95,13 @@ impl ConnectionSettings {
         } else {
             Credentials::None
         };
+        let mut secrets = SecretRedactor::default();
+        url.split(',').for_each(|url| secrets.add_url(url));
+        ["MILLRACE_NATS_NKEY_SEED", "MILLRACE_NATS_PASSWORD"]
+            .into_iter()
+            .filter_map(var)
+            .for_each(|it| secrets.add(&it));
+        remember_secrets(&secrets);
         let path = |name| var(name).map(PathBuf::from);
         let (certificate, key) = (path("MILLRACE_NATS_CERT"), path("MILLRACE_NATS_KEY"));
         let has_any = certificate.is_some() || key.is_some();

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use jiff::Timestamp;
 use millrace_protocol::registry::{MAX_PROBLEM, ProblemReport};
 use millrace_protocol::safe_text::{self, terminal_text};
+use millrace_protocol::secrets::redact_text;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -66,6 +67,8 @@ impl<W: std::io::Write> std::io::Write for LogWriter<W> {
     /// Writes a line; the layer passes whole lines.
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
         let text = String::from_utf8_lossy(line);
+        // Libraries log URLs and answers, too.
+        let text = redact_text(&text);
         let safe = if self.is_json {
             safe_text::escape_json(&text)
         } else if self.has_colours {
@@ -120,7 +123,7 @@ struct ProblemLine {
 
 impl ProblemLine {
     fn finish(self) -> String {
-        (self.message + &self.fields).chars().take(MAX_PROBLEM).collect()
+        redact_text(&(self.message + &self.fields)).chars().take(MAX_PROBLEM).collect()
     }
 }
 

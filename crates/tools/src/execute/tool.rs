@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::tool::{Call, Effect, Output, Tool, ToolError, ToolSpec, read_arguments, schema_of};
+use millrace_protocol::secrets::{SecretRedactor, remember_secrets};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -173,6 +174,10 @@ impl ExecuteTool {
         let folder = WorkFolder::open(settings.folder.as_ref())?;
         let configured =
             settings.env.iter().filter_map(|name| Some((name.clone(), std::env::var(name).ok()?)));
+        let configured: Vec<(String, String)> = configured.collect();
+        let mut secrets = SecretRedactor::default();
+        configured.iter().for_each(|(name, value)| secrets.add_named(name, value));
+        remember_secrets(&secrets);
         let environment = [("PATH".to_owned(), PATH.to_owned())].into_iter().chain(configured).collect();
         let network = NetworkAccess::Open;
         let confinement = Confinement {

@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use millrace_agent::tool::Tool;
+use millrace_protocol::secrets::{SecretRedactor, redact_text, remember_secrets};
 use reqwest::header::{HeaderName, HeaderValue};
 use rmcp::model::{ClientCapabilities, ClientConfig, ClientRequest, Implementation, PingRequest};
 use rmcp::service::{NotificationContext, RunningService, ServiceError};
@@ -335,6 +336,7 @@ impl Connection {
     }
 
     async fn connect(&self) -> Result<LiveConnection, String> {
+        remember_secrets(&self.secrets());
         let handler = ToolListChangeHandler::default();
         let not_mcp_error = |e: &dyn Error| format!("is not a working MCP server: {}", error_chain(e));
         let mut program = None;
@@ -356,6 +358,22 @@ impl Connection {
         let tools = list_tools(&self.server.name, service.peer()).await?;
         let may_hang = AtomicBool::new(false);
         Ok(LiveConnection { service, tools: Mutex::new(tools), may_hang, program: Mutex::new(program) })
+    }
+
+    /// Returns what the server gets and may echo: headers, variables, arguments, credentials in its URL.
+    fn secrets(&self) -> SecretRedactor {
+        let McpServer { headers, env, args, url, .. } = &self.server;
+        let mut secrets = SecretRedactor::default();
+        headers
+            .values()
+            .filter_map(|variable| std::env::var(variable).ok())
+            .for_each(|value| secrets.add(&value));
+        for name in env {
+            secrets.add_named(name, &std::env::var(name).unwrap_or_default());
+        }
+        secrets.add_arguments(args);
+        url.iter().for_each(|url| secrets.add_url(url.0.as_str()));
+        secrets
     }
 
     fn http_transport(&self, url: &str) -> Result<StreamableHttpClientTransport<HttpMessages>, String> {
@@ -396,5 +414,14 @@ impl ClientHandler for ToolListChangeHandler {
 
 /// Joins the messages of an error and its sources. They may contain text of the server.
 pub(super) fn error_chain(error: &dyn Error) -> String {
-    one_line(&crate::web::error_chain(error), MAX_ERROR)
+    let chain = crate::web::error_chain(error);
+    // The library names its transports by their types.
+    let plain = match chain
+        .split_once("Transport [")
+        .and_then(|(before, rest)| Some((before, rest.split_once("] error: ")?.1)))
+    {
+        Some((before, reason)) => format!("{before}{reason}"),
+        None => chain,
+    };
+    one_line(&redact_text(&plain), MAX_ERROR)
 }

@@ -1,6 +1,7 @@
 //! The messages of MCP servers: each is read by the reader of foreign JSON, and a message that is not readable answers the requests
 //! that wait for it with an error, at once. The library would ignore it and let them wait.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use millrace_protocol::foreign_json::{HalfEscaper, mend_json_text, parse_foreign_json};
+use millrace_protocol::foreign_json::{HalfEscaper, mend_json_text, parse_foreign_json, plain_json_error};
+use millrace_protocol::secrets::{redact_bytes, redact_text};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue};
 use reqwest::{Response, StatusCode};
 use rmcp::RoleClient;
@@ -50,13 +52,14 @@ fn unreadable_message(reason: &str, id: RequestId) -> ReadMessage {
 /// The reason why it is not readable, and the request that it answers, if it names one. `None` if it need not be read: it is a
 /// notification of an unknown form.
 fn read_message(bytes: &[u8]) -> Result<ReadMessage, Option<(String, Option<RequestId>)>> {
+    let bytes = &redact_bytes(bytes.to_vec());
     parse_foreign_json(bytes).map_err(|error| {
         let value = parse_foreign_json::<Value>(bytes).ok();
         if value.as_ref().is_some_and(|value| value.get("method").is_some()) {
             return None;
         }
         let id = value.and_then(|value| serde_json::from_value(value.get("id")?.clone()).ok());
-        Some((format!("it is not readable as a message: {error}"), id))
+        Some((format!("it is not readable as a message: {}", plain_json_error(&error.to_string())), id))
     })
 }
 
@@ -113,6 +116,10 @@ impl ProgramTransport {
 
 impl Transport<RoleClient> for ProgramTransport {
     type Error = io::Error;
+
+    fn name() -> Cow<'static, str> {
+        "standard input and output of the program".into()
+    }
 
     fn send(
         &mut self,
@@ -206,7 +213,7 @@ impl HttpMessages {
                 {
                     return Ok(StreamableHttpPostResponse::Json(error, session_id));
                 }
-                let text = one_line(&String::from_utf8_lossy(&body), MAX_ERROR);
+                let text = one_line(&redact_text(&String::from_utf8_lossy(&body)), MAX_ERROR);
                 Err(HttpError::UnexpectedServerResponse(format!("HTTP {status}: {text}").into()))
             }
         }
@@ -299,7 +306,9 @@ fn mend_events(events: EventStream, waiting: Option<RequestId>) -> EventStream {
         });
         event.data = match (mistake, &waiting) {
             (Some(reason), Some(id)) => serde_json::to_string(&unreadable_message(&reason, id.clone())).ok(),
-            (Some(_), None) | (None, _) => (!data.is_empty()).then(|| mend_json_text(data)),
+            (Some(_), None) | (None, _) => {
+                (!data.is_empty()).then(|| redact_text(&mend_json_text(data)).into_owned())
+            }
         };
         Ok(event)
     };

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::tool::{Call, Output, Tool, ToolError, ToolSpec, read_arguments, schema_of};
+use millrace_protocol::secrets::{SecretRedactor, remember_secrets};
 use reqwest::{Client, RequestBuilder, StatusCode};
 use schemars::JsonSchema;
 use secrecy::{ExposeSecret, SecretString};
@@ -150,6 +151,9 @@ impl Engine {
         };
         let variable = settings.tavily_key_env.as_deref().unwrap_or("TAVILY_API_KEY");
         if let Some(key) = env(variable).filter(|key| !key.trim().is_empty()) {
+            let mut secrets = SecretRedactor::default();
+            secrets.add(&key);
+            remember_secrets(&secrets);
             let key = key.trim().to_owned().into();
             return Ok(Self::Tavily { url: or(settings.tavily_url, TAVILY), key });
         }

@@ -17,7 +17,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use millrace_protocol::foreign_json::parse_foreign_json;
+use millrace_protocol::foreign_json::{parse_foreign_json, plain_json_error};
 use millrace_runtime::store::blobs::sha256_hex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -157,7 +157,8 @@ async fn read_body<T: DeserializeOwned>(body: Body) -> Result<T, A2aFault> {
     let value: Value = parse_foreign_json(&bytes)
         .map_err(|error| A2aFault::invalid(format!("the body is no JSON: {error}")))?;
     serde_path_to_error::deserialize(with_usual_names(value)).map_err(|error| {
-        A2aFault::invalid(format!("the body is invalid: {}: {}", error.path(), error.inner()))
+        let mistake = plain_json_error(&error.inner().to_string());
+        A2aFault::invalid(format!("the body is invalid: {}: {mistake}", error.path()))
     })
 }
 

@@ -10,7 +10,7 @@ use a2a::{
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use millrace_protocol::foreign_json::parse_foreign_json;
+use millrace_protocol::foreign_json::{parse_foreign_json, plain_json_error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -117,7 +117,8 @@ fn parse_request(bytes: &[u8]) -> Result<JsonRpcRequest, (JsonRpcId, A2AError)> 
         .map_err(|error| (JsonRpcId::Null, A2AError::parse_error(format!("the body is no JSON: {error}"))))?;
     let id = serde_json::from_value(value["id"].clone()).unwrap_or(JsonRpcId::Null);
     let request: JsonRpcRequest = serde_json::from_value(value).map_err(|error| {
-        (id.clone(), A2AError::invalid_request(format!("the request is invalid: {error}")))
+        let mistake = plain_json_error(&error.to_string());
+        (id.clone(), A2AError::invalid_request(format!("the request is invalid: {mistake}")))
     })?;
     match request.jsonrpc == "2.0" {
         true => Ok(request),
@@ -126,8 +127,10 @@ fn parse_request(bytes: &[u8]) -> Result<JsonRpcRequest, (JsonRpcId, A2AError)> 
 }
 
 fn parse_params<T: DeserializeOwned>(params: Value) -> Result<T, A2aFault> {
-    serde_path_to_error::deserialize(with_usual_names(params))
-        .map_err(|error| A2aFault::invalid(format!("params.{}: {}", error.path(), error.inner())))
+    serde_path_to_error::deserialize(with_usual_names(params)).map_err(|error| {
+        let mistake = plain_json_error(&error.inner().to_string());
+        A2aFault::invalid(format!("params.{}: {mistake}", error.path()))
+    })
 }
 
 async fn with_params<T: DeserializeOwned, R: Serialize>(
