@@ -28,6 +28,40 @@ pub struct Wait {
     pub key: String,
     /// The condition that ends it.
     pub condition: WaitCondition,
+    /// The name of its group; `None` if its own end is needed. The first end of a wait of a group is enough: the others are withdrawn
+    /// with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+}
+
+impl Wait {
+    /// A wait whose own end is needed.
+    #[must_use]
+    pub fn new(key: impl Into<String>, condition: WaitCondition) -> Self {
+        Self { key: key.into(), condition, group: None }
+    }
+}
+
+/// Describes open waits: `a, b` if all are needed, `the first of a, b` if one is enough.
+#[must_use]
+pub fn describe_waits<'a>(open: impl Iterator<Item = &'a Wait>) -> String {
+    let (mut parts, mut groups): (Vec<String>, Vec<(&str, Vec<String>)>) = (Vec::new(), Vec::new());
+    for wait in open {
+        let text = wait.condition.to_string();
+        let Some(name) = wait.group.as_deref() else {
+            parts.push(text);
+            continue;
+        };
+        match groups.iter_mut().find(|(group, _)| *group == name) {
+            Some((_, texts)) => texts.push(text),
+            None => groups.push((name, vec![text])),
+        }
+    }
+    parts.extend(groups.into_iter().map(|(_, texts)| match texts.as_slice() {
+        [only] => only.clone(),
+        texts => format!("the first of {}", texts.join(", ")),
+    }));
+    parts.join(", ")
 }
 
 /// The condition that ends a wait.
@@ -154,6 +188,8 @@ pub enum WaitEnd {
     },
     /// Children have ended: all that it is for, one, or those that had ended at its time.
     TasksEnded(Vec<EndedTask>),
+    /// Another wait of its group ended first.
+    Withdrawn,
 }
 
 impl fmt::Display for WaitEnd {
@@ -164,6 +200,7 @@ impl fmt::Display for WaitEnd {
             Self::Expired => f.write_str("it expired"),
             Self::Answered { by, answer } if by.is_empty() => answer.fmt(f),
             Self::Answered { by, answer } => write!(f, "{by} {answer}"),
+            Self::Withdrawn => f.write_str("another wait ended first"),
             Self::TasksEnded(ended) if ended.is_empty() => f.write_str("no task ended in time"),
             Self::TasksEnded(ended) => {
                 let ends: Vec<String> = ended.iter().map(EndedTask::to_string).collect();

@@ -114,7 +114,11 @@ fn inputs_of_task(plan: &Plan, task: &Task) -> Vec<InputResult> {
     let ended = waits.filter_map(|wait| match &wait.end {
         Some(WaitEnd::TasksEnded(ended)) => Some(ended),
         Some(
-            WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Answered { .. } | WaitEnd::Expired,
+            WaitEnd::TimeReached
+            | WaitEnd::Signalled { .. }
+            | WaitEnd::Answered { .. }
+            | WaitEnd::Expired
+            | WaitEnd::Withdrawn,
         )
         | None => None,
     });

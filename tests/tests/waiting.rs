@@ -368,3 +368,73 @@ async fn documented_plan_with_start_conditions_runs() {
     assert_completed(&wait_for_run_history(&bus, &run, TIMEOUT).await);
     cluster.stop_all();
 }
+
+/// An agent and a program wait for an approval, an event or an hour. Everything is killed while they wait and after the event; both go on
+/// at the event, and the questions are withdrawn.
+#[tokio::test(flavor = "multi_thread")]
+async fn first_of_several_waits_goes_on_whatever_dies() {
+    let _shared = share_machine();
+    let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        std::fs::write(folder.path().join(name), text).unwrap();
+        folder.path().join(name).display().to_string()
+    };
+    write(
+        "deploy.py",
+        "import json, sys\ntask = json.load(sys.stdin)\nended = task.get('ended_waits', {})\nif ended:\n    \
+         print(json.dumps({name: end['end'] for name, end in ended.items()}))\nelse:\n    \
+         print(json.dumps({'any': True, 'wait_for': {'go': {'approve': {'action': 'deploy'}}, 'stop': {'event': 'stop'}, \
+         'hour': {'until': '2999-01-01T00:00:00Z'}}}))\n",
+    );
+    let program = write(
+        "deploy.yaml",
+        "{kind: command, name: deploy, description: Deploys., command: [python3, deploy.py]}",
+    );
+    let agent = write(
+        "release.yaml",
+        "name: release\ndescription: Waits.\ninstructions: Wait.\n\
+         tools: [write_file, sleep_for, wait_for_event, continue_at_first]\napprove: [{tool: write_file}]\n",
+    );
+    let script = write(
+        "model.yaml",
+        "rules:\n- turns:\n  - calls: [write_file: {file_path: /a.txt, content: once}, sleep_for: {seconds: 3600}, \
+         wait_for_event: {name: stop}, continue_at_first: {}]\n  - {text: \"over\"}\n",
+    );
+    let model = format!("script:{script}");
+    let arguments = ["--capability", &program, "--capability", &agent, "--model", &model];
+    cluster.start_process(ProcessRole::Worker, "worker-1", &arguments);
+    let (bus, run) = (cluster.connect_bus().await, run_id("first"));
+    let task =
+        |name: &str| TaskSpec { capability: Capability::new(name).unwrap(), ..echo_task(name, &json!({})) };
+    submit_run(&bus, &run, &fixed_submission(vec![task("deploy"), task("release")])).await;
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 2).await;
+    let millrace =
+        |arguments: &[&str]| text_of(&cluster.millrace_command().args(arguments).output().unwrap());
+    let show = millrace(&["show", "first"]);
+    assert_eq!(show.matches("the first of ").count(), 2, "{show}");
+    let inbox = millrace(&["inbox", "--json"]);
+    assert_eq!(inbox.lines().count(), 2, "{inbox}");
+
+    cluster.kill_process("worker-1");
+    signal_event(&bus, &run, "stop", "").await;
+    cluster.server.kill();
+    for name in ["supervisor-1", "critic-1"] {
+        cluster.kill_process(name);
+    }
+    drop(bus);
+    cluster.server.restart();
+    for name in ["supervisor-1", "critic-1", "worker-1"] {
+        cluster.restart_process(name);
+    }
+    let bus = cluster.connect_bus().await;
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let result = result_data(&bus, &history, "deploy").await;
+    assert_eq!(result, json!({"go": "withdrawn", "stop": "signalled", "hour": "withdrawn"}));
+    assert_eq!(history.folded_plan().open_questions().count(), 0);
+    let transcript =
+        text_of(&cluster.millrace_command().args(["show", "first", "release"]).output().unwrap());
+    assert!(transcript.contains("Nobody had approved this call; it did not run."), "{transcript}");
+    cluster.stop_all();
+}

@@ -180,9 +180,11 @@ impl<'h> Attempt<'h> {
         let condition = WaitCondition::Event { name: name.to_owned(), until };
         Ok(match self.host.wait_for(key, condition).await? {
             WaitEnd::Signalled { data, .. } => Some(serde_json::from_str(&data).unwrap_or_default()),
-            WaitEnd::Expired | WaitEnd::TimeReached | WaitEnd::Answered { .. } | WaitEnd::TasksEnded(_) => {
-                None
-            }
+            WaitEnd::Expired
+            | WaitEnd::TimeReached
+            | WaitEnd::Answered { .. }
+            | WaitEnd::TasksEnded(_)
+            | WaitEnd::Withdrawn => None,
         })
     }
 
@@ -204,7 +206,7 @@ impl<'h> Attempt<'h> {
     /// As for [`Attempt::ask`].
     pub async fn ask_all(&mut self, questions: Vec<(String, Question)>) -> Result<Vec<Answer>, TaskError> {
         let condition = |question| WaitCondition::Answer(Box::new(question));
-        let waits = questions.into_iter().map(|(key, question)| Wait { key, condition: condition(question) });
+        let waits = questions.into_iter().map(|(key, question)| Wait::new(key, condition(question)));
         let ends = self.host.wait_for_all(waits.collect()).await?;
         ends.into_iter()
             .map(|end| match end {
@@ -212,12 +214,28 @@ impl<'h> Attempt<'h> {
                 WaitEnd::TimeReached
                 | WaitEnd::Signalled { .. }
                 | WaitEnd::Expired
-                | WaitEnd::TasksEnded(_) => Err(TaskError::new(
+                | WaitEnd::TasksEnded(_)
+                | WaitEnd::Withdrawn => Err(TaskError::new(
                     ErrorKind::Panic,
                     format!("a question ended without an answer: {end}"),
                 )),
             })
             .collect()
+    }
+
+    /// Waits for the first of several conditions, each with its key, without holding a worker, as [`Attempt::sleep_until`] does. Returns
+    /// their ends in the same order: the other waits are withdrawn ([`WaitEnd::Withdrawn`]).
+    ///
+    /// # Errors
+    /// None has ended: return this error. Or as for a step.
+    pub async fn wait_for_first(
+        &mut self,
+        waits: Vec<(String, WaitCondition)>,
+    ) -> Result<Vec<WaitEnd>, TaskError> {
+        let group = waits.first().map(|(key, _)| key.clone());
+        let waits = waits.into_iter();
+        let waits = waits.map(|(key, condition)| Wait { key, condition, group: group.clone() });
+        self.host.wait_for_all(waits.collect()).await
     }
 
     /// Delegates a task to another capability and waits for its end, without holding a worker, as [`Attempt::sleep_until`]

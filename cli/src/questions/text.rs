@@ -305,7 +305,7 @@ mod tests {
 
     fn with_record<T>(question: Question, check: impl FnOnce(&RunId, &RunQuestion<'_>) -> T) -> T {
         let condition = WaitCondition::Answer(Box::new(question));
-        let wait = AttemptWait::begin(Wait { key: "k".into(), condition }, Timestamp::UNIX_EPOCH);
+        let wait = AttemptWait::begin(Wait::new("k", condition), Timestamp::UNIX_EPOCH);
         let question = wait.wait.condition.question().unwrap();
         let id = "build/1/2".parse().unwrap();
         let record = RunQuestion { id, task: None, wait: &wait, question, state: QuestionState::Open };

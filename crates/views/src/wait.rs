@@ -24,10 +24,13 @@ pub struct WaitJson<'a> {
     /// The delegated tasks that it waits for.
     #[serde(skip_serializing_if = "<[TaskId]>::is_empty")]
     tasks: &'a [TaskId],
+    /// The name of its group, of which the first end is enough.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<&'a str>,
 }
 
 impl<'a> From<&'a Wait> for WaitJson<'a> {
-    fn from(Wait { key, condition }: &'a Wait) -> Self {
+    fn from(Wait { key, condition, group }: &'a Wait) -> Self {
         let until = match condition {
             WaitCondition::Until(at) => Some(*at),
             WaitCondition::Event { until, .. } | WaitCondition::Tasks { until, .. } => *until,
@@ -40,6 +43,7 @@ impl<'a> From<&'a Wait> for WaitJson<'a> {
             question,
             until: until.map(Time::from),
             tasks: condition.tasks(),
+            group: group.as_deref(),
         }
     }
 }
@@ -54,6 +58,9 @@ pub struct WaitDetails<'a> {
     /// The delegated tasks that it waits for.
     #[serde(skip_serializing_if = "<[TaskId]>::is_empty")]
     tasks: &'a [TaskId],
+    /// The name of its group, of which the first end is enough.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<&'a str>,
     /// When it began.
     since: Time,
     /// The time at which it ends, at the latest; `null` if it has no limit.
@@ -72,6 +79,7 @@ impl<'a> WaitDetails<'a> {
             waits_for: condition.to_string(),
             event: condition.event(),
             tasks: condition.tasks(),
+            group: wait.wait.group.as_deref(),
             since: Time::from(wait.since),
             until: wait.until().map(Time::from),
             ended_at: wait.ended_at.map(Time::from),
@@ -95,6 +103,8 @@ pub enum WaitEndJson<'a> {
     },
     /// Its event was not signalled in time.
     Expired,
+    /// Another wait of its group ended first.
+    Withdrawn,
     /// Its question was answered.
     Answered {
         /// The person; empty if the question expired.
@@ -135,6 +145,7 @@ impl<'a> From<&'a WaitEnd> for WaitEndJson<'a> {
             WaitEnd::TimeReached => Self::TimeReached,
             WaitEnd::Signalled { by, data } => Self::Signalled { by, data: event_data(data) },
             WaitEnd::Expired => Self::Expired,
+            WaitEnd::Withdrawn => Self::Withdrawn,
             WaitEnd::Answered { by, answer } => Self::Answered { by, answer: answer.into() },
             WaitEnd::TasksEnded(ended) => Self::TasksEnded { tasks: ended.iter().map(Into::into).collect() },
         }

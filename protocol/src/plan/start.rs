@@ -163,16 +163,10 @@ pub(super) fn start_waits(
     event: Option<&StartEvent>,
     start: Timestamp,
 ) -> Vec<Wait> {
-    let time = not_before.map(|time| Wait {
-        key: NOT_BEFORE_KEY.into(),
-        condition: WaitCondition::Until(time.resolve(start)),
-    });
-    let event = event.map(|event| Wait {
-        key: WAIT_FOR_EVENT_KEY.into(),
-        condition: WaitCondition::Event {
-            name: event.name.clone(),
-            until: event.expiry.as_ref().map(|expiry| expiry.until.resolve(start)),
-        },
+    let time = not_before.map(|time| Wait::new(NOT_BEFORE_KEY, WaitCondition::Until(time.resolve(start))));
+    let event = event.map(|event| {
+        let until = event.expiry.as_ref().map(|expiry| expiry.until.resolve(start));
+        Wait::new(WAIT_FOR_EVENT_KEY, WaitCondition::Event { name: event.name.clone(), until })
     });
     time.into_iter().chain(event).collect()
 }

@@ -54,13 +54,13 @@ pub fn provider_wait(error: &str) -> ProviderWait {
 
 /// A wait for a time, in seconds after the start.
 pub fn time_wait(key: &str, seconds: u64) -> Wait {
-    Wait { key: key.into(), condition: WaitCondition::Until(time_after(test_start_time(), seconds)) }
+    Wait::new(key, WaitCondition::Until(time_after(test_start_time(), seconds)))
 }
 
 /// A wait for an event, with a limit in seconds after the start.
 pub fn event_wait(key: &str, name: &str, limit: Option<u64>) -> Wait {
     let until = limit.map(|seconds| time_after(test_start_time(), seconds));
-    Wait { key: key.into(), condition: WaitCondition::Event { name: name.into(), until } }
+    Wait::new(key, WaitCondition::Event { name: name.into(), until })
 }
 
 /// A wait for the approval of a call. The digest is that of its key.
@@ -93,7 +93,7 @@ pub fn question_wait(
     });
     let digest = format!("digest of {key}");
     let question = Question { subject, text: "Which?".into(), digest, decisions, to: "ops".into(), expiry };
-    Wait { key: key.into(), condition: WaitCondition::Answer(Box::new(question)) }
+    Wait::new(key, WaitCondition::Answer(Box::new(question)))
 }
 
 /// The answer to a question with the digest of this key.
@@ -157,7 +157,7 @@ pub fn delegated_fact(task: &TaskId, attempt: u32, by: &str, children: Vec<TaskS
 pub fn tasks_wait(key: &str, tasks: &[&str], any: bool, limit: Option<u64>) -> Wait {
     let until = limit.map(|seconds| time_after(test_start_time(), seconds));
     let tasks = tasks.iter().map(|task| task_id(task)).collect();
-    Wait { key: key.into(), condition: WaitCondition::Tasks { tasks, any, until } }
+    Wait::new(key, WaitCondition::Tasks { tasks, any, until })
 }
 
 /// A signal of the event with this name.

@@ -68,7 +68,11 @@ fn received_ends(scene: &RunScene, parent: &str) -> Vec<(String, TaskEnd)> {
     let ended = waits.iter().filter_map(|wait| match &wait.end {
         Some(WaitEnd::TasksEnded(ended)) => Some(ended),
         Some(
-            WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Answered { .. } | WaitEnd::Expired,
+            WaitEnd::TimeReached
+            | WaitEnd::Signalled { .. }
+            | WaitEnd::Answered { .. }
+            | WaitEnd::Expired
+            | WaitEnd::Withdrawn,
         )
         | None => None,
     });

@@ -430,12 +430,14 @@ pub fn random_waits(draws: &mut RandomDraws, claim: u32) -> Vec<Wait> {
         let key = format!("{claim}.{number}");
         let limit = draws.draw_chance(50).then(|| u64::from(draws.draw_u32_below(50_000)));
         let expiry = limit.map(|limit| (limit + 1, random_expiry_action(draws)));
-        waits.push(match draws.draw_below(4) {
+        let group = draws.draw_chance(40).then(|| "g".to_owned());
+        let wait = match draws.draw_below(4) {
             0 => cast::time_wait(&key, limit.unwrap_or(1)),
             1 => cast::event_wait(&key, &random_event_name(draws), limit),
             2 => cast::approval_wait(&key, expiry),
             _ => cast::input_wait(&key, expiry),
-        });
+        };
+        waits.push(Wait { group, ..wait });
     }
     waits
 }

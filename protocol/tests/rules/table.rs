@@ -17,7 +17,7 @@ use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, ModelUsage, Usage};
 use millrace_protocol::retention::{DeletionStep, deletion_step};
-use millrace_protocol::wait::Wait;
+use millrace_protocol::wait::{Wait, WaitEnd};
 
 use crate::scene::{RunScene, is_plan_unchanged};
 use crate::{cast, golden, show};
@@ -866,4 +866,55 @@ fn page_says_which_commands_each_state_of_a_run_accepts() {
     let rows = rows_of_commands();
     let missing: Vec<&String> = rows.iter().filter(|row| !page.lines().any(|line| line == *row)).collect();
     assert!(missing.is_empty(), "docs/steering.md lacks rows; they are\n{}", rows.join("\n"));
+}
+
+/// Every end of every kind of wait, in a group with two others and beside one that is needed.
+#[test]
+fn first_end_of_a_group_withdraws_the_others() {
+    let grouped = |wait: Wait| Wait { group: Some("first".into()), ..wait };
+    let group = || {
+        vec![
+            grouped(cast::approval_wait("approval", None)),
+            grouped(cast::event_wait("event", "go", None)),
+            grouped(cast::time_wait("hour", 3_600)),
+        ]
+    };
+    let approve = |scene: &mut RunScene| {
+        scene
+            .decide_fact(&cast::answer_fact("c", "t/1/1", "approval", Answer::Approve, AnswerScope::Once))
+            .unwrap();
+    };
+    let signal = |scene: &mut RunScene| {
+        scene.decide_fact(&cast::signal_fact("go")).unwrap();
+    };
+    let wait_an_hour = |scene: &mut RunScene| {
+        scene.now = cast::time_after(cast::test_start_time(), 3_601);
+        scene.decide_overdue_input(&OverdueInput::WaitTime(task_t())).unwrap();
+    };
+    let ends: [(&str, &dyn Fn(&mut RunScene)); 3] =
+        [("approval", &approve), ("event", &signal), ("hour", &wait_an_hour)];
+    for (first, end) in ends {
+        let mut scene = scene_with_t_parked(group());
+        end(&mut scene);
+        let task = scene.plan.task(&task_t()).unwrap();
+        assert_eq!(task.state(), TaskState::Ready, "{first}");
+        for wait in &task.current_attempt().unwrap().waits {
+            let is_withdrawn = wait.end == Some(WaitEnd::Withdrawn);
+            assert_eq!(is_withdrawn, wait.wait.key != first, "after {first}: {wait:?}");
+        }
+        assert_eq!(scene.plan.open_questions().count(), 0, "{first}");
+
+        // One that is needed keeps the attempt parked, and what was withdrawn ends nothing any more.
+        let mut scene =
+            scene_with_t_parked([group(), vec![cast::event_wait("needed", "last", None)]].concat());
+        end(&mut scene);
+        assert_eq!(scene.plan.task(&task_t()).unwrap().state(), TaskState::Waiting, "{first}");
+        let late = cast::answer_fact("d", "t/1/1", "approval", Answer::Approve, AnswerScope::Once);
+        let refusal = scene.decide_fact(&late).unwrap_err().to_string();
+        let expected = if first == "approval" { "ann" } else { "withdrawn: another wait ended first" };
+        assert!(refusal.contains(expected), "{first}: {refusal}");
+        let last = CommandAction::Signal { name: "last".into(), data: String::new() };
+        scene.decide_fact(&cast::command_fact("last", last)).unwrap();
+        assert_eq!(scene.plan.task(&task_t()).unwrap().state(), TaskState::Ready, "{first}");
+    }
 }

@@ -298,7 +298,7 @@ fn answer_among_many_facts_comes_before_the_expiry_of_its_question() {
         task: task_id("a"),
         attempt: 1,
         worker: worker_id("w1"),
-        waits: vec![Wait { key: "q".into(), condition }],
+        waits: vec![Wait::new("q", condition)],
         children: Vec::new(),
     };
     let mut case = LiveRunTestCase::with_submitted_run(&[("a", &[])])

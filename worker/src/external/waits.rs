@@ -11,7 +11,8 @@
 //! }}
 //! ```
 //!
-//! The next time, the task has the ends in `ended_waits`, by their names.
+//! The next time, the task has the ends in `ended_waits`, by their names. With `"any": true` beside `wait_for`, the first end is enough,
+//! and the others are withdrawn.
 //!
 //! # Invariants
 //!
@@ -55,7 +56,13 @@ pub(super) struct DelegatingAttempt<'a> {
 #[serde(deny_unknown_fields)]
 struct WaitReply {
     wait_for: Map<String, Value>,
+    /// The first end is enough.
+    #[serde(default)]
+    any: bool,
 }
+
+/// The group of the waits of a reply of which the first end is enough.
+const ANY: &str = "any";
 
 /// A wait in such a reply.
 #[derive(Deserialize)]
@@ -138,7 +145,8 @@ pub(super) fn parse_wait_reply(
             invalid(format!("the wait {key:?} has another form than {forms}"))
         })?;
         let condition = wait.into_condition(&key, attempt, &mut requested.children).map_err(invalid)?;
-        requested.waits.push(Wait { key, condition });
+        let group = reply.any.then(|| ANY.to_owned());
+        requested.waits.push(Wait { key, condition, group });
     }
     attempt.share_allowance(&mut requested.children);
     Ok(Some(requested))
@@ -239,6 +247,7 @@ fn end_to_json(end: &WaitEnd) -> Value {
     match end {
         WaitEnd::TimeReached => json!({"end": "time_reached"}),
         WaitEnd::Expired => json!({"end": "expired"}),
+        WaitEnd::Withdrawn => json!({"end": "withdrawn"}),
         WaitEnd::TasksEnded(ended) => {
             let tasks: Vec<Value> = ended.iter().map(ended_task_to_json).collect();
             json!({"end": "tasks_ended", "tasks": tasks})
@@ -277,6 +286,8 @@ fn ended_task_to_json(ended: &EndedTask) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
@@ -314,6 +325,11 @@ mod tests {
                 r#"d: the approval of deploy {"v":3}"#
             ]
         );
+        assert!(waits.waits.iter().all(|wait| wait.group.is_none()), "all are needed");
+        let first =
+            parse(r#"{"wait_for": {"a": {"event": "built"}, "b": {"event": "failed"}}, "any": true}"#);
+        let groups: HashSet<_> = first.unwrap().unwrap().waits.into_iter().map(|wait| wait.group).collect();
+        assert!(groups.len() == 1 && !groups.contains(&None), "{groups:?}");
         let delegated = parse(
             r#"{"wait_for": {"counts": {"delegate": [{"capability": "echo", "description": "one"},
                 {"capability": "echo", "description": "two", "limits": {"tokens": 20, "seconds": 5}}]}}}"#,
@@ -336,6 +352,7 @@ mod tests {
             (r#"{"wait_for": {"a": {"event": "x", "until": "9998-01-01T00:00:00Z"}}}"#, "more than a year"),
             (r#"{"wait_for": {"a": {"event": ""}}}"#, "the name of an event"),
             (r#"{"wait_for": {"a": {"ask": {"question": " "}}}}"#, "a question has"),
+            (r#"{"wait_for": {"a": {"event": "b"}}, "any": "yes"}"#, "\"wait_for\" in its output"),
             (r#"{"wait_for": [], "output": "x"}"#, "\"wait_for\" in its output"),
         ] {
             let refused = parse(text).unwrap_err();

@@ -12,9 +12,10 @@ use crate::tool::files::create_file_tools;
 use crate::tool::{
     ChildTasks, ConsultableCapabilities, ReadableDocuments, TaskResultSource, Tool, append_note_tool,
     ask_user_tool, cancel_child_tool, check_task_tool, compact_conversation_tool, consult_tool,
-    get_task_result_tool, list_completed_tasks_tool, list_tasks_tool, message_task_tool, now_tool,
-    read_document_tool, read_notes_tool, search_documents_tool, sleep_for_tool, sleep_until_tool,
-    start_task_tool, task_tool, think_tool, wait_for_event_tool, wait_for_tool, write_todos_tool,
+    continue_at_first_tool, get_task_result_tool, list_completed_tasks_tool, list_tasks_tool,
+    message_task_tool, now_tool, read_document_tool, read_notes_tool, search_documents_tool, sleep_for_tool,
+    sleep_until_tool, start_task_tool, task_tool, think_tool, wait_for_event_tool, wait_for_tool,
+    write_todos_tool,
 };
 
 /// The constructor of a tool.
@@ -30,7 +31,7 @@ enum ToolConstructor {
 use ToolConstructor::{Open, Stateful};
 
 /// Every built-in tool: its name in capability files and its constructor. Sorted by name.
-const TOOLS: [(&str, ToolConstructor); 37] = [
+const TOOLS: [(&str, ToolConstructor); 38] = [
     ("add_task", Stateful),
     ("add_tasks", Stateful),
     ("append_note", Open(|_| Some(append_note_tool()))),
@@ -39,6 +40,7 @@ const TOOLS: [(&str, ToolConstructor); 37] = [
     ("check_task", Open(|context| context.children.clone().map(check_task_tool))),
     ("compact_conversation", Open(|context| context.can_wait.then(compact_conversation_tool))),
     ("consult", Open(|context| Some(consult_tool(context.consultants.clone()?, context.results.clone())))),
+    ("continue_at_first", Open(|context| context.can_wait.then(continue_at_first_tool))),
     ("delete", Stateful),
     ("edit_file", Stateful),
     ("finish", Stateful),

@@ -67,8 +67,8 @@ pub(crate) use results::{ResultView, keep_head_and_tail};
 pub use small::now_tool;
 pub use specs::ToolSpecs;
 pub(crate) use specs::ValidatedCall;
-pub(crate) use waiting::describe_wait_end;
-pub use waiting::{sleep_for_tool, sleep_until_tool, wait_for_event_tool};
+pub(crate) use waiting::{CONTINUE_AT_FIRST, describe_wait_end};
+pub use waiting::{continue_at_first_tool, sleep_for_tool, sleep_until_tool, wait_for_event_tool};
 
 pub use crate::model::{Image, ToolResult, ToolSpec};
 

@@ -81,6 +81,28 @@ pub fn wait_for_event_tool() -> Arc<dyn Tool> {
     )
 }
 
+/// The name of [`continue_at_first_tool`].
+pub(crate) const CONTINUE_AT_FIRST: &str = "continue_at_first";
+
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "ContinueAtFirst")]
+#[serde(deny_unknown_fields)]
+struct ContinueAtFirstArguments {}
+
+/// `continue_at_first{}`: of the calls of the same message that wait, the first end is enough.
+#[must_use]
+pub fn continue_at_first_tool() -> Arc<dyn Tool> {
+    tool_from_function(
+        CONTINUE_AT_FIRST,
+        "Make this call in one message with several calls that wait (sleeps, events, questions, calls that need an approval, tasks) to \
+         continue at the first of them. The others are withdrawn: an unanswered question is closed, and a call without approval does \
+         not run.",
+        |ContinueAtFirstArguments {}: ContinueAtFirstArguments, _| async move {
+            Ok::<_, ToolError>("The calls of this message that wait go on at the first of them.".to_owned())
+        },
+    )
+}
+
 fn sleep_until(time: &str) -> Result<String, ToolError> {
     let now = Timestamp::now();
     let at = parse_timestamp_within_a_year(time, now).map_err(ToolError::Refused)?;
@@ -105,6 +127,7 @@ pub(crate) fn describe_wait_end(end: &WaitEnd) -> String {
         }
         WaitEnd::Signalled { by, data } => format!("{by} signalled the event with this data:\n{data}"),
         WaitEnd::Expired => "The event was not signalled in time.".into(),
+        WaitEnd::Withdrawn => "Withdrawn: another call of this message ended first.".into(),
         WaitEnd::TasksEnded(_) => format!("{end}."),
         WaitEnd::Answered { by, answer } => describe_answer(by, answer),
     }

@@ -36,7 +36,9 @@ use crate::approval::{ApprovalRules, digest_of_call};
 use crate::corpus::pages::{AttemptPages, PageContent};
 use crate::files::{AgentFiles, FileChanges, Files};
 use crate::model::ToolResult;
-use crate::tool::{Call, Effect, ModelCallBudget, Output, Tool, ToolError, Toolbox, describe_wait_end};
+use crate::tool::{
+    CONTINUE_AT_FIRST, Call, Effect, ModelCallBudget, Output, Tool, ToolError, Toolbox, describe_wait_end,
+};
 
 /// The length of the digest of a call in the key of its approval.
 const DIGEST_LENGTH: usize = 16;
@@ -91,6 +93,8 @@ enum Approval {
     Open(Box<Question>),
     /// A person has answered.
     Given(Answer),
+    /// Another wait of the turn ended first.
+    Withdrawn,
 }
 
 /// The next action for a call without a result.
@@ -210,7 +214,7 @@ impl ToolCallRunner<'_> {
                     results[index] = Some(record);
                 }
                 Ok(CallEnd::Waits(condition, child)) => {
-                    waits.push((index, Wait { key: names[index].clone(), condition }));
+                    waits.push((index, Wait::new(names[index].clone(), condition)));
                     let mut delegated: Vec<TaskSpec> = child.map(|child| *child).into_iter().collect();
                     store_forks(&mut delegated, journal).await?;
                     children.extend(delegated);
@@ -226,7 +230,10 @@ impl ToolCallRunner<'_> {
                 // In the order of the calls, whichever came to wait first.
                 waits.sort_by_key(|(index, _)| *index);
                 children.sort_by(|one: &TaskSpec, other| one.id.cmp(&other.id));
-                Err(DriveError::Parked(waits.into_iter().map(|(_, wait)| wait).collect(), children))
+                let has_group = calls.iter().any(|call| call.tool == CONTINUE_AT_FIRST);
+                let group = has_group.then(|| format!("turn.{}", self.number));
+                let waits = waits.into_iter().map(|(_, wait)| Wait { group: group.clone(), ..wait });
+                Err(DriveError::Parked(waits.collect(), children))
             }
             None => Ok(results.into_iter().flatten().collect()),
         }
@@ -250,8 +257,13 @@ impl ToolCallRunner<'_> {
 
     /// Returns the approval of a call. An answer counts also if the rules have changed since.
     fn approval_of_call(&self, call: &ValidatedToolCall, key: &str, journal: &dyn Journal) -> Approval {
-        if let Some(WaitEnd::Answered { answer, .. }) = journal.ended_wait(key) {
-            return Approval::Given(answer);
+        match journal.ended_wait(key) {
+            Some(WaitEnd::Answered { answer, .. }) => return Approval::Given(answer),
+            Some(WaitEnd::Withdrawn) => return Approval::Withdrawn,
+            Some(
+                WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired | WaitEnd::TasksEnded(_),
+            )
+            | None => {}
         }
         let Some(tool) = self.find_tool(call) else { return Approval::NotNeeded };
         let reason = tool.approval_reason(&call.arguments);
@@ -284,7 +296,12 @@ impl ToolCallRunner<'_> {
             }
             Approval::Open(question) => {
                 let condition = WaitCondition::Answer(question);
-                return CallAction::Wait(Wait { key: self.approval_key(index, call), condition });
+                return CallAction::Wait(Wait::new(self.approval_key(index, call), condition));
+            }
+            Approval::Withdrawn => {
+                let text = describe_wait_end(&WaitEnd::Withdrawn)
+                    + " Nobody had approved this call; it did not run.";
+                return result(text, true);
             }
             Approval::Given(Answer::Edit { arguments }) => {
                 match self.read_changed_arguments(call, &arguments) {
@@ -398,7 +415,9 @@ impl ToolCallRunner<'_> {
                 let call = self.call_context(index, ResourceAmounts::default());
                 let changed = match &approvals[index] {
                     Approval::Given(Answer::Edit { arguments }) => serde_json::from_str(arguments).ok(),
-                    Approval::Given(_) | Approval::NotNeeded | Approval::Open(_) => None,
+                    Approval::Given(_) | Approval::NotNeeded | Approval::Open(_) | Approval::Withdrawn => {
+                        None
+                    }
                 };
                 tool.on_replay(changed.as_ref().unwrap_or(&calls[index].arguments), &result.result, &call);
             }

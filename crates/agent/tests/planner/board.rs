@@ -77,7 +77,7 @@ fn board_shows_since_when_and_for_what_a_task_waits() {
     made.add("deploy", "research", &[]).claimed("deploy");
     let event = WaitCondition::Event { name: "the\nrelease".into(), until: None };
     let waits = [("wake", WaitCondition::Until(at(90_000))), ("event", event)];
-    let waits = waits.map(|(key, condition)| Wait { key: key.into(), condition }).into();
+    let waits = waits.map(|(key, condition)| Wait::new(key, condition)).into();
     made.event(Event::Attempt(AttemptEvent::Parked { task: id("deploy"), attempt: 1, waits }));
     let shown = board(made.with_turn(vec![PlannerTrigger::NoPlan]));
     let card = "\n## deploy: waiting\ncapability research; attempt 1 of 3; depends on nothing\n\

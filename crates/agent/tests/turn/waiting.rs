@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use millrace_agent::tool::{Toolbox, sleep_for_tool, wait_for_event_tool};
+use millrace_agent::tool::{Toolbox, continue_at_first_tool, sleep_for_tool, wait_for_event_tool};
 use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText, WorkOutcome, WorkSummary};
 use millrace_protocol::wait::{EndedWait, Wait, WaitCondition, WaitEnd};
 use serde_json::json;
@@ -12,7 +12,7 @@ use super::support::{Scripted, brief, calls, look, named, names, says};
 
 fn tools_that_wait() -> (Toolbox, Arc<AtomicUsize>) {
     let (look, looks) = look();
-    (Toolbox::new([look, sleep_for_tool(), wait_for_event_tool()]).unwrap(), looks)
+    (Toolbox::new([look, sleep_for_tool(), wait_for_event_tool(), continue_at_first_tool()]).unwrap(), looks)
 }
 
 fn model() -> Scripted {
@@ -95,4 +95,29 @@ async fn recorded_end_of_a_wait_is_not_recorded_again() {
         assert_eq!(names(&resumed), names(&whole), "after {kept} steps");
     }
     assert!(whole.steps()[3].value.to_string().contains("not signalled in time"));
+}
+
+/// The first of two waits has ended; the other one is withdrawn and not waited for again.
+#[tokio::test]
+async fn turn_continues_at_the_first_of_its_waits_if_it_says_so() {
+    let turn = vec![
+        named("b", "sleep_for", &json!({"seconds": 60}).to_string()),
+        named("c", "wait_for_event", &json!({"name": "deployed"}).to_string()),
+        named("d", "continue_at_first", "{}"),
+    ];
+    let (model, (tools, _)) = (Scripted::new(vec![calls(turn), says("done")]), tools_that_wait());
+    let mut journal = MemoryJournal::default();
+    let waits = parked_waits(drive(&model, &tools, &mut journal).await);
+    assert_eq!(waits.len(), 2);
+    assert!(waits[0].group.is_some() && waits[0].group == waits[1].group, "{waits:?}");
+    let first =
+        [("tool.0.0.sleep_for", WaitEnd::TimeReached), ("tool.0.1.wait_for_event", WaitEnd::Withdrawn)];
+    let mut journal = journal.with_ended_waits(ends(&first));
+    let ended = drive(&model, &tools, &mut journal).await.unwrap();
+    assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("done".into())));
+    let results: String = journal.steps().iter().map(|step| step.value.to_string()).collect();
+    assert!(
+        results.contains("The time has come.")
+            && results.contains("another call of this message ended first")
+    );
 }

@@ -102,6 +102,7 @@ impl RunTracer {
             Some(WaitEnd::TimeReached) => "time_reached",
             Some(WaitEnd::Signalled { .. }) => "signalled",
             Some(WaitEnd::Expired) => "expired",
+            Some(WaitEnd::Withdrawn) => "withdrawn",
             Some(WaitEnd::TasksEnded(_)) => "tasks_ended",
             Some(WaitEnd::Answered { by, answer }) => {
                 if !by.is_empty() {

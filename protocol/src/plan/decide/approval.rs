@@ -38,7 +38,7 @@ pub(super) fn ask_about_plan(plan: &Plan) -> Vec<Event> {
     }
     let condition = WaitCondition::Answer(Box::new(question));
     let number = plan.run.plan_questions.len() + usize::from(open.is_none());
-    let wait = Wait { key: format!("plan.{number}"), condition };
+    let wait = Wait::new(format!("plan.{number}"), condition);
     vec![Event::Run(RunEvent::PlanQuestionAsked { wait, again: open.is_some() })]
 }
 

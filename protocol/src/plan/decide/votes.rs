@@ -66,9 +66,9 @@ pub(super) fn ask_persons(
         return append_consequences_of_task_ends(plan, events);
     }
     let question = question_about_result(task, review, summary, critic);
-    let waits = review.ask.iter().enumerate().map(|(at, to)| Wait {
-        key: format!("{PLAN_WAIT_PREFIX}review.{}", at + 1),
-        condition: WaitCondition::Answer(Box::new(Question { to: to.clone(), ..question.clone() })),
+    let waits = review.ask.iter().enumerate().map(|(at, to)| {
+        let question = Question { to: to.clone(), ..question.clone() };
+        Wait::new(format!("{PLAN_WAIT_PREFIX}review.{}", at + 1), WaitCondition::Answer(Box::new(question)))
     });
     let (id, attempt) = (task.spec.id.clone(), task.attempt);
     events.push(Event::Attempt(AttemptEvent::Parked { task: id, attempt, waits: waits.collect() }));

@@ -8,6 +8,9 @@
 //!   `tests/tests/waiting.rs::kills_lose_no_wake_up`)
 //! - I104: An event that is signalled to a run is kept: a wait that begins later gets the oldest event of its name that its
 //!   attempt has not received. (`tests/tests/waiting.rs::event_that_comes_before_the_wait_is_kept`)
+//! - I270: Of a group of waits, the first end wakes the attempt, and the same decision withdraws the others.
+//!   (`protocol/tests/rules/table.rs::first_end_of_a_group_withdraws_the_others`,
+//!   `tests/tests/waiting.rs::first_of_several_waits_goes_on_whatever_dies`)
 
 use std::collections::HashSet;
 
@@ -216,17 +219,30 @@ pub(super) fn ends_by_events<'a>(
     ended
 }
 
-/// Appends the ends of waits, and wakes the attempt if none of its open waits is left.
+/// Appends the ends of waits, withdraws the others of their groups, and wakes the attempt if none of its open waits is left.
 pub(super) fn end_waits<'a>(
     task: &Task,
     mut events: Vec<Event>,
     open: impl Iterator<Item = &'a Wait>,
-    ended: Vec<EndedWait>,
+    mut ended: Vec<EndedWait>,
 ) -> Vec<Event> {
-    let is_over = open.count() == ended.len() && !ended.is_empty();
+    let open: Vec<&Wait> = open.collect();
+    ended.extend(withdrawn_waits(&open, &ended));
+    let is_over = open.len() == ended.len() && !ended.is_empty();
     let (id, attempt) = (&task.spec.id, task.attempt);
     let end = |ended| Event::Attempt(AttemptEvent::WaitEnded { task: id.clone(), attempt, ended });
     events.extend(ended.into_iter().map(end));
     events.extend(is_over.then(|| Event::Attempt(AttemptEvent::Woken { task: id.clone(), attempt })));
     events
+}
+
+/// The withdrawals of the open waits of groups of which a wait has ended.
+fn withdrawn_waits(open: &[&Wait], ended: &[EndedWait]) -> Vec<EndedWait> {
+    let has_ended = |wait: &Wait| ended.iter().any(|ended| ended.key == wait.key);
+    let over: HashSet<&str> =
+        open.iter().filter(|wait| has_ended(wait)).filter_map(|wait| wait.group.as_deref()).collect();
+    let is_withdrawn =
+        |wait: &&&Wait| wait.group.as_deref().is_some_and(|group| over.contains(group)) && !has_ended(wait);
+    let withdrawn = open.iter().filter(is_withdrawn);
+    withdrawn.map(|wait| EndedWait { key: wait.key.clone(), end: WaitEnd::Withdrawn }).collect()
 }

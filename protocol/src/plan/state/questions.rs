@@ -69,6 +69,7 @@ impl<'a> RunQuestion<'a> {
             (Some(WaitEnd::Answered { by, answer }), _) if !by.is_empty() => {
                 QuestionState::Answered { by, answer }
             }
+            (Some(WaitEnd::Withdrawn), _) => QuestionState::Withdrawn("another wait ended first".into()),
             (
                 Some(
                     WaitEnd::Answered { .. }

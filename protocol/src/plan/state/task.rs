@@ -13,7 +13,7 @@ use crate::plan::Work;
 use crate::plan::spec::{OnFailedDependency, ReviewPolicy, TaskSpec};
 use crate::question::QuestionSubject;
 use crate::result::{Build, TaskError, Usage, Verdict};
-use crate::wait::{EndedWait, Wait, WaitEnd};
+use crate::wait::{EndedWait, Wait, WaitEnd, describe_waits};
 
 /// The states of a task. The table of transitions is in [`crate::plan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -533,10 +533,7 @@ impl Task {
             TaskPhase::NeedsReview { retry_at: Some(at) } => {
                 Some(format!("the next review, at {}", at.strftime("%H:%M:%S")))
             }
-            TaskPhase::Waiting { .. } => {
-                let open = self.current_attempt()?.open_waits();
-                Some(open.map(|wait| wait.condition.to_string()).collect::<Vec<_>>().join(", "))
-            }
+            TaskPhase::Waiting { .. } => Some(describe_waits(self.current_attempt()?.open_waits())),
             TaskPhase::NeedsReview { retry_at: None }
             | TaskPhase::Running
             | TaskPhase::Completed

@@ -376,7 +376,7 @@ impl AttemptContext {
             });
         }
         let Some(end) = self.ended_wait(key).cloned() else {
-            return Err(self.park(vec![Wait { key: key.to_owned(), condition }], children));
+            return Err(self.park(vec![Wait::new(key, condition)], children));
         };
         let value = serde_json::to_value(&end).expect("the end of a wait serialises to JSON");
         self.append_step(key, &value).await?;
@@ -394,7 +394,7 @@ impl AttemptContext {
             return Err(self.park(open, Vec::new()));
         }
         let mut ends = Vec::with_capacity(waits.len());
-        for Wait { key, condition } in waits {
+        for Wait { key, condition, .. } in waits {
             ends.push(self.wait_for(&key, condition).await?);
         }
         Ok(ends)
