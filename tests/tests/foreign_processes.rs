@@ -184,7 +184,7 @@ async fn run_attempt(
     let history = wait_for_run_history(bus, &run, TIMEOUT).await;
     assert_none_left(&what, &mark).await;
     let plan = history.folded_plan();
-    let (reason, state) = (plan.run.end.as_ref().unwrap().reason, plan.tasks()[0].state.clone());
+    let (reason, state) = (plan.run.end.as_ref().unwrap().reason, plan.tasks()[0].state());
     match ending {
         Success => assert_eq!((reason, state), (EndReason::Completed, TaskState::Completed), "{what}"),
         Cancel | KilledWorker => assert_eq!(reason, EndReason::Cancelled, "{what}"),
