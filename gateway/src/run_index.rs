@@ -8,7 +8,7 @@
 //!
 //! - I266: A list of runs has exactly those that its filter selects, whichever index of the gateway it is read from.
 //!   (`gateway/src/run_index.rs::lists_of_states_sessions_and_labels_select_the_runs_that_the_filter_selects`)
-//! - I268: A client that reads the list in parts gets each run that is there throughout exactly once, whatever starts, ends or is
+//! - I272: A client that reads the list in parts gets each run that is there throughout exactly once, whatever starts, ends or is
 //!   deleted meanwhile.
 //!   (`tests/tests/gateway.rs::each_pass_through_the_list_has_each_run_once_while_runs_start_end_and_are_deleted`)
 

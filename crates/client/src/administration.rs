@@ -3,7 +3,7 @@
 //!
 //! # Invariants
 //!
-//! - I269: Every administrative change is recorded with its author before it is carried out, on every surface.
+//! - I271: Every administrative change is recorded with its author before it is carried out, on every surface.
 //!   (`tests/tests/gateway.rs::administrative_changes_are_recorded_on_every_surface`,
 //!   `tests/tests/architecture.rs::surfaces_make_administrative_changes_through_the_client`)
 

@@ -156,3 +156,19 @@ impl EditBody {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_takes_the_fields_of_an_edit_and_no_others() {
+        let read = |text: &str| serde_json::from_str::<RetryBody>(text).map_err(|error| error.to_string());
+        let body = read(r#"{"feedback": "again", "parameters": {"limit": 100}, "max_attempts": 5}"#).unwrap();
+        assert_eq!(body.changes.parameters["limit"], 100);
+        assert_eq!((body.feedback.as_deref(), body.changes.max_attempts), (Some("again"), Some(5)));
+        assert!(read("{}").unwrap().changes.parameters.is_empty());
+        let unknown = read(r#"{"feedbak": "again"}"#).unwrap_err();
+        assert!(unknown.contains("feedbak"), "{unknown}");
+    }
+}
