@@ -20,10 +20,12 @@ use tempfile::TempDir;
 const ZOO: &str = include_str!("foreign_processes/zoo.py");
 /// The capabilities: a program, an agent with a hook, and an agent with an MCP server.
 const STARTERS: [&str; 3] = ["program", "hook", "server"];
+/// What a worker logs when it takes tasks.
+const READY: &str = "ready id=";
 /// The time for ending all processes; a machine under load needs most of it.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// How an attempt ends.
+/// The end of an attempt.
 #[derive(Debug, Clone, Copy)]
 enum AttemptEnding {
     Success,
@@ -80,7 +82,7 @@ impl Zoo {
             "on": ["before_model"], "command": ["python3", "zoo.py", "hook"], "timeout_s": seconds,
         }]);
         let mut server = agent("server");
-        // Behind a shell, and with a process of its own for each attempt.
+        // A shell starts the server, and each attempt has its own server.
         let script = format!("python3 {} mcp; :", self.path("zoo.py").display());
         server["mcp"] = json!([{
             "name": "zoo", "command": "sh", "args": ["-c", script], "files": {}, "timeout_s": seconds,
@@ -101,7 +103,7 @@ impl Zoo {
         format!("8000000.{}", std::process::id())
     }
 
-    /// Says what the next attempt does, and returns the mark of its processes: an argument that they all have.
+    /// Configures the next attempt. Returns the mark of its processes, an argument of all of them.
     fn prepare_attempt(&mut self, stays: bool) -> String {
         self.attempts += 1;
         let mark = format!("9{:06}.{}", self.attempts, std::process::id());
@@ -177,7 +179,9 @@ async fn run_attempt(
             assert!(
                 cluster.millrace_command().args(["cancel", run.as_str()]).output().unwrap().status.success()
             );
+            let starts = cluster.read_log("worker-1").matches(READY).count();
             cluster.restart_process("worker-1");
+            cluster.wait_for_log_again("worker-1", READY, starts, TIMEOUT).await;
         }
         Down => unreachable!("not in this cluster"),
     }

@@ -1,5 +1,5 @@
-//! Foreign programs: the one way in which capabilities, hooks and MCP servers start and end a program. What it is for and what
-//! it reads is up to the caller; commands of the tool `execute` are confined besides, see [`crate::execute`].
+//! Foreign programs: capabilities, hooks and MCP servers start and end their programs here. The caller decides on its purpose and
+//! its input; commands of the tool `execute` are confined besides, see [`crate::execute`].
 //!
 //! ```text
 //! this process ── socket: files, reports ── keeper: a session of its own, subreaper, ignores SIGTERM
@@ -7,19 +7,19 @@
 //!                                                 └─ its processes, in sessions of their own too
 //! ```
 //!
-//! The keeper is this program again, started as a [`Launcher`]. Orphans among the program's processes become children of the
-//! keeper, whatever session they are in, whatever they ignore and however often they forked. When the program exits, or when the
-//! socket is closed because this process dropped [`RunningProgram`] or died, the keeper stops and kills all of them. Processes
-//! that it can't end are named in the log.
+//! The keeper is a second process of this executable, started as a [`Launcher`]. The kernel makes orphaned processes of the program
+//! children of the keeper, also those that have a session of their own or forked twice. When the program exits, or when the
+//! socket is closed because this process dropped [`RunningProgram`] or died, the keeper stops and kills all of them. It logs the
+//! processes that it can't kill.
 //!
 //! Without a launcher, or on other platforms than Linux, the program's process group is killed.
 //!
 //! # Invariants
 //!
-//! - I268: No process that a program has started outlives its call, or the worker, however either ends.
+//! - I280: No process that a program has started outlives its call, or the worker, however either ends.
 //!   (`crates/tools/tests/program.rs::no_process_of_any_sort_outlives_its_program`,
 //!   `tests/tests/foreign_processes.rs::no_foreign_process_outlives_its_attempt`)
-//! - I269: A program that has exited has answered, although its processes hold its output open.
+//! - I281: A program that has exited has answered, although its processes hold its output open.
 //!   (`crates/tools/tests/program.rs::a_program_that_has_exited_has_answered`)
 
 #[cfg(target_os = "linux")]
