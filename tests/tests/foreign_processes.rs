@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::Duration;
 
 use millrace_protocol::ids::Capability;
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 const ZOO: &str = include_str!("foreign_processes/zoo.py");
 /// The capabilities: a program, an agent with a hook, and an agent with an MCP server.
 const STARTERS: [&str; 3] = ["program", "hook", "server"];
-/// What a worker logs when it takes tasks.
+/// The log line of a worker that takes tasks.
 const READY: &str = "ready id=";
 /// The time for ending all processes; a machine under load needs most of it.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -198,40 +198,57 @@ async fn run_attempt(
     }
 }
 
+/// A cluster that `millrace up` started. It is stopped on drop.
+struct LocalCluster<'a> {
+    folder: &'a Path,
+    data: PathBuf,
+}
+
+impl LocalCluster<'_> {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = remove_millrace_variables(Command::new(millrace_program()));
+        command.current_dir(self.folder).args(arguments).arg("--data").arg(&self.data);
+        command.stdin(std::process::Stdio::null());
+        command
+    }
+
+    fn run_successfully(&self, arguments: &[&str]) {
+        let output = self.command(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+impl Drop for LocalCluster<'_> {
+    fn drop(&mut self) {
+        // Not running any more, unless the test failed.
+        drop(self.command(&["down"]).output());
+    }
+}
+
 /// Runs `count` attempts at once in a local cluster, and stops it.
 async fn stop_cluster_with_attempts(zoo: &mut Zoo, count: usize) {
+    let mark = zoo.prepare_attempt(true);
+    let capabilities = zoo.capability_arguments();
     let data = zoo.path(&format!("data-{}", zoo.attempts));
-    let millrace = |arguments: &[String]| -> Output {
-        let mut command = remove_millrace_variables(Command::new(millrace_program()));
-        command.current_dir(zoo.folder.path()).args(arguments).arg("--data").arg(&data);
-        let output = command.stdin(std::process::Stdio::null()).output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        output
-    };
-    let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-    let mut up = words("up --detach --workers 1 --slots 16");
-    up.extend(zoo.capability_arguments());
-    millrace(&up);
+    let cluster = LocalCluster { folder: zoo.folder.path(), data };
+    let up = ["up", "--detach", "--workers", "1", "--slots", "16"];
+    cluster
+        .run_successfully(&[&up[..], &capabilities.iter().map(String::as_str).collect::<Vec<_>>()].concat());
     let plans = STARTERS.map(|starter| write_plan(zoo.folder.path(), starter));
-    let mark = {
-        let order = json!({"mark": format!("7{}.{}", zoo.attempts, std::process::id()), "stays": true,
-            "server": zoo.server_mark()});
-        fs::write(zoo.path("next.json"), order.to_string()).unwrap();
-        order["mark"].as_str().unwrap().to_owned()
-    };
     for number in 0..count {
-        millrace(&[vec!["submit".to_owned(), "--plan".to_owned()], vec![plans[number % 3].clone()]].concat());
+        cluster.run_successfully(&["submit", "--plan", &plans[number % 3]]);
     }
     zoo.wait_for_start(&mark, count).await;
-    millrace(&words("down"));
-    assert_none_left(&format!("{Down:?} with {count} attempts"), &mark).await;
-    assert_none_left(&format!("{Down:?} with {count} attempts"), &zoo.server_mark()).await;
+    cluster.run_successfully(&["down"]);
+    let what = format!("{count} attempts that end by {Down:?}");
+    assert_none_left(&what, &mark).await;
+    assert_none_left(&what, &zoo.server_mark()).await;
 }
 
 fn write_plan(folder: &Path, starter: &str) -> String {
     let path = folder.join(format!("plan-{starter}.json"));
-    let task = json!({"id": "t", "brief": "x", "capability": starter});
-    fs::write(&path, json!({"objective": "x", "planning": "fixed", "tasks": [task]}).to_string()).unwrap();
+    let task = json!({"id": "t", "objective": "x", "capability": starter});
+    fs::write(&path, json!({"objective": "x", "mode": "fixed", "tasks": [task]}).to_string()).unwrap();
     path.display().to_string()
 }
 
@@ -259,7 +276,6 @@ async fn no_foreign_process_outlives_its_attempt() {
     assert_none_left("a worker that stops", &zoo.server_mark()).await;
     let rounds = by_down.div_ceil(8);
     for round in 0..rounds {
-        zoo.attempts += 1;
         stop_cluster_with_attempts(&mut zoo, by_down.saturating_sub(round * 8).min(8)).await;
     }
     eprintln!("{attempts} attempts left no process");
