@@ -8,8 +8,8 @@
 
 use std::sync::OnceLock;
 
-use clap::ArgMatches;
 use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory};
 use millrace_runtime::nats::connection::without_passwords;
 
 static INVOCATION: OnceLock<Invocation> = OnceLock::new();
@@ -25,9 +25,11 @@ pub struct Invocation {
 impl Invocation {
     /// Reads the parsed command line; `has_nats_variable` is `true` if the environment names a NATS server.
     pub fn read(matches: &ArgMatches, has_nats_variable: bool) -> Self {
-        let mut deepest = matches;
-        while let Some((_, inner)) = deepest.subcommand() {
+        let (mut deepest, command) = (matches, crate::Cli::command());
+        let mut command = &command;
+        while let Some((name, inner)) = deepest.subcommand() {
             deepest = inner;
+            command = command.find_subcommand(name).unwrap_or(command);
         }
         let is_typed = |name: &str| {
             deepest.try_contains_id(name).unwrap_or_default()
@@ -37,7 +39,7 @@ impl Invocation {
         let data = || deepest.try_get_one::<std::path::PathBuf>("data").ok().flatten();
         let nats = || deepest.try_get_one::<String>("nats").ok().flatten();
         // A command for a local cluster only: other commands would use the server that the environment names.
-        let is_local_only = deepest.try_get_one::<String>("nats").is_err();
+        let is_local_only = !command.get_arguments().any(|argument| argument.get_id() == "nats");
         let profile = deepest.try_get_one::<String>("profile").ok().flatten().filter(|_| is_typed("profile"));
         let profile = profile.map(|name| format!(" --profile {}", quote(name))).unwrap_or_default();
         let cluster_options = match (nats(), data()) {
@@ -91,8 +93,6 @@ pub fn quote(argument: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn options_of(line: &[&str], has_nats_variable: bool) -> String {

@@ -168,7 +168,9 @@ fn planted_secrets_are_in_nothing_that_is_kept() {
     for capability in &capabilities {
         let name = capability["name"].as_str().unwrap();
         user.write_file(&format!("{name}.yaml"), &capability.to_string());
-        plan.push_str(&format!("  - {{id: {name}, objective: tell, capability: {name}, max_attempts: 1}}\n"));
+        plan.push_str(&format!(
+            "  - {{id: {name}, objective: tell, capability: {name}, limits: {{max_attempts: 1}}}}\n"
+        ));
         arguments.extend(["--capability".to_owned(), format!("{name}.yaml")]);
     }
     user.write_file("plan.yaml", &plan);

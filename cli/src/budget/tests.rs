@@ -95,7 +95,7 @@ fn invalid_budgets_are_explained() {
         "--budget: when_spent must be finish or cancel, not \"stop\""
     );
     assert!(
-        override_error("time=10").contains("write a number with a unit, such as 500ms, 10s or 1h 30m"),
+        override_error("time=10").contains("write a number with a unit, such as 500ms, 10s, 1h 30m or 30d"),
         "{}",
         override_error("time=10")
     );
