@@ -133,11 +133,11 @@ fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp, hold: Option<&str>
         let resume = command_hint(&format!("resume {run}"));
         match reason {
             PauseReason::Provider(wait) => format!(
-                "paused: the provider of {} has not answered since {}; `{resume}` tries again at once{}; last error: {}",
+                "paused: the provider of {} has not answered since {}; last error: {}; `{resume}` tries again at once{}",
                 single_line(&wait.model),
                 format_clock(wait.since),
-                describe_requested_wait(wait, now),
-                single_line(&wait.error)
+                single_line(&wait.error),
+                describe_requested_wait(wait, now)
             ),
             PauseReason::Interruption => format!("interrupted: nothing of it runs until `{resume}`"),
             PauseReason::User => format!("paused: no new tasks start until `{resume}`"),

@@ -151,8 +151,10 @@ impl HttpSender {
             .await
             .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
         let text = redact_text(&text);
-        parse_foreign_json(text.as_bytes())
-            .map_err(|mistake| self.invalid_json_error("the response", &text, &mistake))
+        // What stands in front of a provider that is away answers with anything: a whole body in another form is an outage.
+        parse_foreign_json(text.as_bytes()).map_err(|mistake| ModelError::Truncated {
+            message: self.describe_invalid_json("the response", &text, &mistake),
+        })
     }
 
     fn describe_unexpected_body(&self, content_type: &str, text: &str) -> String {
@@ -178,15 +180,18 @@ impl HttpSender {
         }
     }
 
-    /// Returns the error for a response or an event that is not JSON. JSON that ends early was cut, and text comes from a gateway:
-    /// both may be better next time. Anything else is what the provider means to send, and a retry would cost the tokens again.
-    pub(super) fn invalid_json_error(&self, what: &str, data: &str, error: &serde_json::Error) -> ModelError {
-        let text = format!("{what} is not JSON ({error}): {data}");
-        let message = error::redact_and_cut(&text, &self.redactor);
+    /// Returns the error for an event that is not JSON. JSON that ends early was cut, and text comes from a gateway: both may be
+    /// better next time. Anything else is what the provider means to send, and a retry would cost the tokens again.
+    pub(super) fn invalid_event_error(&self, data: &str, error: &serde_json::Error) -> ModelError {
+        let message = self.describe_invalid_json("an event", data, error);
         match error.is_eof() || !data.trim_start().starts_with(['{', '[']) {
             true => ModelError::Truncated { message },
             false => ModelError::Protocol { message },
         }
+    }
+
+    fn describe_invalid_json(&self, what: &str, data: &str, error: &serde_json::Error) -> String {
+        error::redact_and_cut(&format!("{what} is not JSON ({error}): {data}"), &self.redactor)
     }
 }
 

@@ -362,7 +362,7 @@ impl HttpModel {
             seen += 1;
             let data = redact_text(&data);
             let value = parse_foreign_json(data.as_bytes())
-                .map_err(|error| self.sender.invalid_json_error("an event", &data, &error))?;
+                .map_err(|error| self.sender.invalid_event_error(&data, &error))?;
             if self.handle_event(&value, parser, listener)? == EventOutcome::Complete {
                 break;
             }
