@@ -506,11 +506,14 @@ fn agent_task(name: &str) -> TaskSpec {
     TaskSpec { capability: Capability::new("boss").unwrap(), ..echo_task(name, &json!({})) }
 }
 
-/// The number of running processes with this argument.
-fn count_processes(argument: &str) -> usize {
+/// The numbers of running programs with this first argument, and of all processes with it.
+fn count_processes(argument: &str) -> (usize, usize) {
     let folders = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let lines = folders.filter_map(|folder| std::fs::read(folder.path().join("cmdline")).ok());
-    lines.filter(|line| line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes())).count()
+    let places =
+        lines.filter_map(|line| line.split(|byte| *byte == 0).position(|word| word == argument.as_bytes()));
+    // A program has it as its first argument, the keeper of a program further on.
+    places.fold((0, 0), |(programs, all), place| (programs + usize::from(place == 1), all + 1))
 }
 
 /// Three capabilities, each on a machine of its own: one fails, one times out, one succeeds with the help of a fourth. Their
@@ -573,7 +576,7 @@ async fn agent_delegates_to_capabilities_on_several_machines() {
     submit_run(&bus, &endless, &Submission { budget, ..fixed_submission(vec![agent_task("endless")]) }).await;
     wait_for_task_count(&bus, &endless, TaskState::Waiting, 3).await;
     wait_for_task_count(&bus, &endless, TaskState::Running, 2).await;
-    wait_for_value(TIMEOUT, "two programs", async || (count_processes(&sleep) == 2).then_some(())).await;
+    wait_for_value(TIMEOUT, "two programs", async || (count_processes(&sleep).0 == 2).then_some(())).await;
     let cancelled = cluster.millrace_command().args(["cancel", "endless"]).output().unwrap();
     assert!(cancelled.status.success(), "{}", text_of(&cancelled));
     let history = wait_for_run_history(&bus, &endless, TIMEOUT).await;
@@ -582,7 +585,7 @@ async fn agent_delegates_to_capabilities_on_several_machines() {
     assert_eq!(plan.task_count_in_state(TaskState::Cancelled), 5);
     assert_eq!(plan.open_questions().count(), 0);
     wait_for_value(TIMEOUT, "the ends of the programs", async || {
-        (count_processes(&sleep) == 0).then_some(())
+        (count_processes(&sleep).1 == 0).then_some(())
     })
     .await;
     wait_for_value(TIMEOUT, "empty queues", async || {
