@@ -453,8 +453,9 @@ async fn text_of_a_server_is_shortened_cleaned_and_marked() {
 #[tokio::test]
 async fn an_answer_that_is_not_readable_ends_the_call_at_once() {
     for path in ["", "/body", "/events"] {
-        let bad =
+        let mut bad =
             if path.is_empty() { Hostile::new("broken") } else { Hostile::over_http("broken", path).await };
+        bad.server.timeout_s = Some(120);
         let pool = pool();
         let tools = toolbox(&pool, &bad.server).await;
         let description = tools.get("bad_half").unwrap().spec().description.to_string();
@@ -471,11 +472,7 @@ async fn an_answer_that_is_not_readable_ends_the_call_at_once() {
                 let began = Instant::now();
                 let error = call_marked(&tools, name, json!({})).await.unwrap_err();
                 let ToolError::Failed { message, detail } = &error else { panic!("{path} {name}: {error}") };
-                assert!(
-                    began.elapsed() < Duration::from_millis(1_500),
-                    "{path} {name}: {:?}",
-                    began.elapsed()
-                );
+                assert!(began.elapsed() < Duration::from_secs(30), "{path} {name}: {:?}", began.elapsed());
                 let is_size =
                     name == "bad_large" && (detail.contains("16 MiB") || detail.contains("maximum size"));
                 assert!(
