@@ -202,7 +202,7 @@ async fn a_request_is_retried_with_the_same_idempotency_key() {
         listener,
         vec![
             "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbusy",
-            "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 17\r\n\r\n{\"output\": \"done\"",
+            "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 17\r\n\r\ndone without JSON",
             "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 18\r\n\r\n{\"output\": \"done\"}",
             "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 8\r\n\r\nno mills",
         ],
@@ -218,8 +218,8 @@ async fn a_request_is_retried_with_the_same_idempotency_key() {
         build_order("own", "c", json!({})),
     );
     cluster.publish_order(&first).await;
-    // A response that is not JSON is text.
-    assert_eq!(cluster.await_result(&first).await.1.output, "{\"output\": \"done\"");
+    // A response that does not begin as JSON is text.
+    assert_eq!(cluster.await_result(&first).await.1.output, "done without JSON");
     cluster.publish_order(&second).await;
     assert_eq!(cluster.await_result(&second).await.1.output, "done");
     cluster.publish_order(&third).await;
