@@ -891,8 +891,8 @@ fn first_end_of_a_group_withdraws_the_others() {
         scene.now = cast::time_after(cast::test_start_time(), 3_601);
         scene.decide_overdue_input(&OverdueInput::WaitTime(task_t())).unwrap();
     };
-    let ends: [(&str, &dyn Fn(&mut RunScene)); 3] =
-        [("approval", &approve), ("event", &signal), ("hour", &wait_an_hour)];
+    type WaitingEnds<'a> = (&'a str, &'a dyn Fn(&mut RunScene));
+    let ends: [WaitingEnds<'_>; 3] = [("approval", &approve), ("event", &signal), ("hour", &wait_an_hour)];
     for (first, end) in ends {
         let mut scene = scene_with_t_parked(group());
         end(&mut scene);
