@@ -80,7 +80,7 @@ pub fn escape_raw_halves(bytes: &[u8]) -> Cow<'_, [u8]> {
 /// Writes halves of characters as escapes in a stream of bytes, wherever its pieces end.
 #[derive(Debug, Default)]
 pub struct HalfEscaper {
-    /// The beginning of what may be half a character.
+    /// The last bytes, if they may begin half a character.
     kept: Vec<u8>,
 }
 

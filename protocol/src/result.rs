@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use crate::file::FilePath;
 use crate::plan::{Edit, ReviewPolicy, TaskSpec};
-use crate::secrets::redact_text;
 
 /// The result of a task. `output` cites sources by their ids, as `[S1]`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -250,11 +249,11 @@ pub enum ExceededLimit {
 }
 
 impl TaskError {
-    /// Creates an error without usage, and without the secrets that this process knows.
+    /// Creates an error without usage.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
-            message: redact_text(&message.into()).into_owned(),
+            message: message.into(),
             limit: None,
             usage: Usage::default(),
             models: ModelUsage::new(),

@@ -22,7 +22,7 @@ pub const HIDDEN: &str = "[hidden]";
 
 /// Shorter values are not secret (LM Studio's usual key is a word), and removing them would mutilate texts.
 const MIN_SECRET_LENGTH: usize = 8;
-/// The length from which a value of letters and digits is taken for a credential, whatever its name.
+/// The minimum length of a value of letters and digits that counts as a credential under any name.
 const RANDOM_LENGTH: usize = 16;
 
 /// Prefixes of API keys of well-known providers.

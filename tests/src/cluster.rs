@@ -74,6 +74,18 @@ impl DerefMut for TestCluster {
 }
 
 impl TestCluster {
+    /// Kills the server and all processes with SIGKILL, and starts all of them again.
+    ///
+    /// # Panics
+    /// One of them can't be started.
+    pub fn kill_and_restart_all(&mut self) {
+        let names = self.processes.names();
+        self.server.kill();
+        names.iter().for_each(|name| self.processes.kill_process(name));
+        self.server.restart();
+        names.iter().for_each(|name| self.processes.restart_process(name));
+    }
+
     /// A cluster with a server and no other processes.
     ///
     /// # Panics

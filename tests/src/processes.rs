@@ -82,6 +82,12 @@ impl NamedProcesses {
         process.child = Some(command.spawn().expect("millrace can be started"));
     }
 
+    /// The names of all processes, running or not.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.processes.keys().cloned().collect()
+    }
+
     /// Kills a process with SIGKILL and waits until it has exited.
     pub fn kill_process(&mut self, name: &str) {
         if let Some(mut child) = self.processes.get_mut(name).and_then(|process| process.child.take()) {

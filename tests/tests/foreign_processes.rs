@@ -253,7 +253,7 @@ fn write_plan(folder: &Path, starter: &str) -> String {
 }
 
 /// Attempts of every kind of program, each with processes in sessions of their own, without an environment, that ignore signals,
-/// fork twice, hide behind shells, restart what dies and hold pipes open. `MILLRACE_FOREIGN_ATTEMPTS=200` is the long form.
+/// fork twice, run below shells, restart processes that were killed, and hold pipes open. `MILLRACE_FOREIGN_ATTEMPTS=200` is the long form.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg(target_os = "linux")]
 async fn no_foreign_process_outlives_its_attempt() {

@@ -431,15 +431,8 @@ async fn questions_of_nested_children_are_answered_across_restarts_of_everything
         let at = usize::try_from(random.next_below(open.len() as u64)).unwrap();
         let question = open.remove(at);
         answer_question(&bus, &run, "ann", &question, value(&json!(question.text))).await;
-        cluster.server.kill();
-        for name in ["supervisor-1", "critic-1", "worker-1"] {
-            cluster.kill_process(name);
-        }
         drop(bus);
-        cluster.server.restart();
-        for name in ["supervisor-1", "critic-1", "worker-1"] {
-            cluster.restart_process(name);
-        }
+        cluster.kill_and_restart_all();
         bus = cluster.connect_bus().await;
     }
     let history = wait_for_run_history(&bus, &run, TIMEOUT).await;

@@ -904,7 +904,7 @@ fn first_end_of_a_group_withdraws_the_others() {
         }
         assert_eq!(scene.plan.open_questions().count(), 0, "{first}");
 
-        // One that is needed keeps the attempt parked, and what was withdrawn ends nothing any more.
+        // A wait outside of the group keeps the attempt parked, and a withdrawn question accepts no answer.
         let mut scene =
             scene_with_t_parked([group(), vec![cast::event_wait("needed", "last", None)]].concat());
         end(&mut scene);

@@ -98,7 +98,7 @@ pub fn continue_at_first_tool() -> Arc<dyn Tool> {
          continue at the first of them. The others are withdrawn: an unanswered question is closed, and a call without approval does \
          not run.",
         |ContinueAtFirstArguments {}: ContinueAtFirstArguments, _| async move {
-            Ok::<_, ToolError>("The calls of this message that wait go on at the first of them.".to_owned())
+            Ok::<_, ToolError>("This message continues when the first of its waiting calls ends.".to_owned())
         },
     )
 }

@@ -299,8 +299,8 @@ impl ToolCallRunner<'_> {
                 return CallAction::Wait(Wait::new(self.approval_key(index, call), condition));
             }
             Approval::Withdrawn => {
-                let text = describe_wait_end(&WaitEnd::Withdrawn)
-                    + " Nobody had approved this call; it did not run.";
+                let text =
+                    describe_wait_end(&WaitEnd::Withdrawn) + " The call was not approved and did not run.";
                 return result(text, true);
             }
             Approval::Given(Answer::Edit { arguments }) => {

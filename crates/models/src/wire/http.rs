@@ -151,7 +151,7 @@ impl HttpSender {
             .await
             .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
         let text = redact_text(&text);
-        // What stands in front of a provider that is away answers with anything: a whole body in another form is an outage.
+        // A proxy in front of a provider that is away may answer with anything: a body that is not JSON is an outage.
         parse_foreign_json(text.as_bytes()).map_err(|mistake| ModelError::Truncated {
             message: self.describe_invalid_json("the response", &text, &mistake),
         })

@@ -140,7 +140,7 @@ impl Transport<RoleClient> for ProgramTransport {
                 Some(Ok(line)) => self.read_line(&line),
                 Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
                     self.fail_requests(&format!("it is longer than {} MiB", MAX_MESSAGE >> 20), None);
-                    // The stream ends once after an error; then it goes on behind the message.
+                    // After an error the decoder returns `None` once, and then the lines after the message.
                     let _ = self.lines.next().await;
                 }
                 Some(Err(AnyDelimiterCodecError::Io(_))) | None => return None,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use millrace_protocol::result::{Build, ErrorKind, TaskError};
+use millrace_protocol::secrets::redact_text;
 use millrace_protocol::work::{Order, WorkOutcome};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
@@ -171,9 +172,9 @@ async fn release_waiting_work(shared: &HostContext, order: &Order) {
     }
 }
 
-/// Runs the handler. Its errors and panics become outcomes.
+/// Runs the handler. Its errors and panics become outcomes, without the secrets that this process knows.
 async fn run_handler(handler: &dyn OrderHandler, attempt: &mut AttemptContext, order: &Order) -> WorkOutcome {
-    match AssertUnwindSafe(handler.run_attempt(attempt)).catch_unwind().await {
+    let mut outcome = match AssertUnwindSafe(handler.run_attempt(attempt)).catch_unwind().await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => WorkOutcome::Errored(error),
         Err(panic) => {
@@ -181,7 +182,11 @@ async fn run_handler(handler: &dyn OrderHandler, attempt: &mut AttemptContext, o
             warn!(run = %order.run, work = ?order.work(), message, "a handler panicked");
             WorkOutcome::Errored(TaskError::new(ErrorKind::Panic, message))
         }
+    };
+    if let WorkOutcome::Errored(error) = &mut outcome {
+        error.message = redact_text(&error.message).into_owned();
     }
+    outcome
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
