@@ -205,7 +205,9 @@ def test_runs_are_steered(kind: str, gateway: Gateway) -> None:
     assert call(kind, gateway.url, "run.wait", run, 60)["state"] == "failed"
     with pytest.raises(errors.NoDeliverable):
         call(kind, gateway.url, "run.report", run)
-    assert call(kind, gateway.url, "run.retry", run, "a", "once more")["type"] == "command_applied"
+    changes = {"parameters": {"fail_rate": 0.0}}
+    assert call(kind, gateway.url, "run.retry", run, "a", "once more", changes)["type"] == "command_applied"
+    assert call(kind, gateway.url, "run.wait", run, 60)["state"] == "completed"
 
 
 @both

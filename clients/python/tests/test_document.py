@@ -202,7 +202,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         (run.add, [[{"id": "b"}]]),
         (run.edit, ["a", {"objective": "o", "final": False}]),
         (run.cancel_task, ["a", "why"]),
-        (run.retry, ["a", "feedback"]),
+        (run.retry, ["a", "feedback", {"objective": "o"}]),
     ]
     for method, arguments in commands:
         call(method, *arguments, **OPTIONS)
@@ -325,9 +325,9 @@ def test_methods_are_the_operations_of_the_document(kind: str) -> None:
         offered = {one["name"].lower() for one in operation.get("parameters", []) if one["in"] != "path"}
         body_schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
         offered |= names_of_schema(schemas, body_schema) if body_schema else set()
-        # The header has precedence over `after`; `cursor` follows from the part before; `edit` takes any field.
+        # The header has precedence over `after`; `cursor` follows from the part before; `edit` and `retry` take any change.
         unused = offered - names - {"after", "cursor"}
-        assert path.endswith("/tasks/{task}") or not unused, f"{name}: the client offers no {sorted(unused)}"
+        assert path.endswith(("/tasks/{task}", "/retry")) or not unused, f"{name}: the client offers no {sorted(unused)}"
 
 
 def test_both_clients_have_the_same_methods() -> None:

@@ -237,14 +237,15 @@ export class Run {
   }
 
   /**
-   * Retries a task and everything that depends on it.
+   * Retries a task and everything that depends on it. `changes` are changes of the task, as of `edit`: the attempt begins
+   * with them.
    *
    * @param {string} task
    * @param {string} [feedback]
-   * @param {CommandOptions} [options]
+   * @param {CommandOptions & { changes?: import('../types/api.js').EditBody }} [options]
    */
-  retry(task, feedback, options) {
-    return this.#client.call('retryTask', { run: this.id, task, body: feedback === undefined ? {} : { feedback }, ...options })
+  retry(task, feedback, { changes, ...options } = {}) {
+    const body = { ...changes, ...(feedback !== undefined && { feedback }) }
+    return this.#client.call('retryTask', { run: this.id, task, body, ...options })
   }
 }
-

@@ -685,6 +685,8 @@ export type WaitDetails = {
   event: string | null
   /** The delegated tasks that it waits for. */
   tasks?: TaskId[]
+  /** The name of its group, of which the first end is enough. */
+  group?: string | null
   /** When it began. */
   since: Time
   /** The time at which it ends, at the latest; `null` if it has no limit. */
@@ -706,6 +708,8 @@ export type WaitEndJson = {
   data: unknown
 } | {
   type: "expired"
+} | {
+  type: "withdrawn"
 } | {
   type: "answered"
   /** The person; empty if the question expired. */
@@ -1555,6 +1559,8 @@ export type WaitJson = {
   until: Time | null
   /** The delegated tasks that it waits for. */
   tasks?: TaskId[]
+  /** The name of its group, of which the first end is enough. */
+  group?: string | null
 }
 
 /** A piece of work. */
@@ -1630,6 +1636,8 @@ export type Edit = {
     task: TaskId
     /** Feedback for the next attempt, in addition to the objective. */
     feedback?: string | null
+    /** Changes of the task for its next attempt, as [`Self::Patch`] makes them of a waiting one. */
+    changes?: Patch | null
   }
 } | {
   mark_final: {
@@ -3790,7 +3798,7 @@ export type AddBody = {
   tasks: unknown
 }
 
-/** Changes of a task that no worker has claimed yet. Fields that are absent stay as they are. */
+/** Changes of a task that no worker has claimed yet, or that is retried. Fields that are absent stay as they are. */
 export type EditBody = {
   /** The objective. */
   objective?: string | null
@@ -3820,6 +3828,28 @@ export type EditBody = {
 export type RetryBody = {
   /** Feedback for the next attempt. */
   feedback?: string | null
+  /** The objective. */
+  objective?: string | null
+  /** The capability. */
+  capability?: Capability | null
+  /** The complete list of its dependencies. */
+  depends_on?: TaskId[] | null
+  /** Parameters to set; `null` removes one, the others stay. */
+  parameters?: Record<string, unknown>
+  /** The review of its result, as in a plan file. */
+  review?: unknown
+  /** The maximum number of attempts. */
+  max_attempts?: number | null
+  /** The maximum run time of an attempt, such as `15m`. */
+  run_time?: string | null
+  /** The policy if a task it depends on fails or is cancelled: `cancel`, `skip` or `ask`. */
+  on_failed_dependency?: string | null
+  /** The time before which it does not start, or a duration after the start of the run; `none` removes it. */
+  not_before?: string | null
+  /** The event without which it does not start, as in a plan file; `none` removes it. */
+  wait_for_event?: unknown
+  /** `true` makes its result the deliverable; no other change is possible then. */
+  final?: boolean
 }
 
 /** An answer. */
@@ -4581,7 +4611,7 @@ export interface Operations {
     }
     response: AppliedCommand | AcceptedCommand
   }
-  /** Retry a task and the tasks that depend on it. */
+  /** Retry a task, with changes if wanted, and the tasks that depend on it. */
   retryTask: {
     arguments: {
       run: string

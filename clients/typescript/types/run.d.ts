@@ -200,13 +200,16 @@ export class Run {
         events: import("../types/api.js").EventJson[];
     }) | import("../types/api.js").WrittenCommandReceipt>;
     /**
-     * Retries a task and everything that depends on it.
+     * Retries a task and everything that depends on it. `changes` are changes of the task, as of `edit`: the attempt begins
+     * with them.
      *
      * @param {string} task
      * @param {string} [feedback]
-     * @param {CommandOptions} [options]
+     * @param {CommandOptions & { changes?: import('../types/api.js').EditBody }} [options]
      */
-    retry(task: string, feedback?: string, options?: CommandOptions): Promise<({
+    retry(task: string, feedback?: string, { changes, ...options }?: CommandOptions & {
+        changes?: import("../types/api.js").EditBody;
+    }): Promise<({
         sequence: number;
     } & {
         type: "command_applied";

@@ -649,6 +649,8 @@ class WaitDetails(_WaitDetailsRequired, total=False):
     """A wait of an attempt for anything but a person, with its times and its end."""
     tasks: list[TaskId]
     """The delegated tasks that it waits for."""
+    group: str | None
+    """The name of its group, of which the first end is enough."""
 
 
 class WaitEndJsonTimeReached(TypedDict):
@@ -668,6 +670,11 @@ class WaitEndJsonSignalled(TypedDict):
 class WaitEndJsonExpired(TypedDict):
     """Its event was not signalled in time."""
     type: Literal["expired"]
+
+
+class WaitEndJsonWithdrawn(TypedDict):
+    """Another wait of its group ended first."""
+    type: Literal["withdrawn"]
 
 
 class WaitEndJsonAnswered(TypedDict):
@@ -2024,6 +2031,8 @@ class WaitJson(_WaitJsonRequired, total=False):
     """A wait of a parked attempt."""
     tasks: list[TaskId]
     """The delegated tasks that it waits for."""
+    group: str | None
+    """The name of its group, of which the first end is enough."""
 
 
 class _WorkJsonRequired(TypedDict):
@@ -2527,6 +2536,8 @@ class _EditRetryRequired(TypedDict):
 class EditRetry(_EditRetryRequired, total=False):
     feedback: str | None
     """Feedback for the next attempt, in addition to the objective."""
+    changes: Patch | None
+    """Changes of the task for its next attempt, as [`Self::Patch`] makes them of a waiting one."""
 
 
 class EditMarkFinal(TypedDict):
@@ -5581,7 +5592,9 @@ class AddBody(TypedDict):
 
 
 class EditBody(TypedDict, total=False):
-    """Changes of a task that no worker has claimed yet. Fields that are absent stay as they are."""
+    """Changes of a task that no worker has claimed yet, or that is retried. Fields that are absent stay as they
+    are.
+    """
     objective: str | None
     """The objective."""
     capability: Capability | None
@@ -5610,6 +5623,28 @@ class RetryBody(TypedDict, total=False):
     """The body of a retry."""
     feedback: str | None
     """Feedback for the next attempt."""
+    objective: str | None
+    """The objective."""
+    capability: Capability | None
+    """The capability."""
+    depends_on: list[TaskId] | None
+    """The complete list of its dependencies."""
+    parameters: dict[str, Any]
+    """Parameters to set; `null` removes one, the others stay."""
+    review: Any
+    """The review of its result, as in a plan file."""
+    max_attempts: int | None
+    """The maximum number of attempts."""
+    run_time: str | None
+    """The maximum run time of an attempt, such as `15m`."""
+    on_failed_dependency: str | None
+    """The policy if a task it depends on fails or is cancelled: `cancel`, `skip` or `ask`."""
+    not_before: str | None
+    """The time before which it does not start, or a duration after the start of the run; `none` removes it."""
+    wait_for_event: Any
+    """The event without which it does not start, as in a plan file; `none` removes it."""
+    final: bool
+    """`true` makes its result the deliverable; no other change is possible then."""
 
 
 class _AnswerBodyRequired(TypedDict):
@@ -5918,6 +5953,7 @@ WaitEndJson = Union[
     WaitEndJsonTimeReached,
     WaitEndJsonSignalled,
     WaitEndJsonExpired,
+    WaitEndJsonWithdrawn,
     WaitEndJsonAnswered,
     WaitEndJsonTasksEnded,
 ]

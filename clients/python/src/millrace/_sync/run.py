@@ -366,13 +366,18 @@ class Run:
         self,
         task: str,
         feedback: str | None = None,
+        changes: Mapping[str, Any] | None = None,
         *,
         wait: WaitFor = "decided",
         timeout: int | None = None,
         idempotency_key: str | None = None,
     ) -> CommandReply:
-        """Retries a task and everything that depends on it."""
-        path, body = f"tasks/{quote_part(task)}/retry", body_of(feedback=feedback)
+        """
+        Retries a task and everything that depends on it.
+
+        `changes` are changes of the task, as of `edit`: the attempt begins with them.
+        """
+        path, body = f"tasks/{quote_part(task)}/retry", {**(changes or {}), **body_of(feedback=feedback)}
         return self._command(command(self.id, path, body, wait, timeout, idempotency_key))
 
     def _command(self, request: Request) -> CommandReply:
