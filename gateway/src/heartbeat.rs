@@ -26,6 +26,7 @@ pub async fn send_heartbeats(bus: Bus, shutdown: CancellationToken) {
         busy_with: Vec::new(),
         version: env!("CARGO_PKG_VERSION").into(),
         lanes: Vec::new(),
+        suspended: None,
         last_problem: last_problem(),
     };
     let mut ticks = tokio::time::interval(INTERVAL);

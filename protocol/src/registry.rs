@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, Lane, RunId, SessionId, WorkerId};
 use crate::labels::Labels;
-use crate::plan::{EndReason, Plan, RunHold, TaskState};
+use crate::plan::{Absence, EndReason, Plan, RunHold, TaskState};
 use crate::provider::ProviderWait;
 use crate::result::Usage;
 
@@ -79,6 +79,9 @@ pub struct Heartbeat {
     /// Of a supervisor: the lanes that it owns; empty if the program does not report them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lanes: Vec<LaneReport>,
+    /// The last time in which the process was suspended, by its clock; `None` if it was not, or if the program does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<Absence>,
     /// The last problem in the log of the process; `None` if there was none, or if the program does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_problem: Option<ProblemReport>,

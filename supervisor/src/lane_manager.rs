@@ -1,6 +1,7 @@
 //! The lane manager: acquires and releases the lanes of this process. It announces this supervisor, reads which others are
 //! members, acquires its share of the lanes and releases the lanes of others; it starts and stops the lane owners and the
-//! renewals of their leases. It also sends heartbeats and refreshes the capability snapshot.
+//! renewals of their leases. It also sends heartbeats, and refreshes the capability snapshot and the
+//! attendance.
 //!
 //! It may wait for the server: leases are renewed by tasks of their own, and lane owners check the age of their leases
 //! themselves.
@@ -15,12 +16,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::{Lane, WorkerId};
+use millrace_protocol::plan::{Attendance, WorkerSign};
 use millrace_protocol::registry::{Heartbeat, ProcessRole};
 use millrace_runtime::ops::health::Health;
+use millrace_runtime::store::admission;
 use millrace_runtime::work::lane_lease::{LaneLease, LaneLeaseManager};
 use millrace_runtime::work::queue_state::QueueSnapshot;
 use millrace_runtime::work::registry;
-use millrace_runtime::{Bus, Fault};
+use millrace_runtime::{Bus, Fault, clock};
 use ractor::{Actor, ActorCell, ActorRef};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -63,6 +66,7 @@ pub struct LaneManager {
     lost_leases: mpsc::UnboundedSender<Lane>,
     lease_losses: mpsc::UnboundedReceiver<Lane>,
     cluster: watch::Sender<Arc<CapabilitySnapshot>>,
+    attendance: watch::Sender<Arc<Attendance>>,
     queues: watch::Sender<Arc<QueueSnapshot>>,
     live_runs: Arc<LiveRunIndex>,
     /// Lanes whose owner crashed, and when they may be acquired again.
@@ -95,7 +99,14 @@ impl LaneManager {
         status: Arc<SupervisorStatus>,
     ) -> Result<Self, Fault> {
         let share = LaneLeaseManager::open(bus, me.clone()).await?;
-        let (cluster, _) = watch::channel(Arc::new(CapabilitySnapshot::read(bus).await?));
+        let now = clock::now();
+        let stored = admission::read_attendance(bus).await?;
+        let mut attendance =
+            stored.map_or_else(|| Attendance::begin(now), |stored| Attendance::restore(stored, now));
+        let (cluster, signs) = CapabilitySnapshot::read(bus).await?;
+        attendance.update(now, signs);
+        let (cluster, _) = watch::channel(Arc::new(cluster));
+        let (attendance, _) = watch::channel(Arc::new(attendance));
         let (lost_leases, lease_losses) = mpsc::unbounded_channel();
         Ok(Self {
             bus: bus.clone(),
@@ -107,10 +118,11 @@ impl LaneManager {
             lost_leases,
             lease_losses,
             cluster,
+            attendance,
             queues: watch::Sender::default(),
             live_runs: Arc::default(),
             backoff: HashMap::new(),
-            started: millrace_runtime::clock::now(),
+            started: now,
             buckets_checked: None,
             health,
             status,
@@ -222,6 +234,7 @@ impl LaneManager {
             me: self.me.clone(),
             lease: renewal.lease(),
             cluster: self.cluster.subscribe(),
+            attendance: self.attendance.subscribe(),
             queues: self.queues.subscribe(),
             live_runs: Arc::clone(&self.live_runs),
             linger: self.linger,
@@ -263,11 +276,12 @@ impl LaneManager {
         }
     }
 
-    /// Reads the registered capabilities and the number of live slots of each. If they have changed, passes them to this
-    /// process's lane owners.
+    /// Reads the registered capabilities, the number of live slots of each and the attendance. If they have changed, passes them to
+    /// this process's lane owners.
     async fn refresh_capabilities(&mut self) {
         match read_with_timeout("the capability registry", CapabilitySnapshot::read(&self.bus)).await {
-            Ok(snapshot) => {
+            Ok((snapshot, signs)) => {
+                self.update_attendance(signs).await;
                 self.cluster.send_if_modified(|old| {
                     let is_new = **old != snapshot;
                     if is_new {
@@ -283,6 +297,28 @@ impl LaneManager {
         }
     }
 
+    /// Records that this supervisor is present, and the heartbeats of workers. During an interruption, others may have been present.
+    async fn update_attendance(&self, signs: Vec<WorkerSign>) {
+        let now = clock::now();
+        let mut attendance = Attendance::clone(&self.attendance.borrow());
+        if attendance.is_interrupted(now) {
+            match read_with_timeout("the attendance", admission::read_attendance(&self.bus)).await {
+                Ok(stored) => stored.into_iter().for_each(|stored| attendance.resume(stored)),
+                Err(fault) => return debug!(%fault, "failed to read the attendance; retrying"),
+            }
+        }
+        attendance.update(now, signs);
+        self.attendance.send_replace(Arc::new(attendance));
+    }
+
+    async fn store_attendance(&self) {
+        let attendance = Arc::clone(&self.attendance.borrow());
+        let storing = admission::write_attendance(&self.bus, &attendance);
+        if let Err(fault) = read_with_timeout("the attendance", storing).await {
+            debug!(%fault, "failed to store the attendance; retrying");
+        }
+    }
+
     fn build_heartbeat(&self) -> Heartbeat {
         Heartbeat {
             id: self.me.clone(),
@@ -295,6 +331,7 @@ impl LaneManager {
             busy_with: Vec::new(),
             version: env!("CARGO_PKG_VERSION").into(),
             lanes: self.status.lane_reports(),
+            suspended: None,
             last_problem: millrace_runtime::ops::telemetry::last_problem(),
         }
     }
@@ -304,6 +341,7 @@ impl LaneManager {
             debug!(%fault, "heartbeat failed");
             self.recreate_buckets().await;
         }
+        self.store_attendance().await;
         self.recreate_buckets_unless_checked_within(BUCKET_AUDIT_INTERVAL).await;
     }
 

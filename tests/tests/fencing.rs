@@ -6,8 +6,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId, WorkerId};
 use millrace_protocol::plan::{
-    CapabilityRegistry as Offered, CommandAction, Decision, EndReason, Fact, RunCommand, Submission,
-    UnknownCapabilityStatus,
+    Attendance, CapabilityRegistry as Offered, CommandAction, Decision, EndReason, Fact, RunCommand,
+    Submission, UnknownCapabilityStatus,
 };
 use millrace_protocol::registry::ProcessRole as Kind;
 use millrace_protocol::subject::Topic;
@@ -107,7 +107,12 @@ async fn server_rejects_decisions_of_a_stale_owner() {
         stale.queue_fact(u64::MAX / 2, Fact::Control(command));
         let offered = Offered::default();
         let decision = stale
-            .decide_pending_input(&me, &offered, UnknownCapabilityStatus::MayRegisterSoon, Timestamp::now())
+            .decide_pending_input(
+                &me,
+                (&offered, UnknownCapabilityStatus::MayRegisterSoon),
+                &Attendance::begin(Timestamp::now()),
+                Timestamp::now(),
+            )
             .expect("it decides");
         let refused = append_message(&bus, LANE, &run, &Topic::Plan, &decision, stale.last_sequence).await;
         assert!(

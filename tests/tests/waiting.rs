@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_protocol::ids::Capability;
+use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::{
-    AttemptEnd, EndReason, PlanTime, StartEvent, StartEventExpiry, StartExpiryAction, Submission, TaskSpec,
-    TaskState,
+    AttemptEnd, EndReason, Event, PlanTime, RunEvent, StartEvent, StartEventExpiry, StartExpiryAction,
+    Submission, TaskSpec, TaskState,
 };
 use millrace_protocol::wire::decode_task_result;
 use millrace_runtime::Bus;
@@ -19,6 +19,7 @@ use millrace_tests::plans::{
 };
 use millrace_tests::wait_for_value;
 use millrace_tests::waits::{TIMEOUT, signal_event, wait_for_task_count};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// The data of a task's result.
@@ -43,6 +44,62 @@ fn tasks_that_wait(count: u32, parameters: &Value) -> Vec<TaskSpec> {
 
 fn text_of(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// The longest time without a sign is 5 s: this is an absence.
+const ABSENCE: Duration = Duration::from_secs(8);
+
+/// The number of steps that an attempt has journaled.
+async fn wait_for_steps(bus: &Bus, run: &RunId, count: usize) {
+    wait_for_value(TIMEOUT, "steps of the attempt", async || {
+        let history = History::read_from_log(bus, run).await.ok()?;
+        (history.recorded_echo_steps().len() >= count).then_some(())
+    })
+    .await;
+}
+
+/// Of a time limit of 20 s, an attempt needs 10. It gets them, although it is parked, its worker is killed and replaced later,
+/// all processes are suspended, and the power fails, for 8 s each.
+#[tokio::test(flavor = "multi_thread")]
+async fn run_time_counts_only_the_time_in_which_a_worker_had_the_attempt() {
+    let _shared = share_machine();
+    let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let (mut bus, run) = (cluster.connect_bus().await, run_id("sums"));
+    let mut task = echo_task("t", &json!({"delay_ms": 10_000, "steps": 10, "await_event": "go"}));
+    task.limits.run_time = Duration::from_secs(20);
+    submit_run(&bus, &run, &fixed_submission(vec![task])).await;
+
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 1).await;
+    tokio::time::sleep(ABSENCE).await;
+    signal_event(&bus, &run, "go", "1").await;
+    wait_for_steps(&bus, &run, 3).await;
+    cluster.kill_process("worker-1");
+    tokio::time::sleep(ABSENCE).await;
+    cluster.restart_process("worker-1");
+    wait_for_steps(&bus, &run, 5).await;
+    for signal in [Signal::STOP, Signal::CONT] {
+        ["supervisor-1", "worker-1"].iter().for_each(|name| cluster.send_signal(name, signal));
+        tokio::time::sleep(if signal == Signal::STOP { ABSENCE } else { Duration::ZERO }).await;
+    }
+    wait_for_value(TIMEOUT, "the record of the suspension", async || {
+        let history = History::read_from_log(&bus, &run).await.ok()?;
+        let is_stop = |event: &Event| matches!(event, Event::Run(RunEvent::ClocksStopped(_)));
+        (history.timed_events().filter(|(_, event)| is_stop(event)).count() == 2).then_some(())
+    })
+    .await;
+    cluster.server.kill();
+    cluster.names().iter().for_each(|name| cluster.kill_process(name));
+    tokio::time::sleep(ABSENCE).await;
+    cluster.server.restart();
+    cluster.names().iter().for_each(|name| cluster.restart_process(name));
+    bus = cluster.connect_bus().await;
+
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let attempt = &history.folded_plan().task(&task_id("t")).unwrap().attempts[0];
+    let passed = attempt.ended_at.unwrap().duration_since(attempt.claimed_at.unwrap());
+    assert!(passed.as_secs() >= 34, "{passed:?}");
+    assert!((9..=20).contains(&attempt.worked.as_secs()), "{:?} of {passed:?}", attempt.worked);
 }
 
 /// One slot, five attempts that wait for an event: another task runs meanwhile, every view names the wait, and one signal

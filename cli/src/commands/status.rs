@@ -296,6 +296,7 @@ mod tests {
             busy_with: vec![(research.clone(), 3)],
             version: "0.5.0".into(),
             lanes: Vec::new(),
+            suspended: None,
             last_problem: Some(ProblemReport {
                 at: ago(70),
                 level: "warn".into(),

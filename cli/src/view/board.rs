@@ -178,7 +178,7 @@ fn render_planner_line(planning: &PlanningTurn, now: Timestamp, hold: Option<&st
         0 | 1 => String::new(),
         all => format!(" (and {} more)", all - 1),
     };
-    let waits = planning.waits.current().map(|wait| format!(", {}", describe_wait(wait, now)));
+    let waits = planning.uncounted.current_wait().map(|wait| format!(", {}", describe_wait(wait, now)));
     let waits = waits.unwrap_or_default();
     format!("planner turn {}{attempt}, {how}, {age}{waits}{why}{more}", planning.turn)
 }
@@ -305,7 +305,7 @@ fn render_task_line(
     if !task.state().is_terminal() && task.state() != TaskState::Pending {
         parts.push(format_age(now.duration_since(task.since)));
     }
-    match task.waits.current() {
+    match task.uncounted.current_wait() {
         Some(wait) => parts.push(describe_wait(wait, now)),
         None => {
             parts.extend(

@@ -480,6 +480,11 @@ export type AttemptJson = {
   claimed_at: Time | null
   /** When it ended. */
   ended_at: Time | null
+  /**
+   * The time for which workers have worked on it, as `run_time` counts it: without waits, and without its current part while it
+   * runs.
+   */
+  worked_ms: number
   /** Its state. */
   state: AttemptState
   /** Its result in a sentence. */
@@ -961,6 +966,17 @@ export type EventLine = {
   type: "place_refused"
   /** The number of waiting runs. */
   waiting: number
+} | {
+  type: "clocks_stopped"
+  /**
+   * The worker: the clocks of its work stopped. `null` if every supervisor was absent: the clocks of waiting work
+   * stopped.
+   */
+  worker: WorkerId | null
+  /** The start of the absence. */
+  began_at: Time
+  /** Its end. */
+  ended_at: Time
 } | {
   type: "plan_question_asked"
   /** The question. */
@@ -2048,6 +2064,17 @@ export type EventJson = {
   type: "place_refused"
   /** The number of waiting runs. */
   waiting: number
+} | {
+  type: "clocks_stopped"
+  /**
+   * The worker: the clocks of its work stopped. `null` if every supervisor was absent: the clocks of waiting work
+   * stopped.
+   */
+  worker: WorkerId | null
+  /** The start of the absence. */
+  began_at: Time
+  /** Its end. */
+  ended_at: Time
 } | {
   type: "plan_question_asked"
   /** The question. */

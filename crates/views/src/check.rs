@@ -277,6 +277,7 @@ mod tests {
             busy_with: Vec::new(),
             version: version.into(),
             lanes: Vec::new(),
+            suspended: None,
             last_problem: None,
         };
         ReceivedHeartbeat { heartbeat, at: now() }

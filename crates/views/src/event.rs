@@ -103,6 +103,16 @@ pub enum EventJson<'a> {
         /// The number of waiting runs.
         waiting: u32,
     },
+    /// Clocks have not counted the time in which a worker, or every supervisor, was absent.
+    ClocksStopped {
+        /// The worker: the clocks of its work stopped. `null` if every supervisor was absent: the clocks of waiting work
+        /// stopped.
+        worker: Option<&'a WorkerId>,
+        /// The start of the absence.
+        began_at: Time,
+        /// Its end.
+        ended_at: Time,
+    },
     /// A person must approve the plan.
     PlanQuestionAsked {
         /// The question.
@@ -832,6 +842,11 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
         RunEvent::PlanQuestionAsked { wait, again } => EventJson::PlanQuestionAsked {
             question: wait.condition.question().map(QuestionJson::from),
             again: *again,
+        },
+        RunEvent::ClocksStopped(stopped) => EventJson::ClocksStopped {
+            worker: stopped.worker.as_ref(),
+            began_at: stopped.absence.from.into(),
+            ended_at: stopped.absence.until.into(),
         },
         RunEvent::PlanQuestionEnded { end } => EventJson::PlanQuestionEnded { end: end.into() },
         RunEvent::Paused => EventJson::RunPaused {},

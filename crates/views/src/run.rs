@@ -558,6 +558,9 @@ pub struct AttemptJson<'a> {
     pub claimed_at: Option<Time>,
     /// When it ended.
     pub ended_at: Option<Time>,
+    /// The time for which workers have worked on it, as `run_time` counts it: without waits, and without its current part while it
+    /// runs.
+    pub worked_ms: u64,
     /// Its state.
     pub state: AttemptState,
     /// Its result in a sentence.
@@ -772,6 +775,7 @@ impl<'a> AttemptJson<'a> {
             build: attempt.build.as_deref(),
             claimed_at: attempt.claimed_at.map(Time::from),
             ended_at: attempt.ended_at.map(Time::from),
+            worked_ms: u64::try_from(attempt.worked.as_millis()).unwrap_or_default(),
             state: AttemptState::of_attempt(task, attempt),
             summary,
             error,

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 
 use super::AttemptClock;
+use super::attendance::{Attendance, StoppedClocks};
 use super::spec::TaskLimits;
-use super::state::{ErroredTaskWait, Plan, ProviderWaits, Task, TaskPhase, TaskState};
+use super::state::{ErroredTaskWait, Plan, Task, TaskPhase, TaskState, UncountedTime};
 use super::work::Work;
 use crate::ids::{Capability, TaskId, WorkerId};
 use crate::subject::PLANNER;
@@ -196,11 +197,13 @@ fn effect_of_current_work(plan: &Plan, task: &Task) -> Option<Effect> {
 /// How long an ended run can be resumed: 7 days.
 pub const RETIREMENT: SignedDuration = SignedDuration::from_hours(7 * 24);
 
-/// Returns the overdue backoffs and timeouts, as inputs to decide on. `last_entry` returns the time of the last entry in the
+/// Returns the overdue backoffs and timeouts, as inputs to decide on; before them, the absences that clocks of the plan must
+/// not count. `last_entry` returns the time of the last entry in the
 /// journal of a running attempt, if it is known.
 pub fn overdue_inputs(
     plan: &Plan,
     now: Timestamp,
+    attendance: &Attendance,
     last_entry: impl Fn(&TaskId) -> Option<Timestamp>,
 ) -> Vec<OverdueInput> {
     if let Some(end) = &plan.run.end {
@@ -210,16 +213,21 @@ pub fn overdue_inputs(
     if !plan.is_live() {
         return Vec::new();
     }
+    let absences = plan.unrecorded_absences(attendance, now);
+    if !absences.is_empty() {
+        // They change what the clocks show.
+        return absences.into_iter().map(OverdueInput::Absence).collect();
+    }
     let over =
         |waiting: &BTreeSet<(Timestamp, u32)>, overdue: fn(TaskId) -> OverdueInput| -> Vec<OverdueInput> {
             let over = waiting.iter().take_while(|(at, _)| *at <= now);
             over.map(|&(_, position)| overdue(plan.tasks()[position as usize].spec.id.clone())).collect()
         };
     let clocks = plan.tasks().iter().filter_map(|task| {
-        let (work, clock) = find_expired_clock_of_task(plan, task, now, &last_entry)?;
+        let (work, clock) = find_expired_clock_of_task(plan, task, now, attendance, &last_entry)?;
         Some(OverdueInput::Clock(work, clock))
     });
-    find_overdue_planning_turn(plan, now)
+    find_overdue_planning_turn(plan, now, attendance)
         .into_iter()
         .chain(over(&plan.index.retries, OverdueInput::Retry))
         .chain(over(&plan.index.waits, OverdueInput::WaitTime))
@@ -258,13 +266,15 @@ pub enum OverdueInput {
     RetryPlanning,
     /// A clock ran out.
     Clock(Work, AttemptClock),
+    /// A worker, or every supervisor, was absent, so that clocks stopped.
+    Absence(StoppedClocks),
     /// The run's time limit, or its soft limit, is reached.
     WallTime,
     /// An ended run was not resumed within [`RETIREMENT`].
     Retire,
 }
 
-fn find_overdue_planning_turn(plan: &Plan, now: Timestamp) -> Option<OverdueInput> {
+fn find_overdue_planning_turn(plan: &Plan, now: Timestamp, attendance: &Attendance) -> Option<OverdueInput> {
     let planning = plan.planning.turn.as_ref()?;
     if let Some(at) = planning.retry_at {
         return (at <= now).then_some(OverdueInput::RetryPlanning);
@@ -274,11 +284,16 @@ fn find_overdue_planning_turn(plan: &Plan, now: Timestamp) -> Option<OverdueInpu
     if planning.worker.is_none() && !may_dispatch(plan, &work) {
         return None;
     }
-    let (limit, clock) = match planning.worker {
-        None => (limits.queue_wait, AttemptClock::QueueWait),
-        Some(_) => (limits.run_time, AttemptClock::RunTime),
+    let passed = |at| time_passed(planning.since, &planning.uncounted, at);
+    let clock = match &planning.worker {
+        None => (passed(now) >= signed(limits.queue_wait)).then_some(AttemptClock::QueueWait),
+        Some(worker) => {
+            let claim = ClaimantSigns::new(attendance, worker, planning.since, now);
+            let is_over = planning.worked.saturating_add(passed(claim.until)) >= signed(limits.run_time);
+            is_over.then_some(AttemptClock::RunTime).or(claim.queue_clock(limits.queue_wait, now))
+        }
     };
-    has_worked_for(planning.since, limit, &planning.waits, now).then_some(OverdueInput::Clock(work, clock))
+    clock.map(|clock| OverdueInput::Clock(work, clock))
 }
 
 /// The clock of a task's work that ran out, if one did.
@@ -286,34 +301,39 @@ fn find_expired_clock_of_task(
     plan: &Plan,
     task: &Task,
     now: Timestamp,
+    attendance: &Attendance,
     last_entry: &impl Fn(&TaskId) -> Option<Timestamp>,
 ) -> Option<(Work, AttemptClock)> {
     let limits = &task.spec.limits;
+    let passed = |since, at| time_passed(since, &task.uncounted, at);
     let clock = match &task.phase {
         TaskPhase::Ready | TaskPhase::Rerun => {
-            let is_over = has_elapsed(task.since, limits.queue_wait, now);
+            let is_over = passed(task.since, now) >= signed(limits.queue_wait);
             // Work that is not dispatched waits for no worker.
             (is_over && may_dispatch(plan, &task.attempt_work())).then_some(AttemptClock::QueueWait)
         }
         TaskPhase::Errored(Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. })) => {
             let may_start = plan.run.paused.is_none() && !plan.is_held() && !plan.needs_approval();
-            let is_over = may_start && has_elapsed(task.since, limits.queue_wait, now);
+            let is_over = may_start && passed(task.since, now) >= signed(limits.queue_wait);
             is_over.then_some(AttemptClock::QueueWait)
         }
-        TaskPhase::Running if has_worked_for(task.since, limits.run_time, &task.waits, now) => {
-            Some(AttemptClock::RunTime)
-        }
         TaskPhase::Running => {
+            let (worker, worked) = task.current_attempt().map(|it| (it.worker.as_ref(), it.worked))?;
+            let claim = worker.map(|worker| ClaimantSigns::new(attendance, worker, task.since, now));
+            let until = claim.as_ref().map_or(now, |claim| claim.until);
+            let is_over = worked.saturating_add(passed(task.since, until)) >= signed(limits.run_time);
             // The lookup is skipped where it can't matter. Work that waits for a provider has nothing to write.
-            let silent = |since| has_worked_for(since, limits.silence, &task.waits, now);
+            let is_silent = |since| passed(since, until) >= signed(limits.silence);
             let last = || last_entry(&task.spec.id).unwrap_or(task.since).max(task.since);
-            (silent(task.since) && silent(last())).then_some(AttemptClock::Silence)
+            let silence = || (is_silent(task.since) && is_silent(last())).then_some(AttemptClock::Silence);
+            let queue = || claim.as_ref().and_then(|claim| claim.queue_clock(limits.queue_wait, now));
+            is_over.then_some(AttemptClock::RunTime).or_else(silence).or_else(queue)
         }
         TaskPhase::NeedsReview { retry_at: Some(_) } => None,
         TaskPhase::NeedsReview { retry_at: None } => {
             let limit = limits.queue_wait.saturating_add(limits.run_time);
             let work = task.review_work();
-            let is_over = has_worked_for(task.since, limit, &task.waits, now) && may_dispatch(plan, &work);
+            let is_over = passed(task.since, now) >= signed(limit) && may_dispatch(plan, &work);
             return is_over.then_some((work, AttemptClock::QueueWait));
         }
         TaskPhase::Pending
@@ -326,17 +346,34 @@ fn find_expired_clock_of_task(
     clock.map(|clock| (task.attempt_work(), clock))
 }
 
-fn has_elapsed(since: Timestamp, limit: std::time::Duration, now: Timestamp) -> bool {
-    let limit = SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX);
-    now.duration_since(since) >= limit
+/// The claimant of work, as far as it is there.
+struct ClaimantSigns {
+    /// The end of the time for which it may have worked: now, or its last sign if it is lost.
+    until: Timestamp,
+    /// When its heartbeats were first missed: since then the work waits for another worker.
+    lost: Option<Timestamp>,
 }
 
-/// `true` if work has reached a limit of its run time or of its silence. Waits for a provider do not count.
-fn has_worked_for(
-    since: Timestamp,
-    limit: std::time::Duration,
-    waits: &ProviderWaits,
-    now: Timestamp,
-) -> bool {
-    has_elapsed(since, limit, now.saturating_sub(waits.total(now)).unwrap_or(now))
+impl ClaimantSigns {
+    fn new(attendance: &Attendance, worker: &WorkerId, since: Timestamp, now: Timestamp) -> Self {
+        match attendance.lost_claimant(worker, since) {
+            Some((seen, lost)) => Self { until: seen.min(now), lost: Some(lost) },
+            None => Self { until: now, lost: None },
+        }
+    }
+
+    /// The queue-wait clock, if no other worker has taken the work over in time.
+    fn queue_clock(&self, limit: std::time::Duration, now: Timestamp) -> Option<AttemptClock> {
+        let is_over = |lost: &Timestamp| now.duration_since(*lost) >= signed(limit);
+        self.lost.filter(is_over).map(|_| AttemptClock::QueueWait)
+    }
+}
+
+/// The time from `since` to `at` that a clock counts.
+fn time_passed(since: Timestamp, uncounted: &UncountedTime, at: Timestamp) -> SignedDuration {
+    at.duration_since(since).saturating_sub(uncounted.total(at))
+}
+
+fn signed(limit: std::time::Duration) -> SignedDuration {
+    SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX)
 }

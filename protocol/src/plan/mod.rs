@@ -4,7 +4,7 @@
 //! decide(&Plan, &DecisionInput, now) -> Result<Vec<Event>, Refusal>   all rules
 //! apply(&mut Plan, &Event, at)                                        no rules: the fold
 //! pending_effects(&Plan, EffectScope) -> Vec<Effect>                  the pending effects
-//! overdue_inputs(&Plan, now, last_entry) -> Vec<OverdueInput>         the clocks and backoffs that ran out
+//! overdue_inputs(&Plan, now, attendance, …)-> Vec<OverdueInput>         the clocks and backoffs that ran out
 //! ```
 //!
 //! The transitions of a task. All others are refused.
@@ -62,6 +62,7 @@
 //!   (`protocol/tests/rules/properties.rs::every_run_of_a_fair_world_ends_for_a_true_reason`)
 
 mod apply;
+mod attendance;
 mod budget;
 mod cluster;
 mod decide;
@@ -80,6 +81,7 @@ mod state;
 mod work;
 
 pub use apply::{apply, apply_decision, apply_events};
+pub use attendance::{Absence, Attendance, StoppedClocks, WorkerSign};
 pub(crate) use budget::optional_seconds;
 pub use budget::{
     Budget, BudgetExhaustionPolicy, DEFAULT_DEPTH, DEFAULT_PROVIDER_TIMEOUT, DEFAULT_STEPS, DEFAULT_TASKS,

@@ -159,6 +159,7 @@ fn notices_of_run_event(event: &RunEvent) -> Option<EventNotice> {
         | RunEvent::PlaceGranted
         | RunEvent::PlaceRefused { .. }
         | RunEvent::PlanQuestionEnded { .. }
+        | RunEvent::ClocksStopped(_)
         | RunEvent::WindingDown { .. }
         | RunEvent::Retired => None,
     }

@@ -1,10 +1,10 @@
 //! Each clock, one microsecond before its limit and at it.
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    AttemptClock, Budget, BudgetEvent, DecisionInput, Event, Fact, JournalKey, OverdueInput, Submission,
-    TaskLimits, Work, decide, overdue_inputs,
+    Absence, AttemptClock, Attendance, Budget, BudgetEvent, DecisionInput, Event, Fact, JournalKey,
+    OverdueInput, StoppedClocks, Submission, TaskLimits, Work, WorkerSign, decide, overdue_inputs,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::ErrorKind;
@@ -19,7 +19,7 @@ fn task_a() -> TaskId {
 /// Returns what is overdue `seconds` from now, less `short_by` microseconds.
 fn overdue_after(scene: &RunScene, seconds: i64, short_by: i64) -> Vec<OverdueInput> {
     let now = scene.now + SignedDuration::from_micros(seconds * 1_000_000 - short_by);
-    overdue_inputs(&scene.plan, now, |task| scene.last_entries.get(task).copied())
+    overdue_inputs(&scene.plan, now, &scene.attendance, |task| scene.last_entries.get(task).copied())
 }
 
 #[track_caller]
@@ -121,6 +121,174 @@ fn takeover_by_a_worker_does_not_restart_run_time() {
     scene.claim_task(&task_a(), "w2");
     scene.last_entries.insert(task_a(), cast::time_after(scene.now, 30));
     check_overdue_exactly_after(&scene, 31, attempt_clock_input(1, AttemptClock::RunTime));
+}
+
+// ---- absences
+
+/// Lets time pass in which supervisors are there, and these workers with them: they work, and write to the journal.
+fn pass_with_workers(scene: &mut RunScene, seconds: u64, workers: &[&str]) {
+    for _ in 0..seconds {
+        scene.now = cast::time_after(scene.now, 1);
+        give_signs(scene, workers, None);
+    }
+    if !workers.is_empty() {
+        scene.last_entries.insert(task_a(), scene.now);
+    }
+}
+
+fn give_signs(scene: &mut RunScene, workers: &[&str], suspended: Option<Absence>) {
+    let sign = |worker: &&str| WorkerSign { worker: cast::worker_id(worker), received: scene.now, suspended };
+    scene.attendance.update(scene.now, workers.iter().map(sign).collect());
+}
+
+/// Records the absences that are due, as a supervisor does before it looks at the clocks.
+fn record_absences(scene: &mut RunScene) -> usize {
+    let due = scene.overdue_inputs_now();
+    let absences: Vec<_> = due.iter().filter(|input| matches!(input, OverdueInput::Absence(_))).collect();
+    absences.iter().for_each(|input| drop(scene.decide_overdue_input(input).unwrap()));
+    absences.len()
+}
+
+fn claim_with_attendance(scene: &mut RunScene, by: &str) {
+    let work = cast::attempt_work(&task_a(), 1);
+    let by = cast::worker_id(by);
+    if let Some(stopped) = scene.plan.absence_before_claim(&work, &by, &scene.attendance, scene.now) {
+        scene.decide_overdue_input(&OverdueInput::Absence(stopped)).unwrap();
+    }
+    scene.decide_fact(&Fact::Claimed(work, by, None)).unwrap();
+}
+
+fn worked_seconds(scene: &RunScene) -> i64 {
+    scene.plan.task(&task_a()).unwrap().attempts[0].worked.as_secs()
+}
+
+#[test]
+fn run_time_is_the_sum_over_park_kill_power_off_and_suspension() {
+    let mut scene = scene_with_limited_task();
+    pass_with_workers(&mut scene, 3, &["w1"]);
+    claim_with_attendance(&mut scene, "w1");
+    pass_with_workers(&mut scene, 12, &["w1"]);
+    // Parked: 900 s.
+    let until = cast::time_after(scene.now, 900);
+    let wait = millrace_protocol::wait::Wait::new("go", millrace_protocol::wait::WaitCondition::Until(until));
+    scene.decide_fact(&cast::parked_fact(&task_a(), 1, "w1", vec![wait])).unwrap();
+    assert_eq!(worked_seconds(&scene), 12);
+    pass_with_workers(&mut scene, 900, &["w1"]);
+    scene.decide_overdue_input(&OverdueInput::WaitTime(task_a())).unwrap();
+    claim_with_attendance(&mut scene, "w1");
+    pass_with_workers(&mut scene, 10, &["w1"]);
+    // Killed: another worker takes over 80 s later.
+    pass_with_workers(&mut scene, 80, &[]);
+    assert_eq!(scene.overdue_inputs_now(), [], "its worker is lost");
+    pass_with_workers(&mut scene, 1, &["w2"]);
+    claim_with_attendance(&mut scene, "w2");
+    pass_with_workers(&mut scene, 8, &["w2"]);
+    // The power is off for an hour; then the first supervisor finds what was stored.
+    scene.now = cast::time_after(scene.now, 3600);
+    scene.attendance = Attendance::restore(scene.attendance.to_store(), scene.now);
+    pass_with_workers(&mut scene, 2, &["w3"]);
+    record_absences(&mut scene);
+    assert_eq!(scene.overdue_inputs_now(), [], "its worker is lost");
+    claim_with_attendance(&mut scene, "w3");
+    pass_with_workers(&mut scene, 10, &["w3"]);
+    // Its worker is suspended for 60 s, and continues.
+    let from = scene.now;
+    pass_with_workers(&mut scene, 60, &[]);
+    assert_eq!(scene.overdue_inputs_now(), [], "its worker is lost");
+    let suspended = Some(Absence { from, until: scene.now });
+    give_signs(&mut scene, &["w3"], suspended);
+    assert_eq!(record_absences(&mut scene), 1);
+    assert_eq!(record_absences(&mut scene), 0, "it is recorded once");
+    // 12 + 10 + 8 + 10 of 50 s have passed; a last sign is up to a second older than the end.
+    let Some(at) = (0..30).find(|seconds| {
+        scene.last_entries.insert(task_a(), scene.now);
+        !overdue_after(&scene, *seconds, 0).is_empty()
+    }) else {
+        panic!("no limit of its run time")
+    };
+    assert_eq!(at, 10, "the rest of its run time");
+    scene.now = cast::time_after(scene.now, 10);
+    scene.decide_overdue_input(&attempt_clock_input(1, AttemptClock::RunTime)).unwrap();
+    assert_eq!(worked_seconds(&scene), 50);
+}
+
+#[test]
+fn work_without_its_claimant_waits_for_another_as_long_as_in_a_queue() {
+    let mut scene = scene_with_limited_task();
+    pass_with_workers(&mut scene, 1, &["w1"]);
+    scene.claim_task(&task_a(), "w1");
+    pass_with_workers(&mut scene, 5, &["w1"]);
+    // Its sign is missed after 5 s.
+    pass_with_workers(&mut scene, 105, &[]);
+    assert_eq!(scene.overdue_inputs_now(), []);
+    pass_with_workers(&mut scene, 1, &[]);
+    assert_eq!(scene.overdue_inputs_now(), [attempt_clock_input(1, AttemptClock::QueueWait)]);
+    scene.decide_overdue_input(&attempt_clock_input(1, AttemptClock::QueueWait)).unwrap();
+    assert!(scene.plan.task(&task_a()).unwrap().errored_wait().is_some(), "another attempt follows");
+}
+
+#[test]
+fn worker_that_never_sent_a_sign_is_timed_as_if_it_was_there() {
+    let mut scene = scene_with_limited_task();
+    pass_with_workers(&mut scene, 1, &[]);
+    scene.claim_task(&task_a(), "silent");
+    scene.last_entries.insert(task_a(), cast::time_after(scene.now, 49));
+    check_overdue_exactly_after(&scene, 50, attempt_clock_input(1, AttemptClock::RunTime));
+}
+
+#[test]
+fn queue_wait_does_not_count_the_time_without_a_supervisor() {
+    let mut scene = scene_with_limited_task();
+    pass_with_workers(&mut scene, 40, &[]);
+    // All supervisors are suspended for an hour.
+    scene.now = cast::time_after(scene.now, 3600);
+    give_signs(&mut scene, &[], None);
+    assert_eq!(record_absences(&mut scene), 1);
+    check_overdue_exactly_after(&scene, 60, attempt_clock_input(1, AttemptClock::QueueWait));
+    // The power is off: a new supervisor finds the attendance of the old one.
+    pass_with_workers(&mut scene, 20, &[]);
+    scene.attendance = Attendance::restore(scene.attendance.to_store(), cast::time_after(scene.now, 3600));
+    scene.now = cast::time_after(scene.now, 3600);
+    give_signs(&mut scene, &[], None);
+    assert_eq!(record_absences(&mut scene), 1, "the first one is recorded already");
+    check_overdue_exactly_after(&scene, 40, attempt_clock_input(1, AttemptClock::QueueWait));
+    // A supervisor that was away finds that another was there.
+    let mut other = scene.attendance.clone();
+    for _ in 0..30 {
+        scene.now = cast::time_after(scene.now, 1);
+        other.update(scene.now, Vec::new());
+    }
+    assert!(scene.attendance.is_interrupted(scene.now));
+    scene.attendance.resume(other.to_store());
+    give_signs(&mut scene, &[], None);
+    assert_eq!(record_absences(&mut scene), 0);
+    check_overdue_exactly_after(&scene, 10, attempt_clock_input(1, AttemptClock::QueueWait));
+}
+
+#[test]
+fn absence_within_a_wait_for_a_provider_is_not_excluded_twice() {
+    let mut scene = scene_with_limited_task();
+    pass_with_workers(&mut scene, 1, &["w1"]);
+    scene.claim_task(&task_a(), "w1");
+    let status = |scene: &mut RunScene, status| {
+        scene.decide_fact(&Fact::Provider(JournalKey::Task(task_a(), 1), status)).unwrap();
+    };
+    status(&mut scene, ProviderStatus::Waiting(cast::provider_wait("away")));
+    let from = cast::time_after(scene.now, 10);
+    scene.now = cast::time_after(scene.now, 100);
+    let stopped = |from: Timestamp, until: Timestamp| {
+        let absence = Absence { from, until };
+        OverdueInput::Absence(StoppedClocks { worker: Some(cast::worker_id("w1")), absence })
+    };
+    assert_eq!(scene.decide_overdue_input(&stopped(from, scene.now)).unwrap(), []);
+    status(&mut scene, ProviderStatus::Recovered);
+    assert_eq!(scene.decide_overdue_input(&stopped(from, scene.now)).unwrap(), []);
+    check_overdue_exactly_after(&scene, 20, attempt_clock_input(1, AttemptClock::Silence));
+    // Only its end comes after the wait.
+    let (from, until) = (from, cast::time_after(scene.now, 30));
+    scene.now = until;
+    scene.decide_overdue_input(&stopped(from, until)).unwrap();
+    check_overdue_exactly_after(&scene, 20, attempt_clock_input(1, AttemptClock::Silence));
 }
 
 #[test]

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use millrace_protocol::child::{MAX_CHILD_DEPTH, MAX_CHILDREN};
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{
-    BudgetEvent, Effect, EffectScope, ErroredTaskWait, Event, OnFailedDependency, OverdueInput, Plan,
-    ResourceAmounts, ResourceKind, RunEvent, StartExpiryAction, Task, TaskEvent, TaskPhase, TaskSpec,
+    Attendance, BudgetEvent, Effect, EffectScope, ErroredTaskWait, Event, OnFailedDependency, OverdueInput,
+    Plan, ResourceAmounts, ResourceKind, RunEvent, StartExpiryAction, Task, TaskEvent, TaskPhase, TaskSpec,
     TaskState, Work, next_backoff_end, overdue_inputs, pending_effects,
 };
 use millrace_protocol::result::Usage;
@@ -60,13 +60,14 @@ fn check_backoffs(plan: &Plan) {
         return;
     }
     let (mut is_over, mut is_judged_again, mut has_waited) = (Vec::new(), Vec::new(), Vec::new());
-    for overdue in overdue_inputs(plan, Timestamp::MAX, |_| None) {
+    for overdue in overdue_inputs(plan, Timestamp::MAX, &Attendance::begin(Timestamp::MAX), |_| None) {
         match overdue {
             OverdueInput::Retry(task) => is_over.push(task),
             OverdueInput::RetryReview(task) => is_judged_again.push(task),
             OverdueInput::WaitTime(task) => has_waited.push(task),
             OverdueInput::RetryPlanning
             | OverdueInput::Clock(..)
+            | OverdueInput::Absence(_)
             | OverdueInput::WallTime
             | OverdueInput::Retire => {}
         }

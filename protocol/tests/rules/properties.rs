@@ -133,7 +133,13 @@ fn check_suggested_limits(plan: &Plan) {
     (scene.plan, scene.now, scene.is_checked) = (plan.clone(), end.at, false);
     let resume = CommandAction::Resume { budget: Some(limits.clone()) };
     scene.decide_fact(&cast::command_fact("suggested", resume)).unwrap();
-    let shortage = scene.last_events().into_iter().find(|event| {
+    // The limits of the run do not raise those of a task.
+    let has_own_limits = |event: &Event| {
+        event
+            .task()
+            .is_some_and(|task| scene.plan.task(task).is_some_and(|task| !task.spec.budget.is_empty()))
+    };
+    let shortage = scene.last_events().into_iter().filter(|event| !has_own_limits(event)).find(|event| {
         let mut exhausted = format!("{event:?}");
         exhausted.make_ascii_lowercase();
         exhausted.contains("budget is exhausted") || exhausted.contains("time limit")

@@ -7,9 +7,9 @@ use std::sync::LazyLock;
 use jiff::Timestamp;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
-    AnswerCause, CapabilityRegistry, Decision, DecisionInput, Event, Fact, HoldChange, InputAnswer,
-    OverdueInput, Plan, Refusal, Submission, UnknownCapabilityStatus, apply, apply_decision, decide,
-    overdue_inputs,
+    AnswerCause, Attendance, CapabilityRegistry, Decision, DecisionInput, Event, Fact, HoldChange,
+    InputAnswer, OverdueInput, Plan, Refusal, Submission, UnknownCapabilityStatus, apply, apply_decision,
+    decide, overdue_inputs,
 };
 
 use crate::{cast, oracle, show};
@@ -26,6 +26,8 @@ pub struct RunScene {
     pub log: Vec<Decision>,
     /// The time of the last journal entry of each task.
     pub last_entries: BTreeMap<TaskId, Timestamp>,
+    /// The presence of supervisors and workers.
+    pub attendance: Attendance,
     /// `true` to check every reservation when it is made.
     pub is_checked: bool,
     sequence: u64,
@@ -38,6 +40,7 @@ impl RunScene {
             now: cast::test_start_time(),
             log: Vec::new(),
             last_entries: BTreeMap::new(),
+            attendance: Attendance::begin(cast::test_start_time()),
             is_checked: true,
             sequence: 0,
         }
@@ -77,7 +80,7 @@ impl RunScene {
 
     /// Returns everything that is overdue by now.
     pub fn overdue_inputs_now(&self) -> Vec<OverdueInput> {
-        overdue_inputs(&self.plan, self.now, |task| self.last_entries.get(task).copied())
+        overdue_inputs(&self.plan, self.now, &self.attendance, |task| self.last_entries.get(task).copied())
     }
 
     fn decide_and_apply(

@@ -8,19 +8,19 @@ use std::sync::Arc;
 use millrace_protocol::child::{Delegation, EndedTask, ParentTask, TaskEnd};
 use millrace_protocol::file::FilePath;
 use millrace_protocol::format::FORMAT;
-use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::ids::{Lane, RunId, WorkerId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::overrides::{
     AgentOverrides, FileOperation, PermissionMode, PermissionRule, PermissionRules,
 };
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{
-    AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, BudgetExhaustionPolicy, CommandAction,
-    Decision, DeliverableRule, Document, Edit, EndReason, Event, Fact, GraphError, GraphEvent, InputAnswer,
-    JournalKey, OnFailedDependency, PlanTime, PlannerConsultMode, PlannerTrigger, PlanningEvent,
+    Absence, AnswerCause, AttemptClock, AttemptEvent, Budget, BudgetEvent, BudgetExhaustionPolicy,
+    CommandAction, Decision, DeliverableRule, Document, Edit, EndReason, Event, Fact, GraphError, GraphEvent,
+    InputAnswer, JournalKey, OnFailedDependency, PlanTime, PlannerConsultMode, PlannerTrigger, PlanningEvent,
     PlanningMode, ProviderEvent, Refusal, ResourceAmounts, ReviewCheck, ReviewEvent, ReviewPolicy,
-    RunCommand, RunEvent, RunHold, StartEvent, StartEventExpiry, StartExpiryAction, Submission, TaskEvent,
-    TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
+    RunCommand, RunEvent, RunHold, StartEvent, StartEventExpiry, StartExpiryAction, StoppedClocks,
+    Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{
@@ -249,6 +249,11 @@ fn sample_events() -> Vec<(&'static str, Event)> {
     ]
 }
 
+fn stopped_clocks(worker: Option<WorkerId>) -> StoppedClocks {
+    let (from, until) = (cast::test_start_time(), cast::time_after(cast::test_start_time(), 60));
+    StoppedClocks { worker, absence: Absence { from, until } }
+}
+
 fn sample_model_usage() -> ModelUsage {
     [("openai:some-model".to_owned(), full_usage())].into()
 }
@@ -356,6 +361,11 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
             }),
         ),
         ("place granted", Event::Run(RunEvent::PlaceGranted)),
+        ("clocks stopped, without a supervisor", Event::Run(RunEvent::ClocksStopped(stopped_clocks(None)))),
+        (
+            "clocks stopped, without a worker",
+            Event::Run(RunEvent::ClocksStopped(stopped_clocks(Some(worker.clone())))),
+        ),
         ("place refused", Event::Run(RunEvent::PlaceRefused { waiting: 5 })),
         (
             "attempt claimed, by a build",
@@ -1518,6 +1528,7 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
         busy_with: Vec::new(),
         version: "0.1.0".into(),
         lanes: Vec::new(),
+        suspended: None,
         last_problem: None,
     };
     let settings = ClusterSettings {

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{
-    AttemptClock, CommandAction, Effect, EffectScope, Event, Fact, OverdueInput, Plan, PlanningEvent,
-    RunCommand, TaskState, Work, next_backoff_end, pending_effects,
+    AttemptClock, Attendance, CommandAction, Effect, EffectScope, Event, Fact, OverdueInput, Plan,
+    PlanningEvent, RunCommand, TaskState, Work, next_backoff_end, pending_effects,
 };
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{TaskError, Usage};
@@ -333,8 +333,14 @@ impl SimulatedWorld {
             (false, true) => 1,
             (false, false) => [1, 60, 700, 4000][self.draws.draw_below(4)],
         };
+        let has_supervisor = is_fair || self.draws.draw_chance(80);
+        self.scene.attendance.update(self.scene.now, Vec::new());
         self.scene.now =
             next.unwrap_or_else(|| cast::time_after(self.scene.now, seconds)).max(self.scene.now);
+        if has_supervisor {
+            self.scene.attendance = Attendance::begin(self.scene.now);
+        }
+        self.scene.attendance.update(self.scene.now, Vec::new());
         for overdue in self.scene.overdue_inputs_now() {
             let before = self.scene.plan.clone();
             let decided = self.scene.decide_overdue_input(&overdue);
@@ -358,7 +364,7 @@ impl SimulatedWorld {
             OverdueInput::WallTime => {
                 self.scene.plan.run.winding_down.is_some() || self.scene.plan.budget.is_low
             }
-            OverdueInput::Retire => false,
+            OverdueInput::Absence(_) | OverdueInput::Retire => false,
             OverdueInput::Clock(Work::Planning { .. }, _) => self.scene.plan.planning.turn.is_none(),
             OverdueInput::Clock(
                 work,

@@ -56,7 +56,7 @@ use std::time::Duration;
 
 use millrace_protocol::admission::{LaneGrant, LaneOwnerToken};
 use millrace_protocol::ids::{Capability, Lane, RunId, WorkerId};
-use millrace_protocol::plan::{SessionTurn, Work};
+use millrace_protocol::plan::{Attendance, SessionTurn, Work};
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::log::AppendError;
 use millrace_runtime::nats::strays::SequenceRange;
@@ -87,6 +87,8 @@ pub struct LaneOwnerArgs {
     pub lease: watch::Receiver<LaneLease>,
     /// The capability snapshot; the lane manager refreshes it.
     pub cluster: watch::Receiver<Arc<CapabilitySnapshot>>,
+    /// The presence of supervisors and workers; the lane manager refreshes it.
+    pub attendance: watch::Receiver<Arc<Attendance>>,
     /// The state of the queues; the queue task refreshes it.
     pub queues: watch::Receiver<Arc<QueueSnapshot>>,
     /// The live runs according to their summaries.

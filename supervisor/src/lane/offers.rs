@@ -154,8 +154,8 @@ mod tests {
     use jiff::Timestamp;
     use millrace_protocol::ids::WorkerId;
     use millrace_protocol::plan::{
-        CapabilityRegistry, CommandAction, Effect, Fact, PlanningMode, RunCommand, Submission, TaskSpec,
-        UnknownCapabilityStatus,
+        Attendance, CapabilityRegistry, CommandAction, Effect, Fact, PlanningMode, RunCommand, Submission,
+        TaskSpec, UnknownCapabilityStatus,
     };
 
     use super::*;
@@ -190,7 +190,12 @@ mod tests {
             self.sequence += 1;
             self.live.queue_fact(self.sequence, fact);
             self.live
-                .decide_pending_input(&me, &cluster, UnknownCapabilityStatus::MayRegisterSoon, now)
+                .decide_pending_input(
+                    &me,
+                    (&cluster, UnknownCapabilityStatus::MayRegisterSoon),
+                    &Attendance::begin(now),
+                    now,
+                )
                 .unwrap();
             self.sequence += 1;
             assert!(self.live.finish_append(self.sequence));

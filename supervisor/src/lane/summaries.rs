@@ -76,7 +76,7 @@ impl SummaryBatcher {
 mod tests {
     use millrace_protocol::ids::WorkerId;
     use millrace_protocol::plan::{
-        CapabilityRegistry, Fact, PlanningMode, Submission, UnknownCapabilityStatus,
+        Attendance, CapabilityRegistry, Fact, PlanningMode, Submission, UnknownCapabilityStatus,
     };
 
     use super::*;
@@ -94,8 +94,8 @@ mod tests {
         live.queue_fact(1, Fact::Submitted(Box::new(Submission::new("find out", PlanningMode::Llm))));
         live.decide_pending_input(
             &WorkerId::new("s1").unwrap(),
-            &CapabilityRegistry::default(),
-            UnknownCapabilityStatus::MayRegisterSoon,
+            (&CapabilityRegistry::default(), UnknownCapabilityStatus::MayRegisterSoon),
+            &Attendance::begin(test_time()),
             test_time(),
         )
         .unwrap();

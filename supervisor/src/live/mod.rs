@@ -21,10 +21,10 @@ use jiff::Timestamp;
 use millrace_protocol::admission::WaitingSince;
 use millrace_protocol::ids::{Lane, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{
-    AnswerCause, CapabilityRegistry, Decision, DecisionInput, DispatchedOrder, Effect, EffectScope, Event,
-    Fact, HoldChange, InputAnswer, OverdueInput, Plan, RunEvent, TaskState, UnknownCapabilityStatus, Work,
-    apply_decision, apply_events, decide, dispatched_orders, next_backoff_end, overdue_inputs,
-    pending_effects,
+    AnswerCause, Attendance, CapabilityRegistry, Decision, DecisionInput, DispatchedOrder, Effect,
+    EffectScope, Event, Fact, HoldChange, InputAnswer, OverdueInput, Plan, RunEvent, TaskState,
+    UnknownCapabilityStatus, Work, apply_decision, apply_events, decide, dispatched_orders, next_backoff_end,
+    overdue_inputs, pending_effects,
 };
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::work::DecisionId;
@@ -148,6 +148,7 @@ impl RunMilestone {
             | RunEvent::PlaceRefused { .. }
             | RunEvent::PlanQuestionAsked { .. }
             | RunEvent::PlanQuestionEnded { .. }
+            | RunEvent::ClocksStopped(_)
             | RunEvent::Paused
             | RunEvent::Interrupted
             | RunEvent::Resumed { .. }
@@ -366,12 +367,13 @@ impl LiveRun {
     }
 
     /// Finds the backoffs that have ended and, if `all`, every other clock that has run out.
-    pub fn update_overdue_inputs(&mut self, now: Timestamp, all: bool) {
+    pub fn update_overdue_inputs(&mut self, now: Timestamp, attendance: &Attendance, all: bool) {
         let is_open = matches!(self.phase, RunPhase::Idle | RunPhase::Appending);
         if !is_open || !(all || next_backoff_end(&self.plan).is_some_and(|at| at <= now)) {
             return;
         }
-        self.overdue = overdue_inputs(&self.plan, now, |task| self.last_activity.get(task).copied());
+        self.overdue =
+            overdue_inputs(&self.plan, now, attendance, |task| self.last_activity.get(task).copied());
     }
 
     /// Returns the orders that queues may hold, as far as the log says so: an order is not required yet if a decision
@@ -431,8 +433,8 @@ impl LiveRun {
     pub fn decide_pending_input(
         &mut self,
         me: &WorkerId,
-        cluster: &CapabilityRegistry,
-        unknown_status: UnknownCapabilityStatus,
+        (cluster, unknown_status): (&CapabilityRegistry, UnknownCapabilityStatus),
+        attendance: &Attendance,
         now: Timestamp,
     ) -> Option<Decision> {
         let fact_count = self.inbox.len().min(MAX_FACTS);
@@ -448,6 +450,12 @@ impl LiveRun {
             // An outcome that is earlier in the log may have completed the run.
             if fact.is_run_cancellation() && !decision.events.is_empty() {
                 self.append_follow_up_events(&mut decision);
+            }
+            if let Fact::Claimed(work, by, _) = &fact
+                && let Some(stopped) = self.plan.absence_before_claim(work, by, attendance, now)
+            {
+                let input = DecisionInput::Absence(&stopped);
+                self.decide_and_append_answer(&mut decision, AnswerCause::Clock, &input);
             }
             self.decide_and_append_answer(
                 &mut decision,

@@ -525,6 +525,7 @@ const SILENCE: u64 = 300;
 struct LiveRunTestCase {
     live: LiveRun,
     cluster: CapabilityRegistry,
+    attendance: Attendance,
     now: Timestamp,
     /// The sequence of the last message in the lane.
     sequence: u64,
@@ -541,6 +542,7 @@ impl LiveRunTestCase {
         Self {
             live: LiveRun::default(),
             cluster: cluster_with_capabilities(names),
+            attendance: Attendance::begin("2026-11-21T23:00:00Z".parse().unwrap()),
             now: "2026-11-21T23:00:00Z".parse().unwrap(),
             sequence: 0,
             log: Vec::new(),
@@ -577,14 +579,14 @@ impl LiveRunTestCase {
     /// When: so many seconds pass, and all clocks are checked.
     fn when_time_passes(mut self, seconds: u64) -> Self {
         self.now += SignedDuration::from_secs(i64::try_from(seconds).unwrap());
-        self.live.update_overdue_inputs(self.now, true);
+        self.live.update_overdue_inputs(self.now, &self.attendance, true);
         self
     }
 
     /// When: so many seconds pass, and only the backoffs are checked.
     fn when_backoffs_are_checked_after(mut self, seconds: u64) -> Self {
         self.now += SignedDuration::from_secs(i64::try_from(seconds).unwrap());
-        self.live.update_overdue_inputs(self.now, false);
+        self.live.update_overdue_inputs(self.now, &self.attendance, false);
         self
     }
 
@@ -621,8 +623,9 @@ impl LiveRunTestCase {
     /// Decides, as the lane owner does before an append.
     fn decide_pending_input(&mut self) -> Option<Decision> {
         let unknown_status = self.live.unknown_capability_status(self.now);
+        let cluster = (&self.cluster, unknown_status);
         let decision =
-            self.live.decide_pending_input(&worker_id("s1"), &self.cluster, unknown_status, self.now)?;
+            self.live.decide_pending_input(&worker_id("s1"), cluster, &self.attendance, self.now)?;
         self.live.phase = RunPhase::Appending;
         self.log.push((0, decision.clone()));
         Some(decision)
@@ -645,6 +648,7 @@ impl LiveRunTestCase {
         Self {
             live,
             cluster: self.cluster.clone(),
+            attendance: self.attendance.clone(),
             now: self.now,
             sequence: self.sequence,
             log: self.log.clone(),

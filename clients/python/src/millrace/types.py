@@ -441,6 +441,10 @@ class _AttemptJsonRequired(TypedDict):
     """When it was claimed."""
     ended_at: Time | None
     """When it ended."""
+    worked_ms: int
+    """The time for which workers have worked on it, as `run_time` counts it: without waits, and without its
+    current part while it runs.
+    """
     state: AttemptState
     """Its state."""
     usage: Usage
@@ -969,6 +973,25 @@ class EventLinePlaceRefused(TypedDict):
     type: Literal["place_refused"]
     waiting: int
     """The number of waiting runs."""
+
+
+class EventLineClocksStopped(TypedDict):
+    """Clocks have not counted the time in which a worker, or every supervisor, was absent."""
+    run: RunId
+    """The run."""
+    sequence: int
+    """The sequence, in the lane, of the decision with the event; events of one decision share it."""
+    at: Time
+    """The time of the decision."""
+    type: Literal["clocks_stopped"]
+    worker: WorkerId | None
+    """The worker: the clocks of its work stopped. `null` if every supervisor was absent: the clocks of waiting
+    work stopped.
+    """
+    began_at: Time
+    """The start of the absence."""
+    ended_at: Time
+    """Its end."""
 
 
 class EventLinePlanQuestionAsked(TypedDict):
@@ -2914,6 +2937,10 @@ class TranscribedAttempt(_TranscribedAttemptRequired, total=False):
     """When it was claimed."""
     ended_at: Time | None
     """When it ended."""
+    worked_ms: int
+    """The time for which workers have worked on it, as `run_time` counts it: without waits, and without its
+    current part while it runs.
+    """
     summary: str | None
     """Its result in a sentence."""
     error: ErrorDetails | None
@@ -3478,6 +3505,19 @@ class EventJsonPlaceRefused(TypedDict):
     type: Literal["place_refused"]
     waiting: int
     """The number of waiting runs."""
+
+
+class EventJsonClocksStopped(TypedDict):
+    """Clocks have not counted the time in which a worker, or every supervisor, was absent."""
+    type: Literal["clocks_stopped"]
+    worker: WorkerId | None
+    """The worker: the clocks of its work stopped. `null` if every supervisor was absent: the clocks of waiting
+    work stopped.
+    """
+    began_at: Time
+    """The start of the absence."""
+    ended_at: Time
+    """Its end."""
 
 
 class EventJsonPlanQuestionAsked(TypedDict):
@@ -5971,6 +6011,7 @@ EventLine = Union[
     EventLineSessionTurnCame,
     EventLinePlaceGranted,
     EventLinePlaceRefused,
+    EventLineClocksStopped,
     EventLinePlanQuestionAsked,
     EventLinePlanQuestionEnded,
     EventLineRunPaused,
@@ -6113,6 +6154,7 @@ EventJson = Union[
     EventJsonSessionTurnCame,
     EventJsonPlaceGranted,
     EventJsonPlaceRefused,
+    EventJsonClocksStopped,
     EventJsonPlanQuestionAsked,
     EventJsonPlanQuestionEnded,
     EventJsonRunPaused,

@@ -1,15 +1,16 @@
-//! Admission: the caps on the number of runs, and the board of running and waiting runs, both in the bucket [`LIMITS`]. The board
-//! follows from the lanes: if it is lost, the owners of the lanes write it again. Only supervisors may write it.
+//! Admission: the caps on the number of runs, and the board of running and waiting runs, both in the bucket [`LIMITS`], as is the
+//! attendance. The board follows from the lanes: if it is lost, the owners of the lanes write it again. Only supervisors may write it.
 
 use millrace_protocol::admission::{
     AdmissionBoard, AdmissionCaps, CurrentCaps, DemandReport, LaneGrant, LaneNotClaimed, LaneOwnerToken,
 };
 use millrace_protocol::ids::Lane;
+use millrace_protocol::plan::Attendance;
 
 use crate::fault::backoff;
 use crate::nats::provenance::new_id;
 use crate::nats::published_bucket::{ExpectedEntry, KeyState, read_key, write_key};
-use crate::nats::topology::{ADMISSION_BOARD, LIMITS};
+use crate::nats::topology::{ADMISSION_BOARD, ATTENDANCE, LIMITS};
 use crate::{Bus, Fault};
 
 /// The key of the caps.
@@ -35,6 +36,23 @@ pub async fn read_caps(bus: &Bus) -> Result<CurrentCaps, Fault> {
 /// The server does not respond, or denies it.
 pub async fn set_caps(bus: &Bus, caps: &AdmissionCaps) -> Result<(), Fault> {
     write_key(bus, LIMITS, CAPS, caps, ExpectedEntry::Any).await.map(drop)
+}
+
+/// Returns the attendance, as a supervisor last wrote it.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn read_attendance(bus: &Bus) -> Result<Option<Attendance>, Fault> {
+    let state = read_key::<Attendance>(bus, LIMITS, ATTENDANCE).await?;
+    Ok(state.entry.map(|entry| entry.value))
+}
+
+/// Writes the attendance.
+///
+/// # Errors
+/// The server does not respond, or denies it.
+pub async fn write_attendance(bus: &Bus, attendance: &Attendance) -> Result<(), Fault> {
+    write_key(bus, LIMITS, ATTENDANCE, &attendance.to_store(), ExpectedEntry::Any).await.map(drop)
 }
 
 /// Returns the board, as the owners of the lanes last wrote it.

@@ -57,6 +57,7 @@ impl RunTracer {
             | RunEvent::SessionTurnCame { .. }
             | RunEvent::PlaceGranted
             | RunEvent::PlaceRefused { .. }
+            | RunEvent::ClocksStopped(_)
             | RunEvent::Paused
             | RunEvent::Resumed { .. }
             | RunEvent::WindingDown { .. }

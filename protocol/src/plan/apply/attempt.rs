@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::ids::{TaskId, WorkerId};
 use crate::plan::state::{
@@ -175,7 +175,7 @@ impl Plan {
         let Some(task) = self.task_mut(id) else { return };
         let is_takeover = task.state() == TaskState::Running;
         task.superseded.clear();
-        task.waits.end(at);
+        task.uncounted.end_wait(at);
         let record = task.attempt_entry_mut(attempt);
         record.worker = Some(worker.clone());
         record.build = build;
@@ -228,6 +228,7 @@ impl Task {
                 build: None,
                 claimed_at: None,
                 ended_at: None,
+                worked: SignedDuration::ZERO,
                 end: None,
                 usage: Usage::default(),
                 review: None,

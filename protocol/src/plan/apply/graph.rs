@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::ids::TaskId;
 use crate::plan::GraphEvent;
 use crate::plan::spec::{OnFailedDependency, TaskSpec};
-use crate::plan::state::{Plan, ProviderWaits, Task, TaskPhase};
+use crate::plan::state::{Plan, Task, TaskPhase, UncountedTime};
 
 impl Plan {
     pub(super) fn apply_graph(&mut self, event: &GraphEvent, at: Timestamp) {
@@ -43,7 +43,7 @@ impl Plan {
             instructions: Vec::new(),
             superseded: Vec::new(),
             own_policy: None,
-            waits: ProviderWaits::default(),
+            uncounted: UncountedTime::default(),
             attempts: Vec::new(),
             dependents: Vec::new(),
         });

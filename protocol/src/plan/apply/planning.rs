@@ -1,10 +1,10 @@
 //! The planner's turn, from its request to its end, and the triggers and notes that the planner receives.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::ids::WorkerId;
 use crate::plan::PlanningEvent;
-use crate::plan::state::{MAX_NOTES, Plan, PlannerTrigger, PlanningTurn, ProviderWaits};
+use crate::plan::state::{MAX_NOTES, Plan, PlannerTrigger, PlanningTurn, UncountedTime};
 use crate::subject::PLANNER;
 
 impl Plan {
@@ -105,14 +105,15 @@ impl Plan {
             exceeded_reservation,
             triggers: triggers.to_vec(),
             notes,
-            waits: ProviderWaits::default(),
+            uncounted: UncountedTime::default(),
+            worked: SignedDuration::ZERO,
         });
     }
 
     /// Records the claimant of the turn. The first claim starts the clock; takeovers do not.
     fn claim_turn(&mut self, worker: &WorkerId, at: Timestamp) {
         if let Some(planning) = &mut self.planning.turn {
-            planning.waits.end(at);
+            planning.uncounted.end_wait(at);
             if planning.worker.replace(worker.clone()).is_none() {
                 planning.since = at;
             }
@@ -127,7 +128,7 @@ impl Plan {
                     exceeded_reservation,
                     retry_at: Some(retry_at),
                     feedback: Some(error.to_owned()),
-                    waits: ProviderWaits::default(),
+                    uncounted: UncountedTime::default(),
                     ..planning
                 });
             }

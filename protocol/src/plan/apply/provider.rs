@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use crate::plan::state::{Plan, ProviderWaits, TaskPhase, TaskState};
+use crate::plan::state::{Plan, TaskPhase, TaskState, UncountedTime};
 use crate::plan::{JournalKey, ProviderEvent};
 
 impl Plan {
@@ -10,12 +10,12 @@ impl Plan {
         match event {
             ProviderEvent::Awaited { journal, wait } => {
                 if let Some(waits) = self.waits_of(journal) {
-                    waits.report(wait.clone(), at);
+                    waits.report_wait(wait.clone(), at);
                 }
             }
             ProviderEvent::Recovered { journal } => {
                 if let Some(waits) = self.waits_of(journal) {
-                    waits.end(at);
+                    waits.end_wait(at);
                 }
             }
             ProviderEvent::GivenUp { journal, wait } => {
@@ -26,12 +26,12 @@ impl Plan {
         }
     }
 
-    fn waits_of(&mut self, journal: &JournalKey) -> Option<&mut ProviderWaits> {
+    fn waits_of(&mut self, journal: &JournalKey) -> Option<&mut UncountedTime> {
         match journal {
             JournalKey::Task(task, _) | JournalKey::Review(task, _) => {
-                self.task_mut(task).map(|task| &mut task.waits)
+                self.task_mut(task).map(|task| &mut task.uncounted)
             }
-            JournalKey::Planning(..) => self.planning.turn.as_mut().map(|turn| &mut turn.waits),
+            JournalKey::Planning(..) => self.planning.turn.as_mut().map(|turn| &mut turn.uncounted),
         }
     }
 
@@ -46,13 +46,15 @@ impl Plan {
             }
             JournalKey::Review(id, _) => {
                 if let Some(task) = self.task_mut(id) {
-                    task.waits = ProviderWaits::default();
+                    task.uncounted = UncountedTime::default();
                     task.since = at;
                 }
             }
             JournalKey::Planning(..) => {
                 if let Some(turn) = &mut self.planning.turn {
-                    turn.waits = ProviderWaits::default();
+                    let part = at.duration_since(turn.since).saturating_sub(turn.uncounted.total(at));
+                    turn.worked = turn.worked.saturating_add(part);
+                    turn.uncounted = UncountedTime::default();
                     turn.worker = None;
                     turn.since = at;
                 }

@@ -62,6 +62,7 @@ impl Plan {
             }
             RunEvent::PlanQuestionAsked { wait, again } => self.ask_about_plan(wait, *again, at),
             RunEvent::PlanQuestionEnded { end } => self.end_plan_question(end, at),
+            RunEvent::ClocksStopped(stopped) => self.stop_clocks(stopped),
             RunEvent::Paused => self.run.paused = Some(at),
             RunEvent::Interrupted => self.interrupt_run(at),
             RunEvent::Resumed { budget } => self.resume_run(budget, at),

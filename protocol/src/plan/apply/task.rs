@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 
 use crate::ids::{Capability, TaskId};
-use crate::plan::TaskEvent;
-use crate::plan::state::{ErroredTaskWait, Plan, ProviderWaits, Task, TaskPhase, TaskState};
+use crate::plan::state::{ErroredTaskWait, Plan, Task, TaskPhase, TaskState, UncountedTime};
+use crate::plan::{StoppedClocks, TaskEvent};
 
 impl Plan {
     pub(super) fn apply_task(&mut self, event: &TaskEvent, at: Timestamp) {
@@ -80,9 +80,10 @@ impl Plan {
         let before = if has_reservations { task.reserved_work() } else { None };
         self.index.count_state_change(&task.spec, from, to_state);
         self.index.remove_backoff(position, &task.phase);
+        task.count_work_until(at);
         task.phase = to;
         task.since = at;
-        task.waits = ProviderWaits::default();
+        task.uncounted = UncountedTime::default();
         change(task);
         self.index.insert_backoff(position, &task.phase);
         if to_state.is_terminal() || from.is_terminal() {
@@ -100,6 +101,16 @@ impl Plan {
         self.add_if_waiting_for_reservation(position);
         self.update_unchecked_start(position);
         self.update_children_index(position);
+    }
+
+    /// Excludes an absence from the clocks that it stops.
+    pub(super) fn stop_clocks(&mut self, stopped: &StoppedClocks) {
+        for task in self.tasks.iter_mut().filter(|task| stopped.concerns_task(task)) {
+            task.uncounted.exclude(stopped.absence, task.since);
+        }
+        if let Some(turn) = self.planning.turn.as_mut().filter(|turn| stopped.concerns_turn(turn)) {
+            turn.uncounted.exclude(stopped.absence, turn.since);
+        }
     }
 
     fn record_offered_attempt(&mut self, id: &TaskId, attempt: u32, phase: TaskPhase, at: Timestamp) {
@@ -163,5 +174,18 @@ impl Plan {
             }
         }
         self.tasks[position as usize].dependents = dependents;
+    }
+}
+
+impl Task {
+    /// Adds the time since its claim, if a worker has it, to the work on its attempt.
+    fn count_work_until(&mut self, at: Timestamp) {
+        if self.state() != TaskState::Running {
+            return;
+        }
+        let worked = at.duration_since(self.since).saturating_sub(self.uncounted.total(at));
+        if let Some(attempt) = self.attempts.last_mut() {
+            attempt.worked = attempt.worked.saturating_add(worked);
+        }
     }
 }

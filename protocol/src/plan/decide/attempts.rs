@@ -260,13 +260,11 @@ pub(super) fn time_out_attempt(
         Some(ErroredTaskWait::Capability { .. } | ErroredTaskWait::Parameters { .. })
     );
     let can_run_out = match (task.state(), clock) {
-        (TaskState::Ready | TaskState::Rerun, AttemptClock::QueueWait)
-        | (TaskState::Running, AttemptClock::RunTime | AttemptClock::Silence) => true,
+        (TaskState::Ready | TaskState::Rerun, AttemptClock::QueueWait) | (TaskState::Running, _) => true,
         (TaskState::Errored, AttemptClock::QueueWait) => waits_outside,
         (
             TaskState::Pending
             | TaskState::Ready
-            | TaskState::Running
             | TaskState::NeedsReview
             | TaskState::Completed
             | TaskState::Rerun

@@ -46,6 +46,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::attendance::StoppedClocks;
 use super::cluster::CapabilityRegistry;
 use super::edit::CommandAction;
 use super::event::truncate_to_micros;
@@ -96,6 +97,8 @@ pub enum DecisionInput<'a> {
     /// The journal of dispatched work has entries from before its dispatch: a server lost messages, or somebody forged
     /// them. No worker can do the work with this journal.
     StaleJournal(&'a Work),
+    /// A worker, or every supervisor, was absent.
+    Absence(&'a StoppedClocks),
     /// The run's time limit, or its soft limit, has passed.
     WallTime,
     /// A run that has ended was not resumed in time.
@@ -119,6 +122,7 @@ impl OverdueInput {
             Self::RetryReview(task) => DecisionInput::RetryReview(task),
             Self::RetryPlanning => DecisionInput::RetryPlanning,
             Self::Clock(work, clock) => DecisionInput::Clock(work, *clock),
+            Self::Absence(stopped) => DecisionInput::Absence(stopped),
             Self::WallTime => DecisionInput::WallTime,
             Self::Retire => DecisionInput::Retire,
         }
@@ -290,6 +294,7 @@ pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<
             | DecisionInput::RetryPlanning
             | DecisionInput::Clock(..)
             | DecisionInput::StaleJournal(_)
+            | DecisionInput::Absence(_)
             | DecisionInput::WallTime
             | DecisionInput::Retire
             | DecisionInput::Hold(_)
@@ -306,6 +311,10 @@ pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<
         DecisionInput::WaitTime(task) => waits::end_waits_by_time(plan, task, now),
         DecisionInput::RetryReview(task) => reviews::retry_review(plan, task, now),
         DecisionInput::RetryPlanning => planning::retry_turn(plan, now),
+        DecisionInput::Absence(stopped) => {
+            let event = || Event::Run(RunEvent::ClocksStopped(stopped.in_micros()));
+            Ok(plan.has_counted(stopped).then(event).into_iter().collect())
+        }
         DecisionInput::Clock(Work::Task { task, attempt }, clock) => {
             attempts::time_out_attempt(plan, task, *attempt, *clock, now)
         }

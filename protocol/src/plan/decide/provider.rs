@@ -54,7 +54,7 @@ fn find_current_wait<'a>(plan: &'a Plan, journal: &JournalKey) -> Result<Option<
         JournalKey::Task(task, attempt) => {
             let task = find_task_with_attempt(plan, task, *attempt)?;
             match task.state() {
-                TaskState::Running => Ok(task.waits.current()),
+                TaskState::Running => Ok(task.uncounted.current_wait()),
                 TaskState::Pending
                 | TaskState::Ready
                 | TaskState::NeedsReview
@@ -69,13 +69,13 @@ fn find_current_wait<'a>(plan: &'a Plan, journal: &JournalKey) -> Result<Option<
         JournalKey::Review(task, attempt) => {
             let task = reviews::find_task_under_review(plan, task, *attempt)?;
             match task.review_retry_at() {
-                None => Ok(task.waits.current()),
+                None => Ok(task.uncounted.current_wait()),
                 Some(_) => Err(wrong_state_refusal(task, "this review has ended")),
             }
         }
         JournalKey::Planning(turn, attempt) => {
             let current = planning::find_open_turn(plan, *turn, *attempt)?;
-            Ok(current.waits.current())
+            Ok(current.uncounted.current_wait())
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::ids::{Capability, SessionId, TaskId};
 use crate::labels::Labels;
 use crate::plan::budget::Budget;
 use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
-use crate::plan::{DeliverableRule, EndReason, RunHold};
+use crate::plan::{DeliverableRule, EndReason, RunHold, StoppedClocks};
 use crate::wait::{Wait, WaitEnd};
 
 /// An event about the run as a whole.
@@ -92,6 +92,8 @@ pub enum RunEvent {
         /// Its end.
         end: WaitEnd,
     },
+    /// Clocks have not counted the time in which a worker, or every supervisor, was absent.
+    ClocksStopped(StoppedClocks),
     /// From now on no work is dispatched.
     Paused,
     /// From now on no work is dispatched, and work in flight is returned to wait for a worker as the same attempt.
@@ -154,6 +156,7 @@ impl RunEvent {
             | Self::Held { .. }
             | Self::PlaceRefused { .. }
             | Self::Started { .. }
+            | Self::ClocksStopped(_)
             | Self::WindingDown { .. }
             | Self::Retired
             | Self::Ended { .. } => false,
@@ -180,6 +183,7 @@ impl fmt::Display for RunEvent {
                 write!(f, "the plan has changed; waiting for {}", wait.condition)
             }
             Self::PlanQuestionEnded { end } => write!(f, "plan: {end}"),
+            Self::ClocksStopped(stopped) => stopped.fmt(f),
             Self::Paused => f.write_str("paused"),
             Self::Interrupted => f.write_str("run interrupted"),
             Self::Resumed { budget } if budget.is_default() => f.write_str("resumed"),

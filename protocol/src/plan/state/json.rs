@@ -149,7 +149,7 @@ impl Serialize for Task {
             cancelled_with_dependency: self.cancelled_with_dependency(),
             is_wound_down: self.is_wound_down(),
             reason: self.end_reason(),
-            waiting_for_provider: self.waits.current(),
+            waiting_for_provider: self.uncounted.current_wait(),
             attempts: &self.attempts,
         }
         .serialize(serializer)
@@ -164,6 +164,7 @@ struct FlatAttempt<'a> {
     build: Option<&'a Build>,
     claimed_at: Option<Timestamp>,
     ended_at: Option<Timestamp>,
+    worked: SignedDuration,
     end: &'a Option<AttemptEnd>,
     usage: Usage,
     verdict: Option<(&'a WorkerId, &'a Verdict)>,
@@ -182,6 +183,7 @@ impl Serialize for Attempt {
             build: self.build.as_deref(),
             claimed_at: self.claimed_at,
             ended_at: self.ended_at,
+            worked: self.worked,
             end: &self.end,
             usage: self.usage,
             verdict: self.verdict(),

@@ -1,13 +1,12 @@
 //! The state of a run: what folding its decisions gives. Reading it is free; only [`super::apply`] writes it.
 
 mod json;
-mod provider_waits;
 mod questions;
 mod run;
 mod task;
 mod turn;
+mod uncounted_time;
 
-pub use provider_waits::ProviderWaits;
 pub use questions::{QuestionState, RunQuestion};
 pub(in crate::plan) use run::PlanIndex;
 pub use run::{
@@ -19,3 +18,4 @@ pub use task::{
     TaskState,
 };
 pub use turn::{MAX_NOTES, PlannerTrigger, PlanningTurn};
+pub use uncounted_time::UncountedTime;

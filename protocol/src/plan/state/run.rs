@@ -9,9 +9,9 @@ use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::provider_waits::ProviderWaits;
 use super::task::{AttemptWait, Task, TaskState};
 use super::turn::{PlannerTrigger, PlanningTurn};
+use super::uncounted_time::UncountedTime;
 use crate::ids::{Capability, SessionId, TaskId};
 use crate::labels::Labels;
 use crate::plan::Work;
@@ -549,8 +549,10 @@ impl Plan {
 
     /// The waits for providers, of the planner's turn and of each task or review.
     pub fn provider_waits(&self) -> impl Iterator<Item = &ProviderWait> {
-        let turn = self.planning.turn.as_ref().map(|turn| &turn.waits);
-        turn.into_iter().chain(self.tasks.iter().map(|task| &task.waits)).filter_map(ProviderWaits::current)
+        let turn = self.planning.turn.as_ref().map(|turn| &turn.uncounted);
+        turn.into_iter()
+            .chain(self.tasks.iter().map(|task| &task.uncounted))
+            .filter_map(UncountedTime::current_wait)
     }
 
     /// Returns the reason for which the run starts no tasks until it is resumed; `None` if it is not paused, or has ended. A provider that does

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::provider_waits::ProviderWaits;
+use super::uncounted_time::UncountedTime;
 use crate::ids::{Capability, TaskId, WorkerId};
 use crate::plan::Work;
 use crate::plan::spec::{OnFailedDependency, ReviewPolicy, TaskSpec};
@@ -171,6 +171,9 @@ pub struct Attempt {
     pub claimed_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Option<Timestamp>,
+    /// The time for which claimants have worked on it, without its current part: an attempt that was parked or returned has
+    /// several.
+    pub worked: SignedDuration,
     /// Its end: a result, an error or a timeout.
     pub end: Option<AttemptEnd>,
     /// The usage.
@@ -440,8 +443,8 @@ pub struct Task {
     pub superseded: Vec<(Work, Capability)>,
     /// The policy to restore when the run is resumed, if winding down replaced it.
     pub(in crate::plan) own_policy: Option<OnFailedDependency>,
-    /// The waits of its current work for a provider.
-    pub waits: ProviderWaits,
+    /// The time of its current work that its clock does not count.
+    pub uncounted: UncountedTime,
     /// The attempts, oldest first.
     pub attempts: Vec<Attempt>,
     /// The positions of the tasks that depend on this one.
@@ -600,6 +603,13 @@ impl Task {
     #[must_use]
     pub fn current_attempt(&self) -> Option<&Attempt> {
         self.attempts.last().filter(|attempt| attempt.number == self.attempt)
+    }
+
+    /// The worker that has the current attempt.
+    #[must_use]
+    pub fn claimant(&self) -> Option<&WorkerId> {
+        let running = self.current_attempt().filter(|_| self.state() == TaskState::Running);
+        running.and_then(|attempt| attempt.worker.as_ref())
     }
 
     /// `false` if the result of the current attempt states that it does not answer its question.

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::provider_waits::ProviderWaits;
+use super::uncounted_time::UncountedTime;
 use crate::ids::{TaskId, WorkerId};
 use crate::plan::Work;
 
@@ -23,6 +23,9 @@ pub struct PlanningTurn {
     pub worker: Option<WorkerId>,
     /// When the attempt was requested or, after its claim, first claimed.
     pub since: Timestamp,
+    /// The time for which claimants have worked on the attempt before it was returned.
+    #[serde(skip)]
+    pub worked: SignedDuration,
     /// The error of the attempt before.
     pub feedback: Option<String>,
     /// The time of the next attempt, if this one has ended.
@@ -35,18 +38,18 @@ pub struct PlanningTurn {
     pub triggers: Vec<PlannerTrigger>,
     /// The changes since the last turn.
     pub notes: Vec<String>,
-    /// The waits of the attempt for its provider.
+    /// The time that its clock does not count; the current wait for its provider is part of the JSON form.
     #[serde(
         rename = "waiting_for_provider",
         serialize_with = "serialize_current",
-        skip_serializing_if = "ProviderWaits::is_over"
+        skip_serializing_if = "UncountedTime::is_wait_over"
     )]
-    pub waits: ProviderWaits,
+    pub uncounted: UncountedTime,
 }
 
 /// Writes the current wait alone.
-fn serialize_current<S: Serializer>(waits: &ProviderWaits, serializer: S) -> Result<S::Ok, S::Error> {
-    waits.current().serialize(serializer)
+fn serialize_current<S: Serializer>(uncounted: &UncountedTime, serializer: S) -> Result<S::Ok, S::Error> {
+    uncounted.current_wait().serialize(serializer)
 }
 
 impl PlanningTurn {

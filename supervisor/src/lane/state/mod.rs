@@ -271,9 +271,13 @@ impl LaneOwnerState {
         }
         let all_clocks = self.ticks.is_multiple_of(CLOCK_TICKS);
         let now = clock::now();
+        let attendance = Arc::clone(&self.args.attendance.borrow());
         let mut due = Vec::new();
         for (run, live) in &mut self.runs {
-            live.update_overdue_inputs(now, all_clocks);
+            // After an interruption, clocks are right when the absence is known.
+            if !attendance.is_interrupted(now) {
+                live.update_overdue_inputs(now, &attendance, all_clocks);
+            }
             let needs_check = live.needs_cluster_check(live.unknown_capability_status(now));
             let is_urgent = live.pending_input() == PendingInput::Urgent;
             if live.phase == RunPhase::Idle && (needs_check || is_urgent) {
@@ -328,9 +332,10 @@ impl LaneOwnerState {
         let Some(live) = self.runs.get_mut(run) else { return };
         let (now, snapshot) = (clock::now(), Arc::clone(&self.args.cluster.borrow()));
         let unknown_status = live.unknown_capability_status(now);
+        let attendance = Arc::clone(&self.args.attendance.borrow());
         live.holds.is_place_needed = snapshot.caps.caps.max_running_runs.is_some();
         if let Some(decision) =
-            live.decide_pending_input(&self.args.me, &snapshot.cluster, unknown_status, now)
+            live.decide_pending_input(&self.args.me, (&snapshot.cluster, unknown_status), &attendance, now)
         {
             live.phase = RunPhase::Appending;
             live.is_summary_stale = true;

@@ -68,8 +68,8 @@ use millrace_protocol::subject::{self, CRITIC, PLANNER, TopicKind};
 use millrace_protocol::webhook::PUSH_PREFIX;
 
 use crate::nats::topology::names::{
-    ADMISSION_BOARD, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, DELIVERIES, FILES, HEARTBEATS, KEYS,
-    LEASES, LIMITS, MEMBERS, RETENTION, RUNS, SESSIONS, TOKENS, WEBHOOKS, WORK, blob_referring_streams,
+    ADMISSION_BOARD, ARCHIVE, ATTENDANCE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, DELIVERIES, FILES, HEARTBEATS,
+    KEYS, LEASES, LIMITS, MEMBERS, RETENTION, RUNS, SESSIONS, TOKENS, WEBHOOKS, WORK, blob_referring_streams,
     bucket_stream, cluster_stream_names, lane_stream, object_stream,
 };
 
@@ -170,6 +170,7 @@ impl PermissionsBuilder {
         // The board of admission; the caps are read from the same bucket.
         self.allow_reading_bucket(LIMITS);
         self.allow_publish(format!("$KV.{LIMITS}.{ADMISSION_BOARD}"));
+        self.allow_publish(format!("$KV.{LIMITS}.{ATTENDANCE}"));
         self.allow_sending_heartbeats(registry::ProcessRole::Supervisor);
         self.allow_reading_bucket(HEARTBEATS);
         self.allow_reading_bucket(CAPABILITIES);

@@ -19,9 +19,10 @@ use millrace_protocol::ids::Lane;
 use millrace_protocol::registry::ClusterSettings;
 
 pub use names::{
-    ADMISSION_BOARD, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, DELIVERIES, DELIVERY_RECORD_AGE, FILES,
-    HEARTBEAT_AGE, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RETENTION, RUNS, SESSIONS, TOKENS, WEBHOOKS,
-    WORK, blob_referring_streams, bucket_stream, cluster_stream_names, lane_stream, object_stream,
+    ADMISSION_BOARD, ARCHIVE, ATTENDANCE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, DELIVERIES,
+    DELIVERY_RECORD_AGE, FILES, HEARTBEAT_AGE, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RETENTION, RUNS,
+    SESSIONS, TOKENS, WEBHOOKS, WORK, blob_referring_streams, bucket_stream, cluster_stream_names,
+    lane_stream, object_stream,
 };
 pub(crate) use queues::has_queue;
 pub use queues::{ensure_queue, ensure_queues};

@@ -12,6 +12,8 @@ pub const FILES: &str = "FILES";
 pub const LIMITS: &str = "limits";
 /// The key of the board of admission in [`LIMITS`]. Clients may write keys of two parts there only.
 pub const ADMISSION_BOARD: &str = "admission";
+/// The key of the attendance in [`LIMITS`].
+pub const ATTENDANCE: &str = "attendance";
 /// The bucket of idempotency keys of submissions.
 pub const KEYS: &str = "keys";
 /// The bucket of tokens of the HTTP API.

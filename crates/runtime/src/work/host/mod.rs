@@ -276,6 +276,7 @@ fn build_first_heartbeat(id: WorkerId, role: ProcessRole, slots: Vec<(Capability
         busy_with: Vec::new(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         lanes: Vec::new(),
+        suspended: None,
         last_problem: None,
     }
 }

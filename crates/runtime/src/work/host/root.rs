@@ -14,8 +14,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::Work;
+use millrace_protocol::plan::{Absence, Work};
 use millrace_protocol::registry::Heartbeat;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tracing::{debug, error, warn};
@@ -29,6 +30,8 @@ use crate::work::registry;
 
 /// The heartbeat interval: three heartbeats fit into their maximum age.
 const HEARTBEAT: Duration = Duration::from_secs(3);
+/// The longest time between two heartbeats in which the process counts as running.
+const MAX_PAUSE: SignedDuration = SignedDuration::from_secs(6);
 /// More queue failures than this within [`WINDOW`] stop the process.
 const MAX_FAILURES: usize = 5;
 const WINDOW: Duration = Duration::from_secs(30);
@@ -43,6 +46,8 @@ pub(super) struct HostRootArguments {
 pub(super) struct HostRootState {
     shared: Arc<HostContext>,
     heartbeat: Heartbeat,
+    /// When the last one was sent, by the wall clock: it runs on while the machine is suspended.
+    last_heartbeat: Timestamp,
     grace: Duration,
     queues: HashMap<ActorId, ServedQueueActor>,
     failures: Vec<Instant>,
@@ -91,6 +96,7 @@ impl Actor for HostRoot {
         let mut state = HostRootState {
             shared,
             heartbeat,
+            last_heartbeat: Timestamp::now(),
             grace,
             queues,
             failures: Vec::new(),
@@ -198,6 +204,11 @@ impl HostRootState {
     fn send_heartbeat(&mut self) {
         self.shared.log_limit.report_left_out();
         self.shared.health.record_loop_iteration();
+        let (last, now) = (self.last_heartbeat, Timestamp::now());
+        if now.duration_since(last) > MAX_PAUSE {
+            self.heartbeat.suspended = Some(Absence { from: last, until: now });
+        }
+        self.last_heartbeat = now;
         let statuses = self.shared.statuses.iter();
         self.heartbeat.busy_with =
             statuses.map(|(name, status)| (name.clone(), status.busy_slots())).collect();
