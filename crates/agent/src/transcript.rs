@@ -302,6 +302,7 @@ fn tool_result(
         delegated: _,
         artifacts: _,
         has_effects: _,
+        is_progress: _,
         page: _,
         took_ms,
     } = record;

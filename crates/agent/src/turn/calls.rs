@@ -494,7 +494,12 @@ impl ToolCallRunner<'_> {
                 build_call_record(call, "it waits again after its end; continue without it".into(), true)
             }
         };
-        let record = ToolCallRecord { has_effects: true, ..record };
+        let is_progress = match end {
+            WaitEnd::TimeReached | WaitEnd::Signalled { .. } | WaitEnd::Expired => true,
+            // An agent that asks a person or another agent the same again and again goes round in circles.
+            WaitEnd::Answered { .. } | WaitEnd::TasksEnded(_) | WaitEnd::Withdrawn => false,
+        };
+        let record = ToolCallRecord { has_effects: true, is_progress, ..record };
         Ok(self.limit_size(record, index, &context.key).await)
     }
 
@@ -587,6 +592,7 @@ impl ToolCallRunner<'_> {
         result.took_ms = to_millis(began.elapsed());
         result.has_effects =
             !result.result.is_error && tool.effect() != Effect::Pure && !tool.names_its_changes();
+        result.is_progress = result.has_effects && tool.effect() == Effect::Effect;
         if let Some(changed) = changed {
             let text = &mut result.result.text;
             text.push_str(&format!("\n\n(A person changed the arguments of this call to {changed}; this is the result with these.)"));
@@ -636,6 +642,7 @@ fn build_call_record(call: &ValidatedToolCall, text: String, is_error: bool) -> 
         delegated,
         artifacts: Vec::new(),
         has_effects: false,
+        is_progress: false,
         page: None,
         took_ms: 0,
     }

@@ -165,6 +165,10 @@ pub struct ToolCallRecord {
     /// `true` if the call changed something outside that is not among the files, or waited while others could.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_effects: bool,
+    /// `true` if the call waited for a time or an event, or if its tool had an effect outside: the same call with the same result
+    /// is no repetition then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_progress: bool,
     /// The web page that the call has read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<Box<WebPage>>,

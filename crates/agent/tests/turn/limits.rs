@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::model::{DeltaListener, FinishReason, Model, ModelError, Reply, Request};
-use millrace_agent::tool::{Tool, Toolbox, tool_from_function};
+use millrace_agent::tool::{Effect, Tool, Toolbox, tool_from_function, tool_with_effect};
 use millrace_agent::turn::{
     Dollars, Driver, Limits, Machine, MachineStep, MemoryJournal, PlainText, StopReason, WorkOutcome,
     WorkSummary,
@@ -97,6 +97,31 @@ async fn repeated_identical_calls_end_the_turn() {
     let (ended, _) = run::<PlainText>(limited(&tools, limits), &tools, same).await;
     let stop = StopReason::IdenticalCalls { tool: "look".into(), limit: 2 };
     assert_eq!((ended.outcome, runs.load(Ordering::SeqCst)), (WorkOutcome::Stopped(stop), 2));
+}
+
+/// A call that is made in every turn beside others that find something new.
+#[tokio::test]
+async fn repetition_beside_news_does_not_count() {
+    let (tools, runs) = toolbox();
+    let both = |n: usize| {
+        let new = json!({"at": format!("star {n}")});
+        calls(vec![call("x", json!({"at": "sky"})), call("y", new)])
+    };
+    let replies = (0..7).map(both).chain([says("done")]).collect();
+    let (ended, _) = run::<PlainText>(brief(&tools, None), &tools, replies).await;
+    assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("done".into())));
+    assert_eq!(runs.load(Ordering::SeqCst), 14);
+}
+
+/// A tool that has an effect each time, such as a key press, and says the same each time.
+#[tokio::test]
+async fn repeated_effects_are_no_repetition() {
+    let press = |_: Look, _| async { Ok("pressed".to_owned()) };
+    let tools = Toolbox::new([tool_with_effect(Effect::Effect, "look", "Presses a key.", press)]).unwrap();
+    let replies =
+        (0..7).map(|_| calls(vec![call("x", json!({"at": "down"}))])).chain([says("done")]).collect();
+    let (ended, _) = run::<PlainText>(brief(&tools, None), &tools, replies).await;
+    assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("done".into())));
 }
 
 #[tokio::test]

@@ -139,6 +139,7 @@ pub fn result(id: &str, text: &str) -> ToolCallRecord {
         delegated: Usage::default(),
         artifacts: Vec::new(),
         has_effects: false,
+        is_progress: false,
         page: None,
         took_ms: 0,
     }

@@ -121,3 +121,33 @@ async fn turn_continues_at_the_first_of_its_waits_if_it_says_so() {
             && results.contains("another call of this message ended first")
     );
 }
+
+/// An agent that sleeps, looks and sleeps again is not going round in circles, also if it sees the same each time.
+#[tokio::test]
+async fn an_agent_may_wait_as_often_as_it_needs() {
+    let (tools, looks) = tools_that_wait();
+    let sleep = || named("s", "sleep_for", r#"{"seconds": 60}"#);
+    let first = || vec![sleep(), named("c", "continue_at_first", "{}")];
+    let turns = (0..12).map(|turn| match turn % 3 {
+        0 => calls(vec![named("l", "look", r#"{"at": "the sky"}"#)]),
+        1 => calls(vec![sleep()]),
+        _ => calls(first()),
+    });
+    let model = Scripted::new(turns.chain([says("done")]).collect());
+    let mut journal = MemoryJournal::default();
+    let ended = loop {
+        match drive(&model, &tools, &mut journal).await {
+            Err(DriveError::Parked(waits, _)) => {
+                let ended =
+                    waits.iter().map(|wait| EndedWait { key: wait.key.clone(), end: WaitEnd::TimeReached });
+                let ended = ended.collect();
+                journal = journal.with_ended_waits(ended);
+            }
+            other => break other.unwrap(),
+        }
+    };
+    assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("done".into())));
+    assert_eq!(looks.load(Ordering::SeqCst), 4);
+    let results: String = journal.steps().iter().map(|step| step.value.to_string()).collect();
+    assert!(!results.contains("You made this call"), "{results}");
+}

@@ -39,6 +39,9 @@ pub(super) struct AnsweredCall {
     pub has_changed: bool,
     /// `true` if a new result is news. The agent's own thoughts and notes are none.
     pub tells_news: bool,
+    /// `true` if it waited for something that came, or had an effect outside: that is news for other calls of its reply, and the
+    /// call is no repetition.
+    pub is_progress: bool,
     /// `true` if it can be a repetition.
     pub can_repeat: bool,
 }
@@ -60,12 +63,20 @@ impl RepetitionTracker {
     }
 
     /// Adds the calls of one reply; returns for each how many times it was made with its result while nothing else was new, from
-    /// 1. Calls of the same reply do not repeat each other.
+    /// 1. Calls of the same reply do not repeat each other, and none is a repetition if another one tells news.
     pub fn add_calls(&mut self, calls: &[AnsweredCall]) -> Vec<u32> {
-        let times: Vec<u32> = calls.iter().map(|call| self.count_times(call)).collect();
-        for call in calls {
-            let is_known = self.results.get(&call.call_digest).is_some_and(|seen| call.has_result(seen));
-            self.news += u64::from(call.has_changed || (call.tells_news && !is_known));
+        let is_new: Vec<bool> = calls.iter().map(|call| self.is_new(call)).collect();
+        let new = calls.iter().zip(&is_new).filter(|(call, is_new)| **is_new || call.is_progress).count();
+        let times: Vec<u32> = calls
+            .iter()
+            .zip(&is_new)
+            .map(|(call, is_new)| {
+                let of_others = new - usize::from(*is_new || call.is_progress);
+                if of_others == 0 { self.count_times(call) } else { 1 }
+            })
+            .collect();
+        for (call, is_new) in calls.iter().zip(is_new) {
+            self.news += u64::from(call.has_changed || is_new);
         }
         for (call, times) in calls.iter().zip(&times) {
             let earlier = || self.results.get(&call.call_digest).map(|seen| seen.digest.clone());
@@ -76,9 +87,15 @@ impl RepetitionTracker {
         times
     }
 
+    /// `true` if a call has a result that tells news.
+    fn is_new(&self, call: &AnsweredCall) -> bool {
+        call.tells_news && !self.results.get(&call.call_digest).is_some_and(|seen| call.has_result(seen))
+    }
+
     fn count_times(&self, call: &AnsweredCall) -> u32 {
         let seen = self.results.get(&call.call_digest);
-        let repeated = seen.filter(|seen| call.can_repeat && seen.news == self.news && call.has_result(seen));
+        let is_repeatable = call.can_repeat && !call.is_progress;
+        let repeated = seen.filter(|seen| is_repeatable && seen.news == self.news && call.has_result(seen));
         repeated.map_or(1, |seen| seen.times.saturating_add(1))
     }
 }
@@ -101,6 +118,7 @@ mod tests {
             result_digest: Some(result.into()),
             has_changed: false,
             tells_news: true,
+            is_progress: false,
             can_repeat: true,
         }
     }

@@ -233,11 +233,14 @@ impl<A: Answer> Machine<A> {
         let results = calls.into_iter().filter_map(|call| match call {
             CheckedCall::Run => records.next().map(|(record, has_changed)| {
                 let digest = digest_text(&record.comparable_result());
-                ((digest, has_changed), record.result)
+                (CallOutcome { digest, has_changed, is_progress: record.is_progress }, record.result)
             }),
-            CheckedCall::Answered(result) => Some(((digest_text(&result.text), false), result)),
+            CheckedCall::Answered(result) => {
+                let digest = digest_text(&result.text);
+                Some((CallOutcome { digest, has_changed: false, is_progress: false }, result))
+            }
         });
-        let (outcomes, mut results): (Vec<(String, bool)>, Vec<ToolResult>) = results.unzip();
+        let (outcomes, mut results): (Vec<CallOutcome>, Vec<ToolResult>) = results.unzip();
         let stop = self.count_repetitions(&mut results, outcomes);
         self.request.messages.extend(results.into_iter().map(Message::Tool));
         self.end_turn_of_state();
@@ -248,14 +251,15 @@ impl<A: Answer> Machine<A> {
     }
 
     /// Counts the calls that repeat others. The first repetition gets a hint; at the limit the tool is withdrawn, and beyond it
-    /// the work ends with the returned reason. `outcomes`: a digest of each result, and whether the call changed something.
+    /// the work ends with the returned reason.
     fn count_repetitions(
         &mut self,
         results: &mut [ToolResult],
-        outcomes: Vec<(String, bool)>,
+        outcomes: Vec<CallOutcome>,
     ) -> Option<StopReason> {
         let Some(Message::Assistant { calls, .. }) = self.request.messages.last() else { return None };
-        let answered = calls.iter().zip(outcomes).map(|(call, (digest, has_changed))| {
+        let answered = calls.iter().zip(outcomes).map(|(call, outcome)| {
+            let CallOutcome { digest, has_changed, is_progress } = outcome;
             let inner = self.tools.find_inner_tool(&call.name);
             let is_refused = self.repetition.is_withdrawn(&call.name);
             // The result of a note only counts the notes.
@@ -266,6 +270,7 @@ impl<A: Answer> Machine<A> {
                 result_digest: (!is_refused).then_some(digest),
                 has_changed,
                 tells_news: !is_refused && inner.is_none_or(|inner| inner == InnerTool::State),
+                is_progress,
                 // Reading a field again is no sign of going round in circles: another call may have changed it.
                 can_repeat: inner != Some(InnerTool::State),
             }
@@ -298,6 +303,14 @@ impl<A: Answer> Machine<A> {
         }
         stop
     }
+}
+
+/// The outcome of a call, by which it is compared with others.
+struct CallOutcome {
+    /// The digest of its result.
+    digest: String,
+    has_changed: bool,
+    is_progress: bool,
 }
 
 /// A validated call, or the result of one that was executed at once.
