@@ -190,7 +190,9 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
             return Err(wrong_state_refusal(task, "it can't be changed; retry it, or add another task"));
         }
     }
-    let spec = patched_spec(plan, task, wanted, by)?;
+    let Some(spec) = patched_spec(plan, task, wanted, by)? else {
+        return Err(Refusal::Unusable(format!("the patch changes nothing in task {}", wanted.task)));
+    };
     let id = spec.id.clone();
     let is_ready = spec.depends_on.iter().all(|dependency| is_dependency_met(plan, &spec, dependency));
     let spec = Arc::new(spec);
@@ -222,8 +224,13 @@ fn patch_task(plan: &Plan, wanted: &TaskPatch, by: EditAuthor) -> Result<Vec<Eve
     })
 }
 
-/// Returns a task with the wanted changes.
-fn patched_spec(plan: &Plan, task: &Task, wanted: &TaskPatch, by: EditAuthor) -> Result<TaskSpec, Refusal> {
+/// Returns a task with the wanted changes; `None` if they change nothing.
+fn patched_spec(
+    plan: &Plan,
+    task: &Task,
+    wanted: &TaskPatch,
+    by: EditAuthor,
+) -> Result<Option<TaskSpec>, Refusal> {
     let mut spec = apply_patch_to_spec(&task.spec, wanted);
     if let (EditAuthor::Planner, ReviewPolicy::Persons(persons)) = (by, &task.spec.review)
         && !matches!(spec.review, ReviewPolicy::Persons(_))
@@ -232,7 +239,7 @@ fn patched_spec(plan: &Plan, task: &Task, wanted: &TaskPatch, by: EditAuthor) ->
         spec.review = ReviewPolicy::Persons(Box::new(persons.after(spec.review)));
     }
     if spec == *task.spec {
-        return Err(Refusal::Unusable(format!("the patch changes nothing in task {}", wanted.task)));
+        return Ok(None);
     }
     if task.spec.is_child() && spec.depends_on != task.spec.depends_on {
         return Err(Refusal::Unusable("a delegated task can't depend on other tasks".into()));
@@ -259,7 +266,7 @@ fn patched_spec(plan: &Plan, task: &Task, wanted: &TaskPatch, by: EditAuthor) ->
     if by == EditAuthor::Planner && wanted.depends_on.is_some() {
         refuse_too_deep_plan(plan, std::slice::from_ref(&spec))?;
     }
-    Ok(spec)
+    Ok(Some(spec))
 }
 
 fn apply_patch_to_spec(old: &TaskSpec, wanted: &TaskPatch) -> TaskSpec {
@@ -322,9 +329,11 @@ pub(super) fn retry_task(
 ) -> Result<Vec<Event>, Refusal> {
     let task = find_task(plan, id)?;
     children::refuse_change_of_child(plan, task)?;
+    let is_mended = changes.is_some_and(|it| it.capability.is_some() || !it.parameters.is_empty());
     match (task.state(), task.errored_wait()) {
         (TaskState::Completed | TaskState::Failed | TaskState::Cancelled, _)
         | (TaskState::Errored, Some(ErroredTaskWait::Retry(_))) => {}
+        (TaskState::Errored, _) if is_mended => {}
         (TaskState::Waiting, _) if task.is_waiting_to_start() => {
             return Err(wrong_state_refusal(task, "it will run without a retry"));
         }
@@ -347,20 +356,30 @@ pub(super) fn retry_task(
     if feedback.is_some_and(|text| text.len() > MAX_MESSAGE) {
         return Err(Refusal::Unusable(format!("the feedback is longer than {MAX_MESSAGE} bytes")));
     }
-    if let Some(changes) = changes {
-        if changes.task != *id {
-            return Err(Refusal::Unusable(format!("the changes are of task {}, not of {id}", changes.task)));
-        }
-        let spec = Arc::new(patched_spec(plan, task, changes, by)?);
-        let patched = Event::Graph(GraphEvent::TaskPatched { spec, attempt: 0 });
-        let mut changed = plan.clone();
-        apply(&mut changed, &patched, task.since);
-        let retried = retry_task(&changed, id, (feedback, None), by, ended)?;
-        return Ok(std::iter::once(patched).chain(retried).collect());
+    let Some(changes) = changes else { return reopen_task(plan, task, feedback, ended) };
+    if changes.task != *id {
+        return Err(Refusal::Unusable(format!("the changes are of task {}, not of {id}", changes.task)));
     }
+    let Some(spec) = patched_spec(plan, task, changes, by)? else {
+        return retry_task(plan, id, (feedback, None), by, ended);
+    };
+    let patched = Event::Graph(GraphEvent::TaskPatched { spec: Arc::new(spec), attempt: 0 });
+    let mut changed = plan.clone();
+    apply(&mut changed, &patched, task.since);
+    let reopened = reopen_task(&changed, find_task(&changed, id)?, feedback, ended)?;
+    Ok(std::iter::once(patched).chain(reopened).collect())
+}
+
+/// Reopens a task that is retried, with the tasks that need its result.
+fn reopen_task(
+    plan: &Plan,
+    task: &Task,
+    feedback: Option<&str>,
+    ended: Option<Timestamp>,
+) -> Result<Vec<Event>, Refusal> {
     refuse_lost_dependency(plan, &task.spec)?;
     let feedback = feedback.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);
-    let again: BTreeSet<u32> = plan.task_position(id).into_iter().collect();
+    let again: BTreeSet<u32> = plan.task_position(&task.spec.id).into_iter().collect();
     let mut events = reopen_tasks(plan, &again, LostDependents::Rerun { ended });
     if let Some(Event::Task(TaskEvent::Reopened { feedback: event_feedback, .. })) = events.first_mut() {
         *event_feedback = feedback;
