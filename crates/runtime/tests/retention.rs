@@ -14,7 +14,7 @@ use millrace_protocol::plan::{EndReason, JournalKey};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::Usage;
 use millrace_protocol::retention::DeletionState;
-use millrace_protocol::subject::Topic;
+use millrace_protocol::subject::{Topic, topic_subject};
 use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, MAX_INLINE};
 use millrace_protocol::work::JournalEntry;
 use millrace_runtime::log::{append_message, purge_run};
@@ -199,6 +199,15 @@ async fn subjects_in(bus: &Bus, stream: &str, filter: &str) -> usize {
     stream.info_with_subjects(filter).await.expect("the server responds").count().await
 }
 
+async fn messages_in(bus: &Bus, stream: &str, subject: &str) -> usize {
+    let stream = jetstream::new(bus.client().clone()).get_stream(stream).await.expect("it exists");
+    let subjects = stream.info_with_subjects(subject).await.expect("the server responds");
+    subjects
+        .map(|subject| subject.expect("the server responds").1)
+        .fold(0, async |sum, count| sum + count)
+        .await
+}
+
 fn seeds() -> u64 {
     std::env::var("MILLRACE_RETENTION_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
@@ -356,6 +365,26 @@ async fn live_runs_are_refused_and_deletions_are_idempotent() {
     assert_eq!(retention::expire_records(&bus, Duration::ZERO).await.expect("it works"), 1);
     assert!(matches!(request_deletion(&bus, &run, "me").await, Err(DeletionError::NotFound(_))));
     assert_eq!(subjects_in(&bus, "KV_runs", ">").await, 0, "the marker of the summary is gone too");
+}
+
+/// The command that retires a run was refused, since the run was resumed before it, and the run has ended again.
+#[tokio::test]
+async fn run_that_ended_again_is_retired_for_its_deletion() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let run = RunId::new("r").expect("the name is valid");
+    for end in 1..=3 {
+        let ended = RunSummary { is_resumable: true, ..summary_of(&run, Some(EndReason::Failed), false) };
+        registry::write_summary(&bus, &ended).await.expect("the server accepts it");
+        if end == 1 {
+            request_deletion(&bus, &run, "me").await.expect("it has ended");
+        }
+        for _ in 0..2 {
+            assert!(!remove_requested_run(&bus, &run).await.expect("the server responds"), "it must wait");
+        }
+        let commands = messages_in(&bus, "LANE_0", &topic_subject(LANE, &run, &Topic::Control)).await;
+        assert_eq!(commands, end, "one for each end");
+    }
 }
 
 #[tokio::test]

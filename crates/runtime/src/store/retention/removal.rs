@@ -10,7 +10,7 @@ use millrace_protocol::subject::{FileSpace, file_subjects_in_folder};
 use tracing::info;
 
 use super::hold::is_held;
-use super::requests::{list_deletions, read_deletion_entry, update_deletion};
+use super::requests::{list_deletions, must_be_retired, read_deletion_entry, retire_run, update_deletion};
 use crate::nats::buckets::read_bucket_entries;
 use crate::nats::error::fault_from_client_error;
 use crate::nats::object_store;
@@ -69,7 +69,13 @@ async fn begin_removal(bus: &Bus, record: DeletionRecord, last: u64) -> Result<D
     let is_submitted =
         summary.is_none() && log::has_submission(bus, bus.lane_of_run(&record.run), &record.run).await?;
     let state = match deletion_step(summary.as_ref(), is_submitted) {
-        DeletionStep::Wait { .. } => return Ok(DeletionStart::Wait),
+        DeletionStep::Wait { .. } => {
+            // It was resumed before its retirement was decided, and has ended again.
+            if let Some(summary) = summary.as_ref().filter(|summary| must_be_retired(summary)) {
+                retire_run(bus, summary, &record.by).await?;
+            }
+            return Ok(DeletionStart::Wait);
+        }
         DeletionStep::Refuse => DeletionState::Refused,
         DeletionStep::Remove => DeletionState::Removing,
     };

@@ -29,6 +29,7 @@ use crate::nats::published_bucket::{
     BucketChange, BucketChanges, ExpectedEntry, PublishedEntry, read_entries, read_key, remove_key, write_key,
 };
 use crate::nats::topology::RETENTION;
+use crate::store::blobs::sha256_hex;
 use crate::work::registry;
 use crate::{Bus, Fault, log};
 
@@ -99,8 +100,8 @@ pub async fn request_deletion(bus: &Bus, run: &RunId, by: &str) -> Result<Deleti
     for _ in 0..MAX_ATTEMPTS {
         let (record, last) = read_deletion_entry(bus, run).await?;
         let summary = registry::read_summary(bus, run).await?;
-        if deletion_step(summary.as_ref(), false) == (DeletionStep::Wait { is_resumable: true }) {
-            retire_run(bus, run, by).await?;
+        if let Some(summary) = summary.as_ref().filter(|summary| must_be_retired(summary)) {
+            retire_run(bus, summary, by).await?;
         }
         match record.map(|record| record.state) {
             Some(DeletionState::Requested) => return Ok(DeletionRequest::Pending),
@@ -129,9 +130,16 @@ pub async fn request_deletion(bus: &Bus, run: &RunId, by: &str) -> Result<Deleti
     Err(Fault::unavailable(format!("deleting run {run}"), "other processes keep changing the record").into())
 }
 
-/// Appends the command that gives up resuming a run.
-async fn retire_run(bus: &Bus, run: &RunId, by: &str) -> Result<(), Fault> {
-    let id = uuid::Uuid::now_v7().simple().to_string();
+/// `true` if a run must be retired before it can be deleted.
+pub(super) fn must_be_retired(summary: &RunSummary) -> bool {
+    deletion_step(Some(summary), false) == (DeletionStep::Wait { is_resumable: true })
+}
+
+/// Appends the command that gives up resuming a run, once for each of its ends.
+pub(super) async fn retire_run(bus: &Bus, summary: &RunSummary, by: &str) -> Result<(), Fault> {
+    let run = &summary.run;
+    let end = format!("retire {run} {}", summary.updated.as_microsecond());
+    let id = sha256_hex(end.as_bytes())[..32].to_owned();
     let command = RunCommand { id: id.clone(), by: by.to_owned(), control: CommandAction::Retire };
     let lane = bus.lane_of_run(run);
     let publishing = log::publish_message(bus, lane, run, &Topic::Control, &command, &id);
