@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use millrace_protocol::ids::SessionId;
 use millrace_protocol::labels::LabelSelector;
-use millrace_protocol::time_text::parse_timestamp;
-use millrace_runtime::duration::parse_duration;
+use millrace_protocol::time_text::parse_time_or_age;
 use millrace_views::RunState;
 
 use crate::problem::{Problem, ProblemKind};
@@ -99,17 +99,8 @@ pub fn parse_labels(text: Option<&str>) -> Result<Vec<LabelSelector>, Problem> {
 }
 
 fn parse_time(name: &str, text: Option<&str>) -> Result<Option<Timestamp>, Problem> {
-    let Some(text) = text else { return Ok(None) };
-    let age = || parse_duration(text).ok().and_then(|age| SignedDuration::try_from(age).ok());
-    let before = || age().and_then(|age| Timestamp::now().checked_sub(age).ok());
-    parse_timestamp(text).ok().or_else(before).map(Some).ok_or_else(|| {
-        Problem::new(
-            ProblemKind::InvalidRequest,
-            format!(
-                "{name}={text:?} is neither a time such as 2026-11-22T09:30:00Z nor a duration such as 2h"
-            ),
-        )
-    })
+    let time = text.map(|text| parse_time_or_age(text, Timestamp::now(), &TimeZone::UTC)).transpose();
+    time.map_err(|error| Problem::new(ProblemKind::InvalidRequest, format!("{name}: {error}")))
 }
 
 #[cfg(test)]
@@ -122,6 +113,7 @@ mod tests {
         assert!(parse_states(Some("")).unwrap().is_empty());
         assert!(parse_states(Some("runing")).is_err());
         assert!(parse_time("since", Some("2h")).unwrap().unwrap() < Timestamp::now());
+        assert!(parse_time("since", Some("2026-11-22")).unwrap().is_some());
         assert!(parse_time("since", Some("soon")).is_err());
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::fmt::temporal::Pieces;
+use jiff::tz::TimeZone;
 use jiff::{Span, SpanRelativeTo, Timestamp};
 
 use crate::plan::MAX_PLAN_TIME;
@@ -77,6 +78,28 @@ pub fn parse_timestamp(text: &str) -> Result<Timestamp, String> {
     })
 }
 
+/// Parses a time by which things are selected: a time with its offset, a date, which begins in `zone`, or a duration before `now`.
+///
+/// # Errors
+/// Describes the mistake.
+pub fn parse_time_or_age(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String> {
+    let text = text.trim();
+    if let Ok(pieces) = Pieces::parse(text) {
+        let is_date =
+            pieces.time().is_none() && pieces.offset().is_none() && pieces.time_zone_annotation().is_none();
+        let start = || zone.to_timestamp(pieces.date().into()).map_err(|error| error.to_string());
+        return if is_date { start() } else { parse_timestamp(text) };
+    }
+    let wrong = || {
+        format!(
+            "{text:?} is neither a time such as 2026-11-22T09:30:00Z, nor a date such as 2026-11-22, nor a duration such as 2h"
+        )
+    };
+    let is_duration = text.parse::<Span>().is_ok();
+    let age = parse_duration(text).map_err(|error| if is_duration { error } else { wrong() })?;
+    now.checked_sub(age).map_err(|_| wrong())
+}
+
 /// Parses the time of a start or of the end of a wait: at most [`MAX_PLAN_TIME`] from now.
 ///
 /// # Errors
@@ -119,6 +142,35 @@ mod tests {
         }
         assert!(duration_from_seconds(-1.0).is_err() && duration_from_seconds(f64::NAN).is_err());
         assert!(duration_from_seconds(1e18).unwrap_err().contains("36500 days"));
+    }
+
+    #[test]
+    fn a_time_is_also_a_date_or_an_age_where_things_are_selected() {
+        let now: Timestamp = "2026-11-28T12:00:00Z".parse().unwrap();
+        let zone = TimeZone::fixed(jiff::tz::offset(1));
+        for (text, time) in [
+            ("2h", "2026-11-28T10:00:00Z"),
+            (" 1d ", "2026-11-27T12:00:00Z"),
+            ("2026-11-22", "2026-11-21T23:00:00Z"),
+            ("2026-11-22T09:30Z", "2026-11-22T09:30:00Z"),
+        ] {
+            assert_eq!(parse_time_or_age(text, now, &zone), Ok(time.parse().unwrap()), "{text}");
+        }
+        for (text, mistake) in [
+            ("2026-11-28T09:56:01+25:00", "more than 14 hours"),
+            ("2026-11-28T09:56:01+14:01", "more than 14 hours"),
+            ("2026-11-28T09:56:01", "not a time"),
+            ("2026-11-28[Europe/Berlin]", "not a time"),
+            ("2026-02-30", "neither a time"),
+            ("9999-12-31T23:59:59Z", "out of range"),
+            ("0s", "longer than zero"),
+            ("36501d", "at most 36500 days"),
+            ("soon", "neither a time"),
+            ("", "neither a time"),
+        ] {
+            let error = parse_time_or_age(text, now, &zone).unwrap_err();
+            assert!(error.contains(mistake), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::plan::ResourceKind;
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::safe_text::single_line;
-use millrace_protocol::time_text::parse_timestamp;
-use millrace_runtime::duration::parse_duration;
+use millrace_protocol::time_text::parse_time_or_age;
 
 use crate::exit::{CommandError, CommandExit};
 use crate::interrupted::offline_runs_hint;
@@ -62,20 +62,7 @@ fn state_of_name(name: String) -> RunState {
 
 /// Parses a duration before now, a date in local time, or a time.
 fn parse_since(text: &str) -> Result<Timestamp, String> {
-    if let Ok(time) = parse_timestamp(text) {
-        return Ok(time);
-    }
-    if let Ok(date) = text.parse::<jiff::civil::Date>() {
-        let start = date.to_zoned(jiff::tz::TimeZone::system()).map_err(|error| error.to_string())?;
-        return Ok(start.timestamp());
-    }
-    let age = parse_duration(text).ok().and_then(|age| SignedDuration::try_from(age).ok());
-    let since = age.and_then(|age| Timestamp::now().checked_sub(age).ok());
-    since.ok_or_else(|| {
-        format!(
-            "{text:?} is neither a duration such as 2h nor a date such as 2026-11-22 or 2026-11-22T09:30Z"
-        )
-    })
+    parse_time_or_age(text, Timestamp::now(), &TimeZone::system())
 }
 
 /// A run and its summary; `None` if no supervisor has started it.
@@ -226,6 +213,7 @@ fn format_cost_or_tokens(summary: &RunSummary) -> String {
 
 #[cfg(test)]
 mod tests {
+    use jiff::SignedDuration;
     use millrace_protocol::ids::Lane;
     use millrace_protocol::plan::EndReason;
     use millrace_protocol::result::Usage;
