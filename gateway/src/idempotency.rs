@@ -14,11 +14,15 @@ use millrace_runtime::store::idempotency::{
     KeyRecord, KeyScope, KeyedReply, KeyedRequest, claim_key, read_keyed_request, release_key, store_reply,
 };
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::access::Access;
 use crate::extract::IdempotencyKey;
 use crate::problem::{Problem, ProblemKind};
 use crate::state::text_response;
+
+/// The largest whole number up to which a float of JSON is exact.
+const MAX_EXACT_NUMBER: f64 = 9_007_199_254_740_991.0;
 
 /// The reply to a request before it is carried out.
 pub enum EarlyReply {
@@ -166,12 +170,29 @@ fn response_of(reply: &KeyedReply) -> Response {
 fn digest_of(request: &impl Serialize) -> String {
     let mut value = millrace_views::to_value(request);
     value.sort_all_objects();
+    write_whole_numbers_as_integers(&mut value);
     sha256_hex(value.to_string().as_bytes())
+}
+
+/// Writes `1.0` and `1e0` as `1`: JSON knows no difference, and clients repeat a request with either.
+fn write_whole_numbers_as_integers(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let whole =
+                number.as_f64().filter(|whole| whole.fract() == 0.0 && whole.abs() <= MAX_EXACT_NUMBER);
+            if let Some(Ok(whole)) = whole.map(|whole| format!("{whole:.0}").parse::<i64>()) {
+                *number = whole.into();
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(write_whole_numbers_as_integers),
+        Value::Object(fields) => fields.values_mut().for_each(write_whole_numbers_as_integers),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -194,5 +215,8 @@ mod tests {
             )
         );
         assert_ne!(digest_of(&json!({"a": 1})), digest_of(&json!({"a": "1"})));
+        assert_eq!(digest("[0, 1, {\"a\": 100}]"), digest("[-0.0, 1.0, {\"a\": 1e2}]"));
+        assert_ne!(digest("[1]"), digest("[1.5]"));
+        assert_ne!(digest("9007199254740993"), digest("9007199254740992.0"));
     }
 }
