@@ -192,6 +192,10 @@ async fn send_answer(
             return Err(Problem::new(ProblemKind::QuestionClosed, outcome.line()));
         }
         OutcomeKind::Unknown | OutcomeKind::Ambiguous => {
+            let run = id.split('/').next().and_then(|run| RunId::new(run).ok());
+            if let Some(run) = run {
+                gateway.refuse_deleted(&run).await?;
+            }
             return Err(Problem::new(ProblemKind::QuestionNotFound, outcome.line()));
         }
         OutcomeKind::Refused => return Err(Problem::new(ProblemKind::AnswerRefused, outcome.line())),
