@@ -14,6 +14,7 @@ use super::change::{build_artifact, find_version_of_repeated_call, replace_known
 use super::session::{FileSession, KnownFileState, refused_error};
 use super::similar_text::{SimilarText, find_similar_text, name_hidden_difference};
 use super::{Call, Effect, FileTool, Tool, ToolError, show};
+use crate::files::FileContent;
 use crate::files::permissions::FileOperation;
 use crate::turn::ArtifactChange;
 
@@ -68,17 +69,18 @@ fn edit_requested_file<'a>(
         validate_arguments(&arguments)?;
         session.claim_path_for_call(&path, call)?;
         let current = session.files.read(&path).await.map_err(super::session::convert_files_error)?;
-        let state = session.known_state(&path);
-        let Some(content) =
-            current.filter(|content| state == Some(KnownFileState::Version(content.entry.version)))
-        else {
-            return edit_unknown_version(session, &arguments, call).await;
-        };
-        let Some(text) = show::decode_text(&content.bytes) else {
+        if let Some(content) = current.as_ref().filter(|content| show::decode_text(&content.bytes).is_none())
+        {
             return Err(refused_error(format!(
                 "Error: {}; it can't be edited as text",
-                show::describe_binary_file(&content)
+                show::describe_binary_file(content)
             )));
+        }
+        let state = session.known_state(&path);
+        let known = |content: &&FileContent| state == Some(KnownFileState::Version(content.entry.version));
+        let Some(text) = current.as_ref().filter(known).and_then(|content| show::decode_text(&content.bytes))
+        else {
+            return edit_unknown_version(session, &arguments, call).await;
         };
         let Replacement { text, count } =
             replace_text(text, &arguments).map_err(|mistake| refused_error(format!("Error: {mistake}")))?;

@@ -341,6 +341,13 @@ async fn invalid_edits_are_refused() {
     let edit = json!({"file_path": "/b.txt", "old_string": "a", "new_string": "b"});
     let refusal = agent.call("edit_file", edit).await.unwrap_err();
     assert_eq!(refusal, "Error: File '/b.txt' not found; did you mean /a.txt?");
+    files.add_version("/latin", "other", Some(b"gr\xf6\xdfe"));
+    let edit = json!({"file_path": "/latin", "old_string": "gr", "new_string": "x"});
+    let refusal = agent.call("edit_file", edit).await.unwrap_err();
+    assert!(
+        refusal.ends_with("see the byte 0xf6 at position 2, 5 bytes; it can't be edited as text"),
+        "{refusal}"
+    );
     files.add_version("/image", "other", Some(b"\x89PNG\r\n\0"));
     let write = json!({"file_path": "/image", "content": "x"});
     let refusal = agent.call("write_file", write).await.unwrap_err();
