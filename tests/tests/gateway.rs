@@ -1120,6 +1120,12 @@ async fn administrative_changes_are_recorded_on_every_surface() {
     send("POST", "/retention/sweep", json!({})).await;
     send("POST", "/runs/prune", selection).await;
     send("DELETE", &format!("/runs/{}?wait=60", ended().await), json!({})).await;
+    for unknown in
+        ["/limits/openai:unknown", "/retention/rules/unknown", "/tokens/unknown", "/webhooks/unknown"]
+    {
+        let answer = gateway.send(Request::new("DELETE", format!("/api/v1{unknown}"))).await;
+        assert_eq!(answer.status, 404, "{unknown}: nothing is changed, and nothing recorded");
+    }
     let by_api = actions(by_api).await;
     let run = ended().await;
     let by_command = after().await;

@@ -61,8 +61,12 @@ impl<'a> Administrator<'a> {
     /// # Errors
     /// The server does not respond.
     pub async fn remove_limit(&self, name: &LimitName) -> Result<bool, Fault> {
+        if !rate_limits::has_limit(self.bus, name).await? {
+            return Ok(false);
+        }
         self.record(AuditAction::LimitCleared { model: name.to_string() }).await?;
-        rate_limits::remove_limit(self.bus, name).await
+        rate_limits::remove_limit(self.bus, name).await?;
+        Ok(true)
     }
 
     /// Sets the caps on the number of runs.
@@ -133,6 +137,9 @@ impl<'a> Administrator<'a> {
     /// # Errors
     /// The server does not respond.
     pub async fn remove_retention_rule(&self, name: &RunId) -> Result<bool, Fault> {
+        if retention::list_rules(self.bus).await?.iter().all(|(rule, _)| rule != name.as_str()) {
+            return Ok(false);
+        }
         self.record(AuditAction::RetentionRuleRemoved { rule: name.to_string() }).await?;
         retention::remove_rule(self.bus, name).await
     }

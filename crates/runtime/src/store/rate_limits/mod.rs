@@ -104,20 +104,27 @@ pub async fn set_limit(bus: &Bus, name: &LimitName, limit: RateLimit) -> Result<
         .map_err(|error| fault_from_client_error(&format!("setting the rate limit of {name}"), error))
 }
 
-/// Removes a limit and its pause. Returns `true` if there was one.
+/// `true` if there is a limit of a model, or a pause or a count of its requests.
 ///
 /// # Errors
 /// The server does not respond.
-pub async fn remove_limit(bus: &Bus, name: &LimitName) -> Result<bool, Fault> {
+pub async fn has_limit(bus: &Bus, name: &LimitName) -> Result<bool, Fault> {
+    Ok(read_entries(bus).await?.contains_key(&name.0))
+}
+
+/// Removes a limit and its pause.
+///
+/// # Errors
+/// The server does not respond.
+pub async fn remove_limit(bus: &Bus, name: &LimitName) -> Result<(), Fault> {
     let store = bus.bucket(LIMITS).await?;
-    let existed = read_entries(bus).await?.contains_key(&name.0);
     for key in [limit_key(&name.0), state_key(&name.0)] {
         store
             .delete(key)
             .await
             .map_err(|error| fault_from_client_error(&format!("removing the rate limit of {name}"), error))?;
     }
-    Ok(existed)
+    Ok(())
 }
 
 /// Returns the status of all limits, by name.
