@@ -453,19 +453,25 @@ async fn first_of_several_waits_goes_on_whatever_dies() {
          wait_for_event: {name: stop}, continue_at_first: {}]\n  - {text: \"over\"}\n",
     );
     let model = format!("script:{script}");
-    let arguments = ["--capability", &program, "--capability", &agent, "--model", &model];
+    let arguments =
+        ["--capability", &program, "--capability", &agent, "--capability", "echo", "--model", &model];
     cluster.start_process(ProcessRole::Worker, "worker-1", &arguments);
     let (bus, run) = (cluster.connect_bus().await, run_id("first"));
     let task =
         |name: &str| TaskSpec { capability: Capability::new(name).unwrap(), ..echo_task(name, &json!({})) };
-    submit_run(&bus, &run, &fixed_submission(vec![task("deploy"), task("release")])).await;
-    wait_for_task_count(&bus, &run, TaskState::Waiting, 2).await;
+    let worker = echo_task("worker", &json!({"first": true, "await_event": "stop", "ask": ["Go on?"]}));
+    submit_run(&bus, &run, &fixed_submission(vec![task("deploy"), task("release"), worker])).await;
+    wait_for_task_count(&bus, &run, TaskState::Waiting, 3).await;
     let millrace =
         |arguments: &[&str]| text_of(&cluster.millrace_command().args(arguments).output().unwrap());
     let show = millrace(&["show", "first"]);
-    assert_eq!(show.matches("the first of ").count(), 2, "{show}");
+    assert_eq!(show.matches("the first of ").count(), 3, "{show}");
     let inbox = millrace(&["inbox", "--json"]);
-    assert_eq!(inbox.lines().count(), 2, "{inbox}");
+    assert_eq!(inbox.lines().count(), 3, "{inbox}");
+    for command in [&["show", "first", "--json"][..], &["replay", "first", "--log", "--json"]] {
+        let shown = millrace(command);
+        assert!(shown.contains(r#""group":"any""#) && shown.contains(r#""group":"turn.0""#), "{shown}");
+    }
 
     cluster.kill_process("worker-1");
     signal_event(&bus, &run, "stop", "").await;
@@ -476,6 +482,7 @@ async fn first_of_several_waits_goes_on_whatever_dies() {
     assert_completed(&history);
     let result = result_data(&bus, &history, "deploy").await;
     assert_eq!(result, json!({"go": "withdrawn", "stop": "signalled", "hour": "withdrawn"}));
+    assert_eq!(result_data(&bus, &history, "worker").await, json!([false, true]));
     assert_eq!(history.folded_plan().open_questions().count(), 0);
     let transcript =
         text_of(&cluster.millrace_command().args(["show", "first", "release"]).output().unwrap());

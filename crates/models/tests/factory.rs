@@ -351,3 +351,28 @@ fn file_of_models_sets_window_and_ability() {
     let set = [key, ("MILLRACE_PRICES", file.as_str()), ("MILLRACE_CONTEXT_WINDOW", "20000")];
     assert_eq!(open(&set), (Some(20_000), ModelAbility::Small), "the variable applies before the file");
 }
+
+#[test]
+fn every_layer_names_the_model_whose_cost_is_not_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!("script:{}", write(folder.path(), "model.yaml", "rules:\n- reply: {text: quick}\n"));
+    let file = Some(folder.path().join("tape.jsonl"));
+    let environment = factory_with(&[("OPENAI_API_KEY", "k"), ("OPENROUTER_API_KEY", "k")]);
+    for (selection, uncounted) in [
+        ("openai:unheard-of", Some("openai:unheard-of")),
+        ("openai:gpt-4o, openai:unheard-of", Some("openai:unheard-of")),
+        ("openai:unheard-of, openai:gpt-4o", Some("openai:unheard-of")),
+        ("openai:gpt-4o", None),
+        ("ollama:unheard-of", None),
+        ("openrouter:unheard/of", None),
+        (script.as_str(), None),
+    ] {
+        for record_file in [None, file.clone()] {
+            let factory = ModelFactory { record_file, ..environment.clone() };
+            let inner = factory.create(&ModelSelection::parse(selection).unwrap(), &none).unwrap();
+            assert_eq!(inner.uncounted_cost(), uncounted, "{selection}");
+            let labelled = LabelledModel { inner, labels: CallLabels::default() };
+            assert_eq!(labelled.uncounted_cost(), uncounted, "{selection}");
+        }
+    }
+}

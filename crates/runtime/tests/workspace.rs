@@ -441,6 +441,17 @@ async fn shorter_pause_within_a_longer_one_returns_at_once() {
     tokio::time::timeout(Duration::from_secs(5), shorter).await.expect("there is nothing to wait for");
     let wait = limiter.admit_request("test:m", 1, Duration::ZERO).await.expect_err("the longer one holds");
     assert!(wait > Duration::from_secs(30), "{wait:?}");
+    // A pause ends for all processes, and only once.
+    let other = ClusterRateLimiter::new(&connect_bus(&server).await);
+    other.admit_request("test:m", 1, Duration::ZERO).await.expect_err("it holds for all");
+    limiter.end_pause("test:m").await;
+    limiter.admit_request("test:m", 1, Duration::ZERO).await.expect("it knows at once");
+    wait_for_value(PATIENCE, "the other knows it soon", async || {
+        other.admit_request("test:m", 1, Duration::ZERO).await.ok()
+    })
+    .await;
+    limiter.pause_model("test:m", Duration::from_secs(60)).await;
+    limiter.admit_request("test:m", 1, Duration::ZERO).await.expect_err("a later pause holds again");
 }
 
 #[tokio::test]

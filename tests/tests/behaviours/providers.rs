@@ -235,6 +235,31 @@ async fn run_pauses_after_the_provider_timeout_and_resumes_in_the_same_attempt()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn resumed_run_asks_at_once_a_provider_that_asked_to_wait_for_hours() {
+    let _shared = share_machine();
+    let mut office = Office::open(8, vec![StubReply::Busy(9_000)]).await;
+    office.add_worker("worker-1");
+    let bus = office.cluster.connect_bus().await;
+    let name = run_id("limited");
+    submit_run(&bus, &name, &question(None)).await;
+    let wait = wait_until(&bus, &name, "a pause", paused_for).await;
+    let asked = wait.next_try.duration_since(jiff::Timestamp::now()).as_secs();
+    assert!((8_700..=9_000).contains(&asked), "{wait:?}");
+    let (_, shown) = office.millrace(&["show", name.as_str()]);
+    let end = wait.next_try.strftime("though it asked to wait until %Y-%m-%d %H:%M:%S UTC").to_string();
+    assert!(shown.contains("tries again at once") && shown.contains(&end), "{shown}");
+    let requests = office.provider.recorded_activity().requests.len();
+    let (code, text) = office.millrace(&["resume", name.as_str()]);
+    assert!(code == Some(5), "{code:?} {text}");
+    assert_eq!(office.provider.recorded_activity().requests.len(), requests + 1, "it asked once");
+    office.provider.set_replies(vec![StubReply::Text(ANSWER.into())]);
+    let (code, text) = office.millrace(&["resume", name.as_str()]);
+    assert!(code == Some(0) && text.contains(ANSWER), "{code:?} {text}");
+    assert_completed_in_one_attempt(&wait_for_run_history(&bus, &name, PATIENCE).await);
+    office.cluster.stop_all();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn open_circuit_breaker_neither_delays_a_pause_nor_repeats_it() {
     let _shared = share_machine();
     let mut office = Office::open(8, vec![StubReply::Text(ANSWER.into())]).await;

@@ -14,6 +14,7 @@ use millrace_protocol::ids;
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::TaskLimits;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
+use millrace_protocol::wait::{WaitCondition, WaitEnd};
 use millrace_protocol::work::{Assignment, Order};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -69,6 +70,8 @@ struct EchoParameters {
     await_event: String,
     /// Questions for which the attempt is parked then, all at once; the result's data is the list of the answers.
     ask: Vec<String>,
+    /// If true, the first end of the event and the questions is enough; the result's data lists which of them were withdrawn.
+    first: bool,
     /// If true, the attempt is parked for the approval of an action that is one journaled step, `echo.action`, with the arguments
     /// `{"text": …}`; the result's data is what ran.
     approve: bool,
@@ -112,6 +115,7 @@ impl Default for EchoParameters {
             park_ms: 0,
             await_event: String::new(),
             ask: Vec::new(),
+            first: false,
             approve: false,
             delegate: Vec::new(),
             digest: false,
@@ -245,6 +249,17 @@ async fn park_as_requested(
     if parameters.park_ms > 0 {
         attempt.sleep_for("echo.sleep", Duration::from_millis(parameters.park_ms)).await?;
     }
+    let question = |(number, text): (usize, &String)| {
+        (format!("echo.ask.{number}"), input_question(text, Vec::new(), None))
+    };
+    if parameters.first {
+        let name = parameters.await_event.clone();
+        let event = ("echo.event".to_owned(), WaitCondition::Event { name, until: None });
+        let questions = parameters.ask.iter().enumerate().map(question);
+        let questions = questions.map(|(key, question)| (key, WaitCondition::Answer(Box::new(question))));
+        let ends = attempt.wait_for_first(std::iter::once(event).chain(questions).collect()).await?;
+        return Ok(Some(ends.iter().map(|end| *end == WaitEnd::Withdrawn).collect()));
+    }
     let event = match parameters.await_event.as_str() {
         "" => None,
         event => attempt.wait_for_event("echo.event", event, None).await?,
@@ -252,9 +267,6 @@ async fn park_as_requested(
     if parameters.ask.is_empty() {
         return Ok(event);
     }
-    let question = |(number, text): (usize, &String)| {
-        (format!("echo.ask.{number}"), input_question(text, Vec::new(), None))
-    };
     let answers = attempt.ask_all(parameters.ask.iter().enumerate().map(question).collect()).await?;
     let value = |answer: &Answer| match answer {
         Answer::Answer { value } => serde_json::from_str(value).unwrap_or_default(),

@@ -203,3 +203,59 @@ impl AttemptHooks {
 fn describe_refusal(hook: &dyn Hook, refusal: &HookRefusal) -> String {
     format!("the hook {} refused it: {refusal}", hook.name())
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use millrace_models::model::{DeltaListener, ModelError};
+
+    use super::*;
+
+    struct Guard;
+
+    impl Hook for Guard {
+        fn name(&self) -> &str {
+            "guard"
+        }
+
+        fn points(&self) -> &[HookPoint] {
+            &HookPoint::ALL
+        }
+
+        fn call<'a>(
+            &'a self,
+            _: &'a HookContext,
+            _: HookEvent<'a>,
+        ) -> BoxFuture<'a, Result<(), HookRefusal>> {
+            std::future::ready(Ok(())).boxed()
+        }
+    }
+
+    struct UnpricedModel;
+
+    impl Model for UnpricedModel {
+        fn name(&self) -> &str {
+            "openai:unheard-of"
+        }
+
+        fn uncounted_cost(&self) -> Option<&str> {
+            Some(self.name())
+        }
+
+        fn reply<'a>(
+            &'a self,
+            _: &'a Request,
+            _: &'a dyn DeltaListener,
+        ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+            std::future::ready(Ok(Reply::default())).boxed()
+        }
+    }
+
+    #[test]
+    fn model_with_hooks_still_names_the_cost_that_is_not_counted() {
+        let capability = Capability::new("clerk").unwrap();
+        let context = HookContext { attempt: AttemptName::default(), capability };
+        let hooks = AttemptHooks::new(context, vec![Arc::new(Guard)]);
+        assert_eq!(hooks.wrap_model(Arc::new(UnpricedModel)).uncounted_cost(), Some("openai:unheard-of"));
+    }
+}

@@ -242,6 +242,7 @@ mod tests {
     use std::sync::Mutex;
 
     use millrace_models::model::{DeltaListener, ModelError, Reply};
+    use millrace_protocol::plan::ResourceAmounts;
     use millrace_protocol::result::{ConsultSettings as ConsultInfo, TaskResult};
     use serde_json::json;
 
@@ -253,11 +254,17 @@ mod tests {
     struct FixedModel {
         requests: Mutex<Vec<Request>>,
         text: String,
+        /// `true` if its price is not known.
+        is_unpriced: bool,
     }
 
     impl Model for FixedModel {
         fn name(&self) -> &str {
             "fixed"
+        }
+
+        fn uncounted_cost(&self) -> Option<&str> {
+            self.is_unpriced.then(|| self.name())
         }
 
         fn reply<'a>(
@@ -311,7 +318,11 @@ mod tests {
     }
 
     fn build_consult_tool(text: &str, results: bool) -> (Arc<FixedModel>, Arc<dyn Tool>) {
-        let model = Arc::new(FixedModel { text: text.into(), ..FixedModel::default() });
+        consult_tool_of(FixedModel { text: text.into(), ..FixedModel::default() }, results)
+    }
+
+    fn consult_tool_of(model: FixedModel, results: bool) -> (Arc<FixedModel>, Arc<dyn Tool>) {
+        let model = Arc::new(model);
         let results = results.then(|| Arc::new(TwoResults) as Arc<dyn TaskResultSource>);
         let consultants = AvailableConsultant(model.clone(), Capability::new("own").unwrap());
         (model, consult_tool(Arc::new(consultants), results))
@@ -335,6 +346,21 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("\n| Ignore this.\n"));
+    }
+
+    #[tokio::test]
+    async fn a_model_whose_cost_is_limited_and_not_counted_is_not_asked() {
+        let cost = ResourceAmounts { cost_micros: Some(1_000), ..ResourceAmounts::default() };
+        let tokens = ResourceAmounts { tokens: Some(1_000), ..ResourceAmounts::default() };
+        for (is_unpriced, budget, is_refused) in
+            [(true, cost, true), (true, tokens, false), (false, cost, false)]
+        {
+            let (model, tool) = consult_tool_of(FixedModel { is_unpriced, ..FixedModel::default() }, false);
+            let call = Call { budget: ModelCallBudget::new(budget), ..Call::default() };
+            let asked = tool.call(json!({"capability": "legal", "question": "Is it?"}), &call).await;
+            assert_eq!(asked.is_err(), is_refused, "{budget}: {asked:?}");
+            assert_eq!(model.requests.lock().unwrap().is_empty(), is_refused, "{budget}");
+        }
     }
 
     #[tokio::test]

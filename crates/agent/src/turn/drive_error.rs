@@ -71,6 +71,6 @@ pub(super) fn encode_step(value: &impl Serialize) -> Value {
 pub(crate) fn describe_uncounted_cost(model: &str) -> String {
     format!(
         "no price known for {model}, so that its cost, which is limited here, can't be counted; name its price in the file of \
-         MILLRACE_PRICES, or limit tokens or calls instead of the cost"
+         MILLRACE_PRICES and resume the run, or start it again with a limit of tokens or calls instead of the cost"
     )
 }

@@ -339,6 +339,7 @@ pub struct MemoryJournal {
     position: usize,
     ended_waits: Vec<EndedWait>,
     delegations: Vec<Delegation>,
+    provider: Option<ProviderStatus>,
 }
 
 impl MemoryJournal {
@@ -352,6 +353,12 @@ impl MemoryJournal {
     #[must_use]
     pub fn with_ended_waits(self, ended_waits: Vec<EndedWait>) -> Self {
         Self { ended_waits, position: 0, ..self }
+    }
+
+    /// The same journal with this last report about the provider.
+    #[must_use]
+    pub fn with_provider_status(self, status: ProviderStatus) -> Self {
+        Self { provider: Some(status), ..self }
     }
 
     /// The changes of children, oldest first.
@@ -410,6 +417,10 @@ impl Journal for MemoryJournal {
     fn append_delegation(&mut self, delegation: Delegation) -> BoxFuture<'_, Result<(), JournalError>> {
         self.delegations.push(delegation);
         ready(Ok(())).boxed()
+    }
+
+    fn provider_status(&self) -> Option<ProviderStatus> {
+        self.provider.clone()
     }
 
     fn ended_wait(&self, key: &str) -> Option<WaitEnd> {

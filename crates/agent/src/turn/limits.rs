@@ -208,6 +208,7 @@ mod tests {
         assert_eq!(limits, expected);
         assert_eq!(read(serde_json::to_value(limits).unwrap()).unwrap(), limits);
         assert_eq!(read(json!({"time": 1.5})).unwrap().time, Some(Duration::from_millis(1500)));
+        assert_eq!(read(json!({"time": "2d"})).unwrap().time, Some(Duration::from_hours(48)));
         for wrong in [
             json!({"cost": -1}),
             json!({"cost": 1e12}),

@@ -143,6 +143,22 @@ async fn calls_run_as_they_were_approved_and_the_others_at_once() {
     assert!(rejected.contains("rejected this call: not today. It did not run"), "{rejected}");
 }
 
+#[tokio::test]
+async fn call_whose_approval_was_withdrawn_does_not_run() {
+    let (model, (tools, runs)) = (model(), tools());
+    let mut journal = MemoryJournal::default();
+    parked_waits(drive(&model, &tools, &mut journal).await);
+    let [first, second, third] = keys();
+    let withdrawn = |key: String| EndedWait { key, end: WaitEnd::Withdrawn };
+    let approved = answered(&[(&first, Answer::Approve)]);
+    let mut journal =
+        journal.with_ended_waits([approved, vec![withdrawn(second), withdrawn(third)]].concat());
+    drive(&model, &tools, &mut journal).await.unwrap();
+    assert_eq!(ran(&runs), ["put b", "send a"]);
+    let texts: String = journal.steps().iter().map(|step| step.value.to_string()).collect();
+    assert_eq!(texts.matches("The call was not approved and did not run.").count(), 2, "{texts}");
+}
+
 /// The worker is lost after any step: an approved call that may have run is reported as unknown, and nothing runs twice.
 #[tokio::test]
 async fn approved_calls_run_once_whenever_the_worker_is_lost() {

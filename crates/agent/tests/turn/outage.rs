@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use jiff::Timestamp;
 use millrace_agent::model::{DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
 use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText};
 use millrace_models::resilience::breaker::CircuitBreaker;
 use millrace_models::resilience::{ResilientModel, RetryPolicy};
 use millrace_models::table::ModelTariff;
+use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use tokio::time::{Instant, sleep};
 
 use super::support::{brief, says, toolbox};
@@ -68,9 +70,15 @@ fn resilient(model: AwayModel, breaker: &Arc<CircuitBreaker>) -> Arc<ResilientMo
 
 /// Drives an attempt and returns how it ended, and after how long.
 async fn attempt(model: Arc<ResilientModel>) -> (Result<(), DriveError>, Duration) {
+    attempt_with(model, MemoryJournal::default()).await
+}
+
+async fn attempt_with(
+    model: Arc<ResilientModel>,
+    mut journal: MemoryJournal,
+) -> (Result<(), DriveError>, Duration) {
     let (tools, _) = toolbox();
     let begun = Instant::now();
-    let mut journal = MemoryJournal::default();
     let driver = Driver::new(&*model, &tools, &mut journal).provider_timeout(TIMEOUT);
     let ended = driver.drive(Machine::<PlainText>::new(brief(&tools, None))).await;
     (ended.map(drop).map_err(|failure| *failure.error), begun.elapsed())
@@ -126,6 +134,33 @@ async fn the_wait_begins_with_the_first_failure_and_ends_with_at_most_one_call()
 async fn a_requested_pause_beyond_the_timeout_ends_the_wait_at_once() {
     let error =
         ModelError::RateLimited { retry_after: Some(Duration::from_secs(20)), message: "slow down".into() };
-    let model = AwayModel { error, until: None, takes: Duration::ZERO };
-    assert_gave_up(&attempt(resilient(model, &Arc::default())).await, Duration::ZERO, "slow down");
+    let limited = |until| AwayModel { error: error.clone(), until, takes: Duration::ZERO };
+    let breaker = Arc::default();
+    let ended = attempt(resilient(limited(None), &breaker)).await;
+    assert_gave_up(&ended, Duration::ZERO, "slow down");
+    let (Err(DriveError::ProviderAway(wait)), _) = ended else { unreachable!("asserted above") };
+    assert_eq!(asked_for(&wait).as_secs().div_ceil(10), 2, "it asked for 20 s: {wait:?}");
+
+    // Its run was resumed: it asks once and at once, though the breaker is still open for others.
+    let resumed = |status| MemoryJournal::default().with_provider_status(status);
+    let given_up = || resumed(ProviderStatus::GivenUp(wait.clone()));
+    let (ended, took) = attempt_with(resilient(limited(None), &breaker), given_up()).await;
+    assert_gave_up(&(ended, took), Duration::ZERO, "slow down");
+    let back = || resilient(limited(Some(Instant::now())), &breaker);
+    let (ended, took) = attempt_with(back(), resumed(ProviderStatus::Recovered)).await;
+    assert!(ended.is_ok() && took > Duration::ZERO, "the breaker delays it: {ended:?} after {took:?}");
+    attempt(resilient(limited(None), &breaker)).await.0.unwrap_err();
+    let (ended, took) = attempt_with(back(), given_up()).await;
+    assert!(ended.is_ok() && took == Duration::ZERO, "{ended:?} after {took:?}");
+
+    // One that can't be reached asked for nothing.
+    let model = AwayModel { error: unreachable(), until: None, takes: Duration::ZERO };
+    let ended = attempt(resilient(model, &Arc::default())).await;
+    let (Err(DriveError::ProviderAway(wait)), _) = ended else { panic!("{ended:?}") };
+    assert_eq!(asked_for(&wait), Duration::ZERO, "{wait:?}");
+}
+
+/// The time until which the provider asked to wait, from now.
+fn asked_for(wait: &ProviderWait) -> Duration {
+    wait.next_try.duration_since(Timestamp::now()).try_into().unwrap_or_default()
 }

@@ -237,6 +237,8 @@ fn the_wait_is_read_from_any_header() {
     assert_eq!(requested(&[("retry-after", "Sun, 22 Nov 2026 10:01:30 GMT")]), seconds(90.0));
     assert_eq!(requested(&[("retry-after", "Sun, 22 Nov 2026 09:00:00 GMT")]), seconds(0.0));
     assert_eq!(requested(&[("retry-after", "soon")]), None);
+    assert_eq!(requested(&[("retry-after", "1e9")]), seconds(86_400.0), "a day is the most");
+    assert_eq!(requested(&[("retry-after", "Sun, 22 Nov 2099 10:01:30 GMT")]), seconds(86_400.0));
     assert_eq!(requested(&[("retry-after", "-1")]), None);
     let openai = [
         ("x-ratelimit-remaining-requests", "0"),
