@@ -389,6 +389,8 @@ pub(crate) mod optional_seconds {
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
+    use crate::time_text::duration_from_seconds;
+
     #[expect(clippy::ref_option, reason = "serde requires it")]
     pub fn serialize<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
         time.map(|time| time.as_secs_f64()).serialize(serializer)
@@ -396,9 +398,6 @@ pub(crate) mod optional_seconds {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
         let Some(seconds) = Option::<f64>::deserialize(deserializer)? else { return Ok(None) };
-        let time = Duration::try_from_secs_f64(seconds).map_err(|_| {
-            D::Error::custom(format!("{seconds} is not a valid number of seconds; use 0 or more"))
-        })?;
-        Ok(Some(time))
+        duration_from_seconds(seconds).map(Some).map_err(D::Error::custom)
     }
 }

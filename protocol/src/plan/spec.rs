@@ -371,15 +371,14 @@ mod seconds {
 
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
+    use crate::time_text::duration_from_seconds;
+
     pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_f64(duration.as_secs_f64())
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let seconds = f64::deserialize(deserializer)?;
-        Duration::try_from_secs_f64(seconds).map_err(|_| {
-            D::Error::custom(format!("{seconds} is not a valid number of seconds; use 0 or more"))
-        })
+        duration_from_seconds(f64::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
 

@@ -8,6 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
+use crate::time_text;
 use crate::wait::{Wait, WaitCondition, is_event_name};
 
 /// The beginning of the keys of waits that the rules make for a plan. The waits of workers have other keys.
@@ -76,17 +77,10 @@ impl<'de> Deserialize<'de> for PlanTime {
             Seconds(f64),
         }
         match Form::deserialize(deserializer)? {
-            Form::Text(text) => text.parse().map(Self::At).map_err(|_| {
-                D::Error::custom(format!(
-                    "{text:?} is not a time; write one with its offset, such as 2026-11-22T12:00:00Z"
-                ))
-            }),
-            Form::Seconds(seconds) => {
-                Duration::try_from_secs_f64(seconds).map(Self::AfterStart).map_err(|_| {
-                    D::Error::custom(format!("{seconds} is not a valid number of seconds; use 0 or more"))
-                })
-            }
+            Form::Text(text) => time_text::parse_timestamp(&text).map(Self::At),
+            Form::Seconds(seconds) => time_text::duration_from_seconds(seconds).map(Self::AfterStart),
         }
+        .map_err(D::Error::custom)
     }
 }
 
