@@ -5,8 +5,10 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use millrace_client::{Administrator, author_name};
+use millrace_plan_file::limits::{describe_valid_amount, parse_amount};
 use millrace_protocol::admission::AdmissionCaps;
 use millrace_protocol::audit::Actor;
+use millrace_protocol::plan::ResourceKind;
 use millrace_runtime::Bus;
 use millrace_runtime::store::admission;
 use millrace_runtime::store::rate_limits::{self, LimitName, LimitStatus, RateLimit};
@@ -55,10 +57,10 @@ enum LimitChange {
         #[arg(value_parser = parse_limited_model)]
         model: LimitName,
         /// Requests per minute [default: unlimited]
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), required_unless_present = "tokens")]
+        #[arg(long, value_name = "N", value_parser = parse_rate, required_unless_present = "tokens")]
         requests: Option<u64>,
-        /// Tokens per minute, input and output [default: unlimited]
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        /// Tokens per minute, input and output, such as 200k [default: unlimited]
+        #[arg(long, value_name = "N", value_parser = parse_rate)]
         tokens: Option<u64>,
         /// Author of the change, recorded in the audit [default: your login name]
         #[arg(long, value_name = "NAME")]
@@ -107,6 +109,12 @@ fn parse_limited_model(text: &str) -> anyhow::Result<LimitName> {
     let name = text.parse::<LimitName>()?;
     millrace_models::provider::parse_model_name(text)?;
     Ok(name)
+}
+
+/// Parses a number per minute, as an amount of a budget.
+fn parse_rate(text: &str) -> anyhow::Result<u64> {
+    let counted = ResourceKind::Tokens;
+    parse_amount(counted, text).ok_or_else(|| anyhow!("expected {}", describe_valid_amount(counted)))
 }
 
 /// A cap of the command line.
