@@ -120,9 +120,12 @@ fn a_run_is_paused_changed_and_resumed_with_authors() {
         .assert_exit_code(2)
         .assert_stderr_contains("there is no task x in this run");
     assert_eq!(user.show_run_json(&run)["state"], "completed", "a refused command reopens nothing");
-    user.run_command(&["retry", &run, "a"]).assert_exit_code(0).assert_stderr_is(&format!(
-        "millrace: run {run} is resumed; retried: a; dependents to run again: b, d, c"
-    ));
+    user.run_command(&["retry", &run, "a", "--depends-on", "c"]).assert_exit_code(2);
+    let changes = ["--param", "bytes=7", "--objective", "begin anew", "--max-attempts", "4"];
+    let retried = user.run_command(&[&["retry", &run, "a"][..], &changes].concat());
+    retried.assert_exit_code(0).assert_stderr_contains("retried: a; dependents to run again: b, d, c");
+    let changed = user.show_run_json(&run)["tasks"][0].clone();
+    assert_eq!((&changed["objective"], &changed["parameters"]["bytes"]), (&"begin anew".into(), &7.into()));
     user.run_command(&["watch", &run])
         .assert_exit_code(0)
         .assert_stderr_contains("completed: 4 of 4 tasks completed");

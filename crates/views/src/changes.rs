@@ -61,15 +61,10 @@ fn describe_consequences(events: &[Event], named: usize) -> Vec<String> {
             events.iter().filter(|event| is_it(event)).filter_map(Event::task).skip(skip).collect();
         (!ids.is_empty()).then(|| format!("{what} {}", join_task_ids(&ids)))
     };
-    let is_changed = events.iter().any(|event| matches!(event, Event::Graph(GraphEvent::TaskPatched { .. })));
     [
         tasks("also cancelled:", |event| matches!(event, Event::Task(TaskEvent::Cancelled { .. })), named),
         // A changed task that was waiting for a retry is retried at once: that is the same task.
-        tasks(
-            "retried:",
-            |event| matches!(event, Event::Task(TaskEvent::Reopened { .. })),
-            named.max(usize::from(is_changed)),
-        ),
+        tasks("retried:", |event| matches!(event, Event::Task(TaskEvent::Reopened { .. })), named),
         tasks(
             "dependents to run again:",
             |event| matches!(event, Event::Task(TaskEvent::Invalidated { .. })),

@@ -101,6 +101,12 @@ async def check_tools(client: Client) -> None:
     assert (await wait_for_end(client, run))["state"] == "completed"
     assert (await call(client, "list_files", run=run))["files"] == []
     assert "no file" in await refusal(client, "read_file", run=run, path="a.md")
+    task = (await call(client, "get_run", run=run))["tasks"][0]["id"]
+    assert "final" in await refusal(client, "retry_task", run=run, task=task, final=True)
+    changed = await call(client, "retry_task", run=run, task=task, feedback="again", parameters={"bytes": 7})
+    assert changed["type"] == "command_applied", changed
+    assert (await wait_for_end(client, run))["state"] == "completed"
+    assert len((await call(client, "get_report", run=run)).strip()) == 7
 
     run = (await call(client, "start_run", objective="ask", plan=ASK))["run"]
     await wait_for_question(client, run)
