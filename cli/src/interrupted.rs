@@ -151,6 +151,15 @@ pub fn offline_run_hint(run: &RunId, plan: &Plan) -> String {
     format!("millrace: no cluster is running, so the run makes no progress until {how}")
 }
 
+/// Returns the hint for all unfinished runs while no cluster is running.
+pub async fn offline_cluster_hint(bus: &Bus) -> Result<String, CommandError> {
+    let unfinished = list_unfinished_runs(bus).await?.len();
+    let stopped = list_stopped_runs(bus).await?;
+    let named: Vec<&RunId> = stopped.iter().map(|(run, _)| run).collect();
+    // `up` starts the cluster, if no run has to be resumed.
+    Ok(offline_runs_hint(&named, named.is_empty() || named.len() < unfinished))
+}
+
 /// Returns the hint for several runs while no cluster is running: for those in `stopped`, which have to be resumed, and, with
 /// `has_others`, for those that continue with any cluster.
 pub fn offline_runs_hint(stopped: &[&RunId], has_others: bool) -> String {

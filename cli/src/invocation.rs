@@ -5,6 +5,8 @@
 //!
 //! - I84: A command that a hint prints can be copied: it carries the options that select the cluster.
 //!   (`cli/tests/command_line.rs::hints_can_be_copied`, `cli/src/invocation.rs::hints_have_the_options_that_select_the_cluster`)
+//! - I273: A hint to resume a run whose cluster stops with its command carries the options by which the next cluster provides the same
+//!   capabilities. (`cli/tests/command_line.rs::resume_hint_of_a_run_with_a_capability_file_continues_it`)
 
 use std::sync::OnceLock;
 
@@ -20,6 +22,8 @@ pub struct Invocation {
     is_json: bool,
     /// The options that select the cluster, as a user types them; empty if none are needed.
     cluster_options: String,
+    /// The options that add capabilities to the workers of the cluster that `run` or `resume` starts.
+    worker_options: String,
 }
 
 impl Invocation {
@@ -49,7 +53,15 @@ impl Invocation {
             }
             (_, _) => String::new(),
         };
-        Self { is_json, cluster_options: cluster_options + &profile }
+        // The cluster of `run --open` keeps running, and a running one takes no more capabilities.
+        let is_kept = deepest.try_get_one::<bool>("open").ok().flatten().copied().unwrap_or_default();
+        let starts_workers = matches!(command.get_name(), "run" | "resume") && !is_kept;
+        let files = deepest.try_get_many::<std::path::PathBuf>("capability").ok().flatten();
+        let files = files.into_iter().flatten().filter(|_| starts_workers);
+        let files = files.map(|file| format!(" --capability {}", quote(&file.display().to_string())));
+        let web = (starts_workers && is_typed("web")).then(|| " --web".to_owned());
+        let worker_options = files.chain(web).collect();
+        Self { is_json, cluster_options: cluster_options + &profile, worker_options }
     }
 
     /// Makes this the invocation of the process. Only the first one counts.
@@ -72,8 +84,40 @@ pub fn asks_for_json() -> bool {
 /// Returns a `millrace` command that a user can copy: with the options that select this cluster. `command` is the name of
 /// the command and its arguments.
 pub fn command_hint(command: &str) -> String {
+    let Some(Invocation { cluster_options, worker_options, .. }) = INVOCATION.get() else {
+        return format!("millrace {command}");
+    };
+    let workers = if command.starts_with("resume ") { worker_options } else { "" };
+    format!("millrace {command}{workers}{cluster_options}")
+}
+
+/// Adds the options that select the cluster to the `millrace` commands in a text of a library, which does not know them.
+pub fn complete_hints(text: &str) -> String {
     let options = INVOCATION.get().map_or("", |invocation| invocation.cluster_options.as_str());
-    format!("millrace {command}{options}")
+    add_to_hints(text, options)
+}
+
+fn add_to_hints(text: &str, options: &str) -> String {
+    let takes_options = |command: &str| {
+        let name = command.split(' ').nth(1).filter(|_| command.starts_with("millrace "));
+        let command = name.and_then(|name| crate::Cli::command().find_subcommand(name).cloned());
+        let option = options.trim_start().trim_start_matches("--").split(' ').next().unwrap_or_default();
+        command.is_some_and(|command| {
+            command.get_arguments().any(|argument| argument.get_id() == option) || command.has_subcommands()
+        })
+    };
+    let parts = text.split('`').enumerate().map(|(at, part)| {
+        let is_hint = at % 2 == 1 && !options.is_empty() && !part.contains(options) && takes_options(part);
+        if is_hint { format!("{part}{options}") } else { part.to_owned() }
+    });
+    parts.collect::<Vec<_>>().join("`")
+}
+
+/// `true` if hints are about a cluster on another server, which `run` can't use.
+pub fn is_remote() -> bool {
+    let typed = INVOCATION.get().is_some_and(|invocation| invocation.cluster_options.starts_with(" --nats"));
+    let has_data = || INVOCATION.get().is_some_and(|it| it.cluster_options.starts_with(" --data"));
+    typed || (!has_data() && std::env::var_os("MILLRACE_NATS_URL").is_some_and(|url| !url.is_empty()))
 }
 
 /// Returns the command line of this process, as a user types it.
@@ -111,6 +155,32 @@ mod tests {
         let shown = options_of(&with_password, false);
         assert!(shown.starts_with(" --nats ") && !shown.contains("secret"), "{shown}");
         assert_eq!(options_of(&["millrace", "run", "x", "--data", "/d"], false), " --data /d");
+    }
+
+    #[test]
+    fn hints_to_resume_have_the_options_that_add_capabilities() {
+        let options_of = |line: &[&str]| {
+            Invocation::read(&crate::Cli::command().get_matches_from(line), false).worker_options
+        };
+        let run = ["millrace", "run", "x", "--capability", "a b.yaml", "--capability", "c.yaml", "--web"];
+        assert_eq!(options_of(&run), " --capability 'a b.yaml' --capability c.yaml --web");
+        assert_eq!(options_of(&["millrace", "resume", "--capability", "c.yaml"]), " --capability c.yaml");
+        assert_eq!(options_of(&["millrace", "run", "x", "--open", "--capability", "c.yaml"]), "");
+        assert_eq!(options_of(&["millrace", "retry", "r", "t", "--capability", "research"]), "");
+    }
+
+    #[test]
+    fn hints_of_libraries_get_the_options_that_their_command_takes() {
+        let text = "run r has not ended; `millrace cancel r`, `millrace token list` or `millrace list --data /d`; set `x`";
+        assert_eq!(
+            add_to_hints(text, " --data /d"),
+            "run r has not ended; `millrace cancel r --data /d`, `millrace token list --data /d` or \
+             `millrace list --data /d`; set `x`"
+        );
+        for other in ["`millrace nats-config --out DIR` renews it", "`millrace` alone", "no command"] {
+            assert_eq!(add_to_hints(other, " --data /d"), other);
+        }
+        assert_eq!(add_to_hints("`millrace run X`", " --nats h"), "`millrace run X`");
     }
 
     #[test]

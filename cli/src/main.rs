@@ -196,7 +196,7 @@ fn apply_settings() -> anyhow::Result<()> {
 }
 
 fn print_command_error(stop: CommandError) -> ExitCode {
-    let message = format_with_causes(&stop.error);
+    let message = invocation::complete_hints(&format_with_causes(&stop.error));
     if invocation::is_json() {
         json::print_json(&json::ErrorLine::new(stop.exit, message));
     } else {

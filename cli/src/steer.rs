@@ -5,7 +5,7 @@ use anyhow::anyhow;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::plan::{CommandAction, Event, Plan, RunCommand, RunEvent};
+use millrace_protocol::plan::{CommandAction, Event, Plan, RunCommand, RunEvent, suggest_larger_limits};
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::run_until_interrupt;
 use crate::exit::{CommandError, CommandExit};
-use crate::invocation::command_hint;
+use crate::invocation::{command_hint, is_remote};
 use crate::json::{CommandOutcome, print_json};
 use crate::report::resume_command_hint;
 use crate::target::{ClusterTarget, ReadConnection, read_run_history};
@@ -155,8 +155,11 @@ pub fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), CommandError> {
     let advice =
         resume_command_hint(run, plan).map(|how| format!("resume it first: {how}")).unwrap_or_else(|| {
             let show = command_hint(&format!("show {run}"));
-            let follow_up = command_hint(&format!("run OBJECTIVE --after {run}"));
-            let retry = plan.can_be_reopened().then(|| command_hint(&format!("retry {run} TASK")));
+            let submit = if is_remote() { "submit" } else { "run" };
+            let follow_up = command_hint(&format!("{submit} OBJECTIVE --after {run}"));
+            // A task that has used up its budget fails again.
+            let can_retry = plan.can_be_reopened() && suggest_larger_limits(plan).is_none();
+            let retry = can_retry.then(|| command_hint(&format!("retry {run} TASK")));
             let retry =
                 retry.map(|retry| format!(", `{retry}` runs a task of it again, with changes if wanted"));
             format!(

@@ -862,6 +862,31 @@ fn hints_can_be_copied() {
 }
 
 #[test]
+fn resume_hint_of_a_run_with_a_capability_file_continues_it() {
+    let user = CliUser::new();
+    let program = "kind: command\nname: clock\ndescription: x\ncommand: [cat, go]\n";
+    user.write_file("clock.yaml", program);
+    user.write_file(
+        "plan.yaml",
+        "objective: x\ntasks:\n  - {id: a, objective: x, capability: clock, final: true}\n",
+    );
+    let failed = user.run_command(&["run", "--plan", "plan.yaml", "--capability", "clock.yaml"]);
+    let hint = failed.err.lines().find_map(|line| line.strip_prefix("millrace: resume it: millrace "));
+    let hint = hint.unwrap_or_else(|| panic!("{failed:#?}")).to_owned();
+    assert!(hint.ends_with(" --capability clock.yaml"), "{hint}");
+    user.write_file("go", "there it is");
+    let resumed = user.run_command(&hint.split(' ').collect::<Vec<_>>());
+    resumed.assert_exit_code(0).assert_stderr_contains("completed: 1 of 1 task completed");
+    assert!(!resumed.err.contains("no worker provides"), "{resumed:#?}");
+    // Without the file the run waits, and the command says so.
+    let retried = ["retry", "latest", "a"];
+    user.run_command(&retried).assert_exit_code(0);
+    let mut waiting = CommandProcess::start(&user, &["resume", "latest"], &[]);
+    waiting.wait_until_stderr("a warning", |text| text.contains("no worker provides \"clock\" yet"));
+    waiting.interrupt_and_wait();
+}
+
+#[test]
 fn a_service_that_refuses_connections_is_named_while_it_is_retried() {
     let user = CliUser::new();
     let service = "kind: http\nname: service\ndescription: A service.\nurl: http://127.0.0.1:9/work\n";

@@ -7,7 +7,7 @@ use axum::http::header::{CONTENT_TYPE, ETAG, HeaderName};
 use axum::response::{IntoResponse, Response};
 use millrace_address_policy::ReceiverPolicy;
 use millrace_client::read_log_damage;
-use millrace_plan_file::limits::suggest_larger_budget;
+use millrace_plan_file::limits::resume_arguments;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Plan;
 use millrace_protocol::registry::RunSummary;
@@ -163,12 +163,7 @@ fn unknown_run(id: &str) -> Problem {
 /// Returns the command that resumes a run that has ended, if it can be resumed.
 #[must_use]
 pub fn resume_command(run: &RunId, plan: &Plan) -> Option<String> {
-    let end = plan.run.end.as_ref().filter(|end| end.is_resumable)?;
-    match suggest_larger_budget(plan) {
-        Some(more) => Some(format!("millrace resume {run} --budget {more}")),
-        None if end.reason.needs_larger_budget() => None,
-        None => Some(format!("millrace resume {run}")),
-    }
+    resume_arguments(run, plan).map(|arguments| format!("millrace {arguments}"))
 }
 
 /// Returns a response with JSON.

@@ -76,7 +76,7 @@ fn invalid_budgets_are_explained() {
         format!("--budget: unknown budget \"attempt.time\"; did you mean \"time\"?; {valid}")
     );
     assert_eq!(override_error("tokens"), "--budget \"tokens\": expected NAME=AMOUNT, such as tokens=200k");
-    let number = "a whole number, 1 or more, such as 5000, 200k or 1.5M";
+    let number = "a whole number, 1 or more, such as 5000, 200k or 1.5M, and at most 1000000000M";
     for wrong in ["0", "", "-1", "1.5", "2e3", "k", "1.2345k", "99999999999999999999", "200 k", "0.0M"] {
         assert_eq!(
             override_error(&format!("tokens={wrong}")),
@@ -85,7 +85,7 @@ fn invalid_budgets_are_explained() {
     }
     assert_eq!(
         override_error("research.cost=free"),
-        "--budget: research.cost must be US dollars, more than 0, such as 2.50, not \"free\""
+        "--budget: research.cost must be US dollars, from 0.000001 to 1000000000, such as 2.50, not \"free\""
     );
     assert_eq!(override_error("steps=0"), "--budget: steps must be a whole number, 1 or more, not \"0\"");
     assert_eq!(override_error("soft=0"), "--budget: soft must be a percentage from 1 to 100, not \"0\"");
@@ -132,6 +132,14 @@ fn amounts_are_exact() {
     assert_eq!(parse_amount(cost, "0.000001"), Some(1));
     assert_eq!(parse_amount(cost, "0.0000001"), None);
     assert_eq!(parse_amount(cost, "0.1"), Some(100_000));
-    assert_eq!(parse_amount(parse_dimension("tokens").unwrap(), "18446744073709551615"), Some(u64::MAX));
-    assert_eq!(parse_amount(parse_dimension("tokens").unwrap(), "18446744073709551615k"), None);
+    let tokens = parse_dimension("tokens").unwrap();
+    for largest in ["1000000000000000", "1000000000000k", "1000000000M"] {
+        assert_eq!(parse_amount(tokens, largest), Some(1_000_000_000_000_000), "{largest}");
+    }
+    assert_eq!(parse_amount(cost, "1000000000"), Some(1_000_000_000_000_000));
+    for wrong in ["1000000000000001", "1000000001M", "18446744073709551615k", "0", "0k", "1.5", "200K tokens"]
+    {
+        assert_eq!(parse_amount(tokens, wrong), None, "{wrong}");
+    }
+    assert_eq!(parse_amount(cost, "1000000000.000001"), None);
 }

@@ -4,7 +4,7 @@
 use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{CommandAction, Plan};
+use millrace_protocol::plan::{CommandAction, Plan, TaskState};
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::Bus;
 use millrace_runtime::nats::connection::parse_server_urls;
@@ -12,7 +12,8 @@ use millrace_runtime::work::registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::budget::BudgetArguments;
-use crate::commands::run::find_running_cluster;
+use crate::commands::run::{find_running_cluster, provided_capabilities};
+use crate::commands::submit::{warn_of_absent_capabilities, warn_of_unregistered_capabilities};
 use crate::commands::watch::{OutputOptions, watch_run};
 use crate::exit::{CommandError, CommandExit, run_until_interrupt};
 use crate::interrupted::{list_unfinished_runs, print_stopped_runs};
@@ -77,6 +78,13 @@ pub async fn run_command(
             };
             print_stderr_line(&format!("millrace: {}", describe_changes(&run, &events)));
         }
+        let needed = plan.tasks().iter().filter(|task| !task.state().is_terminal() || plan.run.end.is_some());
+        let needed = needed.filter(|task| task.state() != TaskState::Completed);
+        let needed = needed.map(|task| &task.spec.capability);
+        match session.filter(|session| session.is_new()) {
+            Some(_) => warn_of_absent_capabilities(needed, &provided_capabilities(&options)?),
+            None => warn_of_unregistered_capabilities(bus, needed).await?,
+        }
         let view = RunDisplay::new(output.json);
         watch_run(bus, &run, view, &output, &target, session, &interrupt).await
     };
@@ -124,7 +132,7 @@ fn choose_resume_command(
             Ok(Some(CommandAction::Resume { budget: None }))
         }
         (None, Some(end)) if end.is_resumable => {
-            let how = resume_command_hint(run, plan).unwrap_or_default();
+            let how = resume_command_hint(run, plan).unwrap_or_else(|| command_hint("resume --help"));
             Err(CommandError::invalid_input(anyhow!(
                 "run {run} ended {} ({}); give it a larger total budget to resume it: {how}",
                 end.reason,

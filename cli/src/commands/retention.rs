@@ -14,6 +14,7 @@ use millrace_runtime::duration::{format_duration, parse_duration};
 
 use crate::commands::prune::SelectionArguments;
 use crate::exit::{CommandError, CommandExit};
+use crate::invocation::complete_hints;
 use crate::json::{CommandOutcome, RetentionJson, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{print_stderr_line, print_stdout_line};
@@ -184,9 +185,9 @@ async fn show_retention(bus: &Bus, json: bool) -> Result<CommandExit, CommandErr
         ));
     }
     if overview.rules.is_empty() {
-        print_stderr_line(
+        print_stderr_line(&complete_hints(
             "millrace: there are no retention rules; runs are kept until `millrace delete` or `millrace prune`",
-        );
+        ));
     }
     print_stdout_line(&format!("blobs without references stay for {}", age(overview.blob_grace_ms)));
     if overview.deletions_in_progress > 0 {

@@ -1,6 +1,8 @@
 //! `millrace run`: a local cluster for one run. Starts the cluster (or uses the one running on the data folder), submits
 //! the run, shows it, saves the deliverable, and stops what it started.
 
+use std::collections::BTreeSet;
+
 use anyhow::anyhow;
 use clap::Args;
 use millrace_agent::model::ModelSelection;
@@ -86,12 +88,10 @@ pub async fn run_command(
         if has_no_model {
             pending.refuse_without_material(&own)?;
         }
+        let provided = provided_capabilities(&options)?;
         warn_of_unprovided_capabilities(
             pending.capabilities_with_budget(),
-            BUILT_IN
-                .into_iter()
-                .chain(builtin::web_capability_names(options.web))
-                .chain(own.iter().map(String::as_str)),
+            provided.iter().map(String::as_str),
         );
         if has_no_model && pending.calls_default_model(&capabilities_with_own_model(&options)?) {
             print_stderr_line(EXTRACTIVE_NOTICE);
@@ -224,6 +224,13 @@ pub fn warn_of_ignored_server(command: &str) {
              `millrace watch` use that server"
         ));
     }
+}
+
+/// The capabilities of tasks that the workers of a cluster with these options provide.
+pub fn provided_capabilities(options: &LocalOptions) -> Result<BTreeSet<String>, CommandError> {
+    let own = options.file_capability_names().map_err(CommandError::invalid_input)?;
+    let built_in = BUILT_IN.into_iter().chain(builtin::web_capability_names(options.web));
+    Ok(built_in.map(str::to_owned).chain(own).collect())
 }
 
 /// Refuses a plan with tasks that no worker of this cluster can ever do: of an unknown capability, or with parameters that

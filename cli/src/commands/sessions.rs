@@ -4,6 +4,7 @@ use clap::Args;
 use jiff::Timestamp;
 
 use crate::exit::{CommandError, CommandExit};
+use crate::invocation::{command_hint, is_remote};
 use crate::json::{SessionLine, SessionTable, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{align_columns, format_age, print_stderr_line, print_stdout_line, separate_thousands};
@@ -48,7 +49,9 @@ pub async fn run_command(arguments: SessionsArguments) -> Result<CommandExit, Co
     if arguments.json {
         sessions.iter().for_each(print_json);
     } else if sessions.is_empty() {
-        print_stderr_line("millrace: there are no sessions yet; `millrace run --session NAME` starts one");
+        let submit = if is_remote() { "submit" } else { "run" };
+        let hint = command_hint(&format!("{submit} OBJECTIVE --session NAME"));
+        print_stderr_line(&format!("millrace: there are no sessions yet; `{hint}` starts one"));
     } else {
         format_sessions(&sessions, Timestamp::now()).iter().for_each(|line| print_stdout_line(line));
     }

@@ -9,7 +9,7 @@ use millrace_runtime::ops::cluster_status::{CapabilityStatus, ClusterStatus, Lan
 use millrace_runtime::work::registry::ReceivedHeartbeat;
 
 use crate::exit::{CommandError, CommandExit};
-use crate::interrupted::offline_runs_hint;
+use crate::interrupted::offline_cluster_hint;
 use crate::json::{ClusterJson, print_json, process_slots};
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{align_columns, format_age, print_stderr_line, print_stdout_line};
@@ -127,13 +127,11 @@ async fn show(arguments: ViewArguments, view: StatusView) -> Result<CommandExit,
         } else {
             (view.lines)(&status, now).iter().for_each(|line| print_stdout_line(line));
         }
-        Ok(CommandExit::Completed)
+        Ok(if is_offline { Some(offline_cluster_hint(bus).await?) } else { None })
     };
-    let exit = reading.read_and_close(read).await?;
-    if is_offline {
-        print_stderr_line(&offline_runs_hint(&[], true));
-    }
-    Ok(exit)
+    let hint = reading.read_and_close(read).await?;
+    hint.iter().for_each(|hint| print_stderr_line(hint));
+    Ok(CommandExit::Completed)
 }
 
 fn takes_orders(process: &ReceivedHeartbeat) -> bool {

@@ -118,15 +118,24 @@ pub async fn warn_of_unregistered_capabilities<'a>(
     capabilities: impl Iterator<Item = &'a Capability>,
 ) -> Result<(), CommandError> {
     let available = registry::read_capability_names(bus).await?;
-    let unknown: BTreeSet<&Capability> =
-        capabilities.filter(|capability| !available.contains(*capability)).collect();
-    for capability in unknown {
-        let available: Vec<&str> = available.iter().map(|name| name.as_str()).collect();
+    let available: BTreeSet<String> = available.iter().map(ToString::to_string).collect();
+    warn_of_absent_capabilities(capabilities, &available);
+    Ok(())
+}
+
+/// Warns of those of `capabilities` that are not among the available ones.
+pub fn warn_of_absent_capabilities<'a>(
+    capabilities: impl Iterator<Item = &'a Capability>,
+    available: &BTreeSet<String>,
+) {
+    let absent: BTreeSet<&Capability> =
+        capabilities.filter(|capability| !available.contains(capability.as_str())).collect();
+    for capability in absent {
         print_stderr_line(&format!(
-            "millrace: warning: no worker provides {:?} yet; tasks that need it will wait (available: {})",
+            "millrace: warning: no worker provides {:?} yet; tasks that need it will wait (available: {}; a worker with \
+             --capability FILE provides others)",
             capability.as_str(),
-            available.join(", ")
+            available.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
         ));
     }
-    Ok(())
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use millrace_plan_file::limits::suggest_larger_budget;
+use millrace_plan_file::limits::resume_arguments;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{DeliverableRule, EndReason, Plan, ResourceKind, RunEnd, TaskState};
 use millrace_protocol::result::{TaskResult, Usage};
@@ -143,12 +143,7 @@ pub fn describe_missing_review(plan: &Plan, end: &RunEnd) -> Option<String> {
 
 /// Returns the command that resumes a run that has ended, if it can be resumed.
 pub fn resume_command_hint(run: &RunId, plan: &Plan) -> Option<String> {
-    let end = plan.run.end.as_ref().filter(|end| end.is_resumable)?;
-    match suggest_larger_budget(plan) {
-        Some(more) => Some(command_hint(&format!("resume {run} --budget {more}"))),
-        None if end.reason.needs_larger_budget() => None,
-        None => Some(command_hint(&format!("resume {run}"))),
-    }
+    resume_arguments(run, plan).map(|arguments| command_hint(&arguments))
 }
 
 /// Returns how to resume a run with another model for its planner, if the planner was the reason for its end. A model that the

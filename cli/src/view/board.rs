@@ -132,12 +132,13 @@ fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp, hold: Option<&str>
     let paused = plan.pause_reason().map(|reason| {
         let resume = command_hint(&format!("resume {run}"));
         match reason {
+            // The advice comes first, because long lines are cut.
             PauseReason::Provider(wait) => format!(
-                "paused: the provider of {} has not answered since {}; last error: {}; `{resume}` tries again at once{}",
+                "paused: `{resume}` tries again at once{}; the provider of {} has not answered since {}; last error: {}",
+                describe_requested_wait(wait, now),
                 single_line(&wait.model),
                 format_clock(wait.since),
-                single_line(&wait.error),
-                describe_requested_wait(wait, now)
+                single_line(&wait.error)
             ),
             PauseReason::Interruption => format!("interrupted: nothing of it runs until `{resume}`"),
             PauseReason::User => format!("paused: no new tasks start until `{resume}`"),

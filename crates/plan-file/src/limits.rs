@@ -1,7 +1,7 @@
 //! Parses and prints budgets, with the same names on the command line and in plan files: `tokens=200k`, `cost=2.00`,
 //! `time=30m`, `attempt.tokens=20k`, `research.tokens=50k`. The rules for budgets are in `millrace_protocol`.
 
-use millrace_protocol::ids::Capability;
+use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::{
     Budget, BudgetExhaustionPolicy, Plan, ResourceAmounts, ResourceKind, suggest_larger_limits,
 };
@@ -96,16 +96,21 @@ pub const A_COUNT: &str = "a whole number, 1 or more";
 /// Describes a valid amount.
 pub fn describe_valid_amount(dimension: ResourceKind) -> &'static str {
     match dimension {
-        ResourceKind::Cost => "US dollars, more than 0, such as 2.50",
+        ResourceKind::Cost => "US dollars, from 0.000001 to 1000000000, such as 2.50",
         ResourceKind::Tokens
         | ResourceKind::InputTokens
         | ResourceKind::OutputTokens
         | ResourceKind::CachedTokens
-        | ResourceKind::ModelCalls => "a whole number, 1 or more, such as 5000, 200k or 1.5M",
+        | ResourceKind::ModelCalls => {
+            "a whole number, 1 or more, such as 5000, 200k or 1.5M, and at most 1000000000M"
+        }
     }
 }
 
-/// Parses an amount: `200k`, `1.5M`; dollars with up to six decimals.
+/// The largest amount, of dollars in millionths. No run needs more, and every number up to it is exact in JSON.
+const MAX_AMOUNT: u64 = 1_000_000_000_000_000;
+
+/// Parses an amount, up to [`MAX_AMOUNT`]: `200k`, `1.5M`; dollars with up to six decimals.
 pub fn parse_amount(dimension: ResourceKind, text: &str) -> Option<u64> {
     let amount = match dimension {
         ResourceKind::Cost => parse_scaled_decimal(text.strip_prefix('$').unwrap_or(text), 6),
@@ -120,7 +125,7 @@ pub fn parse_amount(dimension: ResourceKind, text: &str) -> Option<u64> {
                 .map_or_else(|| parse_scaled_decimal(text, 0), |millions| parse_scaled_decimal(millions, 6)),
         },
     };
-    amount.filter(|amount| *amount > 0)
+    amount.filter(|amount| (1..=MAX_AMOUNT).contains(amount))
 }
 
 /// Parses a count of steps, tasks or levels.
@@ -154,10 +159,16 @@ fn parse_scaled_decimal(text: &str, power: usize) -> Option<u64> {
     format!("{whole}{fraction:0<power$}").parse().ok()
 }
 
-/// Suggests a `--budget` argument with which a run that has ended continues: the limits that stop it, raised; `None` if no
-/// limit stops it.
-pub fn suggest_larger_budget(plan: &Plan) -> Option<String> {
-    suggest_larger_limits(plan).map(|larger| format_limits(&larger))
+/// Returns the `resume` command, without `millrace`, with which a run that has ended continues: with the limits that stop it,
+/// raised; `None` if it can't be resumed.
+pub fn resume_arguments(run: &RunId, plan: &Plan) -> Option<String> {
+    let end = plan.run.end.as_ref().filter(|end| end.is_resumable)?;
+    let budget = match suggest_larger_limits(plan) {
+        Some(larger) => format!(" --budget {}", format_limits(&larger)),
+        None if end.reason.needs_larger_budget() => " --budget NAME=AMOUNT".to_owned(),
+        None => String::new(),
+    };
+    Some(format!("resume {run}{budget}"))
 }
 
 /// Formats limits as the argument of `--budget`.

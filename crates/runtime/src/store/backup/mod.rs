@@ -96,7 +96,7 @@ pub enum BackupError {
         why: std::io::Error,
     },
     /// The folder is not a backup.
-    #[error("{} is not a backup: {why}; choose a folder that `millrace backup` has created", .folder.display())]
+    #[error("{} is not a backup: {why}; choose the folder of a backup", .folder.display())]
     NotABackup {
         /// The folder.
         folder: PathBuf,
