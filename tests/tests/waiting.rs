@@ -468,10 +468,10 @@ async fn first_of_several_waits_goes_on_whatever_dies() {
     assert_eq!(show.matches("the first of ").count(), 3, "{show}");
     let inbox = millrace(&["inbox", "--json"]);
     assert_eq!(inbox.lines().count(), 3, "{inbox}");
-    for command in [&["show", "first", "--json"][..], &["replay", "first", "--log", "--json"]] {
-        let shown = millrace(command);
+    let shows_groups = |shown: String| {
         assert!(shown.contains(r#""group":"any""#) && shown.contains(r#""group":"turn.0""#), "{shown}");
-    }
+    };
+    shows_groups(millrace(&["show", "first", "--json"]));
 
     cluster.kill_process("worker-1");
     signal_event(&bus, &run, "stop", "").await;
@@ -484,6 +484,9 @@ async fn first_of_several_waits_goes_on_whatever_dies() {
     assert_eq!(result, json!({"go": "withdrawn", "stop": "signalled", "hour": "withdrawn"}));
     assert_eq!(result_data(&bus, &history, "worker").await, json!([false, true]));
     assert_eq!(history.folded_plan().open_questions().count(), 0);
+    let millrace =
+        |arguments: &[&str]| text_of(&cluster.millrace_command().args(arguments).output().unwrap());
+    shows_groups(millrace(&["watch", "first", "--json"]));
     let transcript =
         text_of(&cluster.millrace_command().args(["show", "first", "release"]).output().unwrap());
     assert!(transcript.contains("The call was not approved and did not run."), "{transcript}");
