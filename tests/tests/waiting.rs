@@ -99,7 +99,8 @@ async fn run_time_counts_only_the_time_in_which_a_worker_had_the_attempt() {
     let attempt = &history.folded_plan().task(&task_id("t")).unwrap().attempts[0];
     let passed = attempt.ended_at.unwrap().duration_since(attempt.claimed_at.unwrap());
     assert!(passed.as_secs() >= 34, "{passed:?}");
-    assert!((9..=20).contains(&attempt.worked.as_secs()), "{:?} of {passed:?}", attempt.worked);
+    // A step is journaled each second.
+    assert!((6..=20).contains(&attempt.worked.as_secs()), "{:?} of {passed:?}", attempt.worked);
 }
 
 /// One slot, five attempts that wait for an event: another task runs meanwhile, every view names the wait, and one signal

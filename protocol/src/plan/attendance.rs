@@ -248,13 +248,15 @@ impl Plan {
         found
     }
 
-    /// Returns the time without its claimant, if this claim takes work over.
+    /// Returns the time without its claimant, if this claim takes work over. `last_entry` is the time of the last entry in the
+    /// journal of the work, if it is known.
     #[must_use]
     pub fn absence_before_claim(
         &self,
         work: &Work,
         by: &WorkerId,
         attendance: &Attendance,
+        last_entry: Option<Timestamp>,
         now: Timestamp,
     ) -> Option<StoppedClocks> {
         let (worker, since) = match work {
@@ -268,7 +270,9 @@ impl Plan {
             }
             Work::Review { .. } => return None,
         };
-        let absence = attendance.absence_before_takeover(worker, since, now).filter(|_| worker != by)?;
+        let absence = attendance
+            .absence_before_takeover(worker, since.max(last_entry.unwrap_or(since)), now)
+            .filter(|_| worker != by)?;
         Some(StoppedClocks { worker: Some(worker.clone()), absence })
     }
 

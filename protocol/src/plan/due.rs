@@ -288,7 +288,7 @@ fn find_overdue_planning_turn(plan: &Plan, now: Timestamp, attendance: &Attendan
     let clock = match &planning.worker {
         None => (passed(now) >= signed(limits.queue_wait)).then_some(AttemptClock::QueueWait),
         Some(worker) => {
-            let claim = ClaimantSigns::new(attendance, worker, planning.since, now);
+            let claim = ClaimantSigns::new(attendance, worker, planning.since, || None, now);
             let is_over = planning.worked.saturating_add(passed(claim.until)) >= signed(limits.run_time);
             is_over.then_some(AttemptClock::RunTime).or(claim.queue_clock(limits.queue_wait, now))
         }
@@ -319,7 +319,9 @@ fn find_expired_clock_of_task(
         }
         TaskPhase::Running => {
             let (worker, worked) = task.current_attempt().map(|it| (it.worker.as_ref(), it.worked))?;
-            let claim = worker.map(|worker| ClaimantSigns::new(attendance, worker, task.since, now));
+            let claim = worker.map(|worker| {
+                ClaimantSigns::new(attendance, worker, task.since, || last_entry(&task.spec.id), now)
+            });
             let until = claim.as_ref().map_or(now, |claim| claim.until);
             let is_over = worked.saturating_add(passed(task.since, until)) >= signed(limits.run_time);
             // The lookup is skipped where it can't matter. Work that waits for a provider has nothing to write.
@@ -355,9 +357,18 @@ struct ClaimantSigns {
 }
 
 impl ClaimantSigns {
-    fn new(attendance: &Attendance, worker: &WorkerId, since: Timestamp, now: Timestamp) -> Self {
+    fn new(
+        attendance: &Attendance,
+        worker: &WorkerId,
+        since: Timestamp,
+        last_entry: impl Fn() -> Option<Timestamp>,
+        now: Timestamp,
+    ) -> Self {
         match attendance.lost_claimant(worker, since) {
-            Some((seen, lost)) => Self { until: seen.min(now), lost: Some(lost) },
+            Some((seen, lost)) => {
+                let until = last_entry().map_or(seen, |at| at.max(seen)).min(now);
+                Self { until, lost: Some(lost) }
+            }
             None => Self { until: now, lost: None },
         }
     }

@@ -125,13 +125,14 @@ fn takeover_by_a_worker_does_not_restart_run_time() {
 
 // ---- absences
 
-/// Lets time pass in which supervisors are there, and these workers with them: they work, and write to the journal.
+/// Lets time pass in which supervisors are there, and these workers with them; the claimant writes to its journal.
 fn pass_with_workers(scene: &mut RunScene, seconds: u64, workers: &[&str]) {
     for _ in 0..seconds {
         scene.now = cast::time_after(scene.now, 1);
         give_signs(scene, workers, None);
     }
-    if !workers.is_empty() {
+    let claimant = scene.plan.task(&task_a()).and_then(|task| task.claimant());
+    if claimant.is_some_and(|claimant| workers.contains(&claimant.as_str())) {
         scene.last_entries.insert(task_a(), scene.now);
     }
 }
@@ -152,7 +153,7 @@ fn record_absences(scene: &mut RunScene) -> usize {
 fn claim_with_attendance(scene: &mut RunScene, by: &str) {
     let work = cast::attempt_work(&task_a(), 1);
     let by = cast::worker_id(by);
-    if let Some(stopped) = scene.plan.absence_before_claim(&work, &by, &scene.attendance, scene.now) {
+    if let Some(stopped) = scene.plan.absence_before_claim(&work, &by, &scene.attendance, None, scene.now) {
         scene.decide_overdue_input(&OverdueInput::Absence(stopped)).unwrap();
     }
     scene.decide_fact(&Fact::Claimed(work, by, None)).unwrap();

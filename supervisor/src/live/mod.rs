@@ -452,7 +452,8 @@ impl LiveRun {
                 self.append_follow_up_events(&mut decision);
             }
             if let Fact::Claimed(work, by, _) = &fact
-                && let Some(stopped) = self.plan.absence_before_claim(work, by, attendance, now)
+                && let last_entry = work.task().and_then(|task| self.last_activity.get(task)).copied()
+                && let Some(stopped) = self.plan.absence_before_claim(work, by, attendance, last_entry, now)
             {
                 let input = DecisionInput::Absence(&stopped);
                 self.decide_and_append_answer(&mut decision, AnswerCause::Clock, &input);
