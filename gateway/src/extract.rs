@@ -128,6 +128,7 @@ pub fn media_type(headers: &HeaderMap) -> &str {
 
 /// Parses an object of JSON, and names the field of a mistake.
 pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    let bytes = mend_halves(bytes);
     // A list of the fields' values would be read as the object.
     if !bytes.trim_ascii_start().starts_with(b"{") {
         return Err(Problem::new(
@@ -135,7 +136,6 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
             "the body is no object of JSON: it must begin with {",
         ));
     }
-    let bytes = mend_halves(bytes);
     let mut input = serde_json::Deserializer::from_slice(&bytes);
     let parsed = serde_path_to_error::deserialize(&mut input).map_err(|error| {
         let pointer = error.path().to_string();

@@ -30,19 +30,20 @@ pub fn parse_foreign_json<T: DeserializeOwned>(bytes: impl AsRef<[u8]>) -> Resul
     })
 }
 
-/// Returns JSON as text with U+FFFD in place of halves of characters.
+/// Returns JSON as text with U+FFFD in place of halves of characters, and without a byte order mark.
 #[must_use]
 pub fn mend_json_text(json: String) -> String {
     match mend_halves(json.as_bytes()) {
-        Cow::Borrowed(_) => json,
+        Cow::Borrowed(same) if same.len() == json.len() => json,
         // Escapes are replaced by escapes, so that it stays UTF-8.
-        Cow::Owned(mended) => String::from_utf8(mended).unwrap_or(json),
+        mended => String::from_utf8(mended.into_owned()).unwrap_or(json),
     }
 }
 
-/// Returns JSON with U+FFFD in place of halves of characters.
+/// Returns JSON with U+FFFD in place of halves of characters, and without a byte order mark.
 #[must_use]
 pub fn mend_halves(bytes: &[u8]) -> Cow<'_, [u8]> {
+    let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
     let escaped = escape_raw_halves(bytes);
     let halves = find_halves(&escaped);
     if halves.is_empty() {
@@ -173,8 +174,9 @@ pub fn plain_json_error(error: &str) -> String {
         ("struct ", "an object"),
         ("enum ", "one of the names that are possible here"),
     ];
+    let numbers = name_numbers(error);
     let mut plain = String::new();
-    let mut rest = error;
+    let mut rest = numbers.as_str();
     // Quoted texts are the input, and stay.
     while let Some((kind, at)) =
         KINDS.iter().filter_map(|kind| Some((kind, find_unquoted(rest, kind.0)?))).min_by_key(|(_, at)| *at)
@@ -190,6 +192,36 @@ pub fn plain_json_error(error: &str) -> String {
         rest = if plain.ends_with(kind.1) { &after[name..] } else { after };
     }
     plain + rest
+}
+
+/// Replaces the names of types of numbers.
+fn name_numbers(error: &str) -> String {
+    const NUMBERS: [(&str, &str); 15] = [
+        ("a nonzero u", "a whole number from 1"),
+        ("u8", "a whole number from 0 to 255"),
+        ("u16", "a whole number from 0 to 65535"),
+        ("u32", "a whole number from 0 to 4294967295"),
+        ("u64", "a whole number from 0"),
+        ("u128", "a whole number from 0"),
+        ("usize", "a whole number from 0"),
+        ("i8", "a whole number"),
+        ("i16", "a whole number"),
+        ("i32", "a whole number"),
+        ("i64", "a whole number"),
+        ("i128", "a whole number"),
+        ("isize", "a whole number"),
+        ("f32", "a number"),
+        ("f64", "a number"),
+    ];
+    // The input is before it, in backquotes or quotes.
+    let Some((before, expected)) = error.rsplit_once(", expected ") else { return error.to_owned() };
+    let name = expected.split(" at line ").next().unwrap_or_default();
+    let is_number =
+        |(short, _): &&(&str, &str)| name == *short || (short.ends_with(" u") && name.starts_with(short));
+    match NUMBERS.iter().find(is_number) {
+        Some((_, words)) => format!("{before}, expected {words}{}", &expected[name.len()..]),
+        None => error.to_owned(),
+    }
 }
 
 fn find_unquoted(text: &str, word: &str) -> Option<usize> {
@@ -250,7 +282,8 @@ fn is_meant_as_json(bytes: &[u8], error: &serde_json::Error) -> bool {
     let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes).trim_ascii();
     match text {
         [b'{', inside @ ..] => begins_member(inside.trim_ascii_start()),
-        // A list in brackets is common in prose, such as [1] or [x]; so it must end as one, too.
+        [b'[', inside @ ..] if begins_object(inside.trim_ascii_start()) => true,
+        // Brackets are common in prose, such as [1] or [x]; so a list of other elements must end as one, too.
         [b'[', inside @ .., b']'] => {
             !error.to_string().starts_with("trailing characters") && begins_element(inside.trim_ascii_start())
         }
@@ -269,6 +302,12 @@ fn begins_member(inside: &[u8]) -> bool {
             name > 0 && inside[name..].trim_ascii_start().starts_with(b":")
         }
     }
+}
+
+/// Returns `true` if the inside of a list begins like an object that has a member.
+fn begins_object(inside: &[u8]) -> bool {
+    let inside = inside.strip_prefix(b"{").map(<[u8]>::trim_ascii_start);
+    inside.is_some_and(|inside| matches!(inside, [b'"' | b'\'', ..]))
 }
 
 fn begins_element(inside: &[u8]) -> bool {
@@ -350,6 +389,19 @@ mod tests {
                 "invalid length 1, expected an object with 3 elements",
             ),
             ("expected internally tagged enum Condition", "expected an object"),
+            (
+                "invalid value: integer `-1`, expected u32 at line 2 column 3",
+                "invalid value: integer `-1`, expected a whole number from 0 to 4294967295 at line 2 column 3",
+            ),
+            (
+                "invalid value: integer `0`, expected a nonzero u16",
+                "invalid value: integer `0`, expected a whole number from 1",
+            ),
+            (
+                "invalid type: string \", expected u8\", expected a map",
+                "invalid type: string \", expected u8\", expected a map",
+            ),
+            ("invalid type: map, expected f64", "invalid type: map, expected a number"),
             ("a struct with fields", "a struct with fields"),
             ("expected value at line 1 column 2", "expected value at line 1 column 2"),
         ] {
@@ -396,6 +448,8 @@ mod tests {
             "[1, NaN]",
             "[{'a': 1}]",
             "[\"a\",]",
+            "[{\"a\": 1}, {\"b",
+            "[ { \"a\": 1 }\n] done",
         ] {
             let error = parse_json_or_text(text.as_bytes()).unwrap_err();
             assert!(error.contains(" line ") && error.contains(" column "), "{text}: {error}");

@@ -11,6 +11,7 @@ use millrace_agent::session::{AgentHost, SessionEnvironment, SessionError};
 use millrace_agent::tool::Tool;
 use millrace_agent_nats::{NatsFiles, NatsJournal, NatsOrderInputs};
 use millrace_protocol::child::{TaskEnd, child_id};
+use millrace_protocol::foreign_json::{parse_foreign_json, plain_json_error};
 use millrace_protocol::ids::{self, TaskId, WorkerId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskLimits, TaskSpec};
@@ -114,8 +115,9 @@ impl<'h> Attempt<'h> {
     /// They do not fit the type (kind `InvalidTask`).
     pub fn parse_parameters<T: DeserializeOwned>(&self) -> Result<T, TaskError> {
         let object = self.order().parameters.clone().into();
-        serde_json::from_value(Value::Object(object))
-            .map_err(|mistake| invalid_parameters_error(format!("the parameters: {mistake}")))
+        serde_json::from_value(Value::Object(object)).map_err(|mistake| {
+            invalid_parameters_error(format!("the parameters: {}", plain_json_error(&mistake.to_string())))
+        })
     }
 
     /// Deserializes one of the order's parameters.
@@ -126,8 +128,12 @@ impl<'h> Attempt<'h> {
         let value = self.order().parameters.get(name);
         let value =
             value.ok_or_else(|| invalid_parameters_error(format!("the parameter '{name}' is missing")))?;
-        T::deserialize(value)
-            .map_err(|mistake| invalid_parameters_error(format!("the parameter '{name}': {mistake}")))
+        T::deserialize(value).map_err(|mistake| {
+            invalid_parameters_error(format!(
+                "the parameter '{name}': {}",
+                plain_json_error(&mistake.to_string())
+            ))
+        })
     }
 
     /// Executes a step once. If the journal has its result from an earlier worker, `work` is not run and that result is
@@ -179,7 +185,7 @@ impl<'h> Attempt<'h> {
     ) -> Result<Option<Value>, TaskError> {
         let condition = WaitCondition::Event { name: name.to_owned(), until };
         Ok(match self.host.wait_for(key, condition).await? {
-            WaitEnd::Signalled { data, .. } => Some(serde_json::from_str(&data).unwrap_or_default()),
+            WaitEnd::Signalled { data, .. } => Some(parse_foreign_json(&data).unwrap_or_default()),
             WaitEnd::Expired
             | WaitEnd::TimeReached
             | WaitEnd::Answered { .. }

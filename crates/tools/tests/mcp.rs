@@ -461,26 +461,29 @@ async fn an_answer_that_is_not_readable_ends_the_call_at_once() {
         let description = tools.get("bad_half").unwrap().spec().description.to_string();
         assert!(description.contains("The tool \u{fffd} is \u{1f600}."), "{path}: {description}");
         for _ in 0..2 {
-            for name in ["bad_half", "bad_raw"] {
+            for name in ["bad_half", "bad_raw", "bad_mark"] {
                 assert_eq!(
                     call(&tools, name, json!({})).await.unwrap(),
                     "hello \u{fffd} world",
                     "{path} {name}"
                 );
             }
-            for name in ["bad_cut", "bad_nan", "bad_large", "bad_form"] {
+            for name in ["bad_cut", "bad_nan", "bad_large", "bad_form", "bad_list", "bad_anonymous"] {
                 let began = Instant::now();
                 let error = call_marked(&tools, name, json!({})).await.unwrap_err();
                 let ToolError::Failed { message, detail } = &error else { panic!("{path} {name}: {error}") };
                 assert!(began.elapsed() < Duration::from_secs(30), "{path} {name}: {:?}", began.elapsed());
                 let is_size =
                     name == "bad_large" && (detail.contains("16 MiB") || detail.contains("maximum size"));
+                let is_error = name == "bad_anonymous" && message.contains("hello: no request");
                 assert!(
-                    is_size || message.contains("no message of MCP"),
+                    is_size || is_error || message.contains("no message of MCP"),
                     "{path} {name}: {message}: {detail}"
                 );
                 assert!(
-                    is_size || detail.contains("line 1 column") || name == "bad_form",
+                    is_size
+                        || detail.contains("line 1 column")
+                        || ["bad_form", "bad_list", "bad_anonymous"].contains(&name),
                     "{path} {name}: {detail}"
                 );
             }

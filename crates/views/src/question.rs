@@ -1,5 +1,6 @@
 //! Questions and answers, as JSON.
 
+use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{QuestionState, RunQuestion};
 use millrace_protocol::question::{
@@ -64,9 +65,8 @@ pub enum QuestionKindJson {
 impl<'a> From<&'a Question> for QuestionJson<'a> {
     fn from(question: &'a Question) -> Self {
         let Question { subject, text, digest, decisions, to, expiry } = question;
-        let json = |text: &str| {
-            (!text.is_empty()).then(|| serde_json::from_str(text).unwrap_or_else(|_| text.into()))
-        };
+        let json =
+            |text: &str| (!text.is_empty()).then(|| parse_foreign_json(text).unwrap_or_else(|_| text.into()));
         let expires_s = expiry.as_ref().map(|expiry| expiry.after.as_secs());
         let on_expiry = expiry.as_ref().map(|expiry| expiry.action);
         let escalate_to = expiry.as_ref().map_or("", |expiry| &expiry.escalate_to);
@@ -123,7 +123,7 @@ pub struct PersonAnswerJson<'a> {
 
 impl<'a> From<&'a Answer> for PersonAnswerJson<'a> {
     fn from(answer: &'a Answer) -> Self {
-        let json = |text: &str| Some(serde_json::from_str(text).unwrap_or_else(|_| text.into()));
+        let json = |text: &str| Some(parse_foreign_json(text).unwrap_or_else(|_| text.into()));
         let (value, text) = match answer {
             Answer::Approve | Answer::Decline | Answer::Pass => (None, None),
             Answer::Edit { arguments: value } | Answer::Answer { value } => (json(value), None),

@@ -1,6 +1,7 @@
 //! Waits of parked attempts, as JSON.
 
 use millrace_protocol::child::EndedTask;
+use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::AttemptWait;
 use millrace_protocol::result::Usage;
@@ -154,5 +155,5 @@ impl<'a> From<&'a WaitEnd> for WaitEndJson<'a> {
 
 /// The data of an event; as text if it is not JSON.
 pub fn event_data(data: &str) -> Option<serde_json::Value> {
-    (!data.is_empty()).then(|| serde_json::from_str(data).unwrap_or_else(|_| data.into()))
+    (!data.is_empty()).then(|| parse_foreign_json(data).unwrap_or_else(|_| data.into()))
 }

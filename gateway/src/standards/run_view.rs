@@ -1,6 +1,7 @@
 //! Runs and questions as models and other agents read them: the parts of the API's JSON that matter for a decision. The full JSON of
 //! a run has all attempts with their results, and does not fit into a conversation.
 
+use millrace_protocol::foreign_json::parse_foreign_json;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -226,6 +227,6 @@ pub fn value_of_text(text: &str, schema: &Value) -> Value {
     let is_text = schema.is_null() || schema["type"] == "string";
     match is_text {
         true => text.into(),
-        false => serde_json::from_str(text).unwrap_or_else(|_| text.into()),
+        false => parse_foreign_json(text).unwrap_or_else(|_| text.into()),
     }
 }

@@ -10,6 +10,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::tool::schema_of;
 use millrace_protocol::child::TaskEnd;
+use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::ids;
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::TaskLimits;
@@ -200,7 +201,7 @@ impl EchoCapability {
             approval_question("echo_action", &proposed, "Appends a line to the ledger.", Some(&schema));
         let arguments = match attempt.ask("echo.approval", question).await? {
             Answer::Approve => proposed,
-            Answer::Edit { arguments } => serde_json::from_str(&arguments).unwrap_or_default(),
+            Answer::Edit { arguments } => parse_foreign_json(&arguments).unwrap_or_default(),
             refused @ (Answer::Reject { .. }
             | Answer::Respond { .. }
             | Answer::Answer { .. }
@@ -269,7 +270,7 @@ async fn park_as_requested(
     }
     let answers = attempt.ask_all(parameters.ask.iter().enumerate().map(question).collect()).await?;
     let value = |answer: &Answer| match answer {
-        Answer::Answer { value } => serde_json::from_str(value).unwrap_or_default(),
+        Answer::Answer { value } => parse_foreign_json(value).unwrap_or_default(),
         Answer::Approve
         | Answer::Edit { .. }
         | Answer::Reject { .. }

@@ -24,7 +24,7 @@ use jiff::Timestamp;
 use millrace_agent::approval::{approval_question, check_input, input_question};
 use millrace_agent::tool::ChildLimits;
 use millrace_protocol::child::{EndedTask, MAX_CHILDREN, TaskEnd, child_id};
-use millrace_protocol::foreign_json::{JsonOrText, parse_json_or_text, plain_json_error};
+use millrace_protocol::foreign_json::{JsonOrText, parse_foreign_json, parse_json_or_text, plain_json_error};
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{ResourceAmounts, ReviewPolicy, TaskSpec};
@@ -243,7 +243,7 @@ pub(super) fn ended_waits_to_json(ended: &[EndedWait]) -> Map<String, Value> {
 }
 
 fn end_to_json(end: &WaitEnd) -> Value {
-    let parse = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text));
+    let parse = |text: &str| parse_foreign_json(text).unwrap_or_else(|_| Value::from(text));
     match end {
         WaitEnd::TimeReached => json!({"end": "time_reached"}),
         WaitEnd::Expired => json!({"end": "expired"}),
@@ -358,5 +358,15 @@ mod tests {
             let refused = parse(text).unwrap_err();
             assert!(refused.why.contains(mistake) && !refused.may_be_done, "{}", refused.why);
         }
+    }
+
+    #[test]
+    fn data_of_others_is_json_with_halves_of_characters_too() {
+        let by = "ci".to_owned();
+        let half = r#"{"a": "\ud83d"}"#.to_owned();
+        let signalled = WaitEnd::Signalled { by: by.clone(), data: half.clone() };
+        assert_eq!(end_to_json(&signalled)["data"], json!({"a": "\u{fffd}"}));
+        let answered = WaitEnd::Answered { by, answer: Answer::Answer { value: half } };
+        assert_eq!(end_to_json(&answered)["value"], json!({"a": "\u{fffd}"}));
     }
 }

@@ -25,6 +25,7 @@ use std::time::Instant;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::child::Delegation;
+use millrace_protocol::foreign_json::plain_json_error;
 use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
 use millrace_protocol::result::{ModelUsage, Usage};
 use millrace_protocol::wait::{WaitCondition, WaitEnd};
@@ -351,8 +352,12 @@ fn typed_spec<A: JsonSchema>(name: &str, description: &str) -> ToolSpec {
 /// # Errors
 /// They do not fit the type, although they fit the schema.
 pub fn read_arguments<A: DeserializeOwned>(tool: &str, arguments: Value) -> Result<A, ToolError> {
-    serde_json::from_value(arguments)
-        .map_err(|mistake| ToolError::Refused(format!("the arguments of {tool} do not fit: {mistake}")))
+    serde_json::from_value(arguments).map_err(|mistake| {
+        ToolError::Refused(format!(
+            "the arguments of {tool} do not fit: {}",
+            plain_json_error(&mistake.to_string())
+        ))
+    })
 }
 
 /// The JSON Schema of a type in the form that models expect: everything inline, no references unless the type is

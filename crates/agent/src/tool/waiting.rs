@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
+use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::question::Answer;
 use millrace_protocol::time_text::parse_timestamp_within_a_year;
 use millrace_protocol::wait::{MAX_EVENT_NAME, WaitCondition, WaitEnd};
@@ -136,7 +137,7 @@ pub(crate) fn describe_wait_end(end: &WaitEnd) -> String {
 /// The result of `ask_user`, for the model.
 fn describe_answer(by: &str, answer: &Answer) -> String {
     match answer {
-        Answer::Answer { value } => match serde_json::from_str(value) {
+        Answer::Answer { value } => match parse_foreign_json(value) {
             Ok(serde_json::Value::String(text)) => text,
             Ok(_) | Err(_) => value.clone(),
         },

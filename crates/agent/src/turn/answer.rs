@@ -11,6 +11,7 @@
 
 use std::collections::BTreeSet;
 
+use millrace_protocol::foreign_json::plain_json_error;
 use millrace_protocol::result::{MAX_SUMMARY, TaskResult};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -115,7 +116,9 @@ fn build_answer_schema<A: JsonSchema>(name: &str) -> AnswerSchema {
 pub(crate) fn parse_json_answer<A: DeserializeOwned>(text: &str) -> Result<A, String> {
     let value = parse_lenient_json(text)
         .map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;
-    serde_json::from_value(value).map_err(|mistake| format!("The answer does not fit its schema: {mistake}."))
+    serde_json::from_value(value).map_err(|mistake| {
+        format!("The answer does not fit its schema: {}.", plain_json_error(&mistake.to_string()))
+    })
 }
 
 /// Checks that source ids are unique, and that quotations name a listed source and a valid range of lines.

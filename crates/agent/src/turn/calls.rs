@@ -15,6 +15,7 @@ use std::time::Duration;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use millrace_protocol::child::Delegation;
+use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
 use millrace_protocol::question::{Answer, Question};
 use millrace_protocol::result::{ModelUsage, Usage};
@@ -339,7 +340,7 @@ impl ToolCallRunner<'_> {
                 "A person changed the arguments of this call, and they do not fit: {mistake}. It did not run."
             )
         };
-        let changed: Value = serde_json::from_str(arguments).map_err(|error| misfit(error.to_string()))?;
+        let changed: Value = parse_foreign_json(arguments).map_err(|error| misfit(error.to_string()))?;
         if let Some(tool) = self.find_tool(call) {
             check_value_against_schema(&tool.spec().schema, &changed).map_err(misfit)?;
         }
@@ -414,7 +415,7 @@ impl ToolCallRunner<'_> {
             if let Some(tool) = self.find_tool(&calls[index]) {
                 let call = self.call_context(index, ResourceAmounts::default());
                 let changed = match &approvals[index] {
-                    Approval::Given(Answer::Edit { arguments }) => serde_json::from_str(arguments).ok(),
+                    Approval::Given(Answer::Edit { arguments }) => parse_foreign_json(arguments).ok(),
                     Approval::Given(_) | Approval::NotNeeded | Approval::Open(_) | Approval::Withdrawn => {
                         None
                     }

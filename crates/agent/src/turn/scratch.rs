@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use millrace_protocol::foreign_json::plain_json_error;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -139,7 +140,8 @@ pub(crate) fn collect_recorded_notes(steps: &[Vec<u8>]) -> Vec<String> {
 }
 
 fn parse_arguments<T: serde::de::DeserializeOwned>(arguments: Value) -> Result<T, String> {
-    serde_json::from_value(arguments).map_err(|mistake| format!("invalid arguments: {mistake}"))
+    serde_json::from_value(arguments)
+        .map_err(|mistake| format!("invalid arguments: {}", plain_json_error(&mistake.to_string())))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue};
 use reqwest::{Response, StatusCode};
 use rmcp::RoleClient;
 use rmcp::model::{
-    ClientJsonRpcMessage, ErrorCode, ErrorData, JsonRpcMessage, RequestId, ServerJsonRpcMessage,
+    ClientJsonRpcMessage, ErrorCode, ErrorData, JsonRpcError, JsonRpcMessage, RequestId, ServerJsonRpcMessage,
 };
 use rmcp::transport::Transport;
 use rmcp::transport::async_rw::AsyncRwTransport;
@@ -42,8 +42,32 @@ const MAX_ERROR: usize = 1_000;
 
 type ReadMessage = ServerJsonRpcMessage;
 
+fn unreadable_error(reason: &str) -> ErrorData {
+    ErrorData::new(UNREADABLE_MESSAGE, reason.to_owned(), None)
+}
+
 fn unreadable_message(reason: &str, id: RequestId) -> ReadMessage {
-    JsonRpcMessage::error(ErrorData::new(UNREADABLE_MESSAGE, reason.to_owned(), None), Some(id))
+    JsonRpcMessage::error(unreadable_error(reason), Some(id))
+}
+
+/// Gives an error without an id that of the request that waits for it: a server sends one if it can't read the request.
+fn with_id_of_request(message: ReadMessage, waiting: &RequestId) -> ReadMessage {
+    match message {
+        JsonRpcMessage::Error(JsonRpcError { id: None, error, .. }) => {
+            JsonRpcMessage::error(error, Some(waiting.clone()))
+        }
+        message @ (JsonRpcMessage::Request(_)
+        | JsonRpcMessage::Response(_)
+        | JsonRpcMessage::Notification(_)
+        | JsonRpcMessage::Error(_)) => message,
+    }
+}
+
+/// Returns `true` if a line of a program is no line of a log: it begins as an object, or as a list of them.
+fn is_meant_as_message(line: &[u8]) -> bool {
+    let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line).trim_ascii_start();
+    let inside = line.strip_prefix(b"[").map_or(line, <[u8]>::trim_ascii_start);
+    inside.starts_with(b"{")
 }
 
 /// Reads one message.
@@ -86,12 +110,15 @@ impl ProgramTransport {
 
     fn read_line(&mut self, line: &[u8]) {
         // Some programs print more than messages.
-        if !line.trim_ascii_start().starts_with(b"{") {
+        if !is_meant_as_message(line) {
             debug!("ignoring a line of an MCP server that is no message");
             return;
         }
         match read_message(line) {
             Ok(message) => {
+                if let JsonRpcMessage::Error(JsonRpcError { id: None, error, .. }) = message {
+                    return self.fail_requests(&error, None);
+                }
                 if let JsonRpcMessage::Response(answer) = &message {
                     self.waiting.remove(&answer.id);
                 } else if let JsonRpcMessage::Error(error) = &message {
@@ -100,17 +127,17 @@ impl ProgramTransport {
                 self.received.push_back(message);
             }
             Err(None) => debug!("ignoring a notification of an MCP server in another form"),
-            Err(Some((reason, id))) => self.fail_requests(&reason, id),
+            Err(Some((reason, id))) => self.fail_requests(&unreadable_error(&reason), id),
         }
     }
 
     /// Answers the request with an error, or all that wait if it is not known which one.
-    fn fail_requests(&mut self, reason: &str, id: Option<RequestId>) {
+    fn fail_requests(&mut self, error: &ErrorData, id: Option<RequestId>) {
         let failed: Vec<RequestId> = match id {
             Some(id) => self.waiting.take(&id).into_iter().collect(),
             None => self.waiting.drain().collect(),
         };
-        self.received.extend(failed.into_iter().map(|id| unreadable_message(reason, id)));
+        self.received.extend(failed.into_iter().map(|id| JsonRpcMessage::error(error.clone(), Some(id))));
     }
 }
 
@@ -139,7 +166,8 @@ impl Transport<RoleClient> for ProgramTransport {
             match self.lines.next().await {
                 Some(Ok(line)) => self.read_line(&line),
                 Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
-                    self.fail_requests(&format!("it is longer than {} MiB", MAX_MESSAGE >> 20), None);
+                    let reason = format!("it is longer than {} MiB", MAX_MESSAGE >> 20);
+                    self.fail_requests(&unreadable_error(&reason), None);
                     // After an error the decoder returns `None` once, and then the lines after the message.
                     let _ = self.lines.next().await;
                 }
@@ -198,7 +226,7 @@ impl HttpMessages {
             (true, "application/json", Some(id)) => {
                 let body = read_body(response, MAX_MESSAGE).await?;
                 let message = match read_message(&body) {
-                    Ok(message) => message,
+                    Ok(message) => with_id_of_request(message, &id),
                     Err(Some((reason, _))) => unreadable_message(&reason, id),
                     Err(None) => unreadable_message("it is a notification in another form", id),
                 };
@@ -300,12 +328,16 @@ fn mend_events(events: EventStream, waiting: Option<RequestId>) -> EventStream {
             Err(error) => (Sse::default(), Some(format!("it is not readable as a message: {error}"))),
         };
         let data = event.data.take().unwrap_or_default();
-        let mistake = mistake.or_else(|| match read_message(data.as_bytes()) {
-            Err(Some((reason, _))) if !data.trim().is_empty() => Some(reason),
-            Ok(_) | Err(_) => None,
-        });
-        event.data = match (mistake, &waiting) {
-            (Some(reason), Some(id)) => serde_json::to_string(&unreadable_message(&reason, id.clone())).ok(),
+        let error = match (mistake, read_message(data.as_bytes())) {
+            (Some(reason), _) => Some(unreadable_error(&reason)),
+            (None, Ok(JsonRpcMessage::Error(JsonRpcError { id: None, error, .. }))) => Some(error),
+            (None, Err(Some((reason, _)))) if !data.trim().is_empty() => Some(unreadable_error(&reason)),
+            (None, Ok(_) | Err(_)) => None,
+        };
+        event.data = match (error, &waiting) {
+            (Some(error), Some(id)) => {
+                serde_json::to_string::<ReadMessage>(&JsonRpcMessage::error(error, Some(id.clone()))).ok()
+            }
             (Some(_), None) | (None, _) => {
                 (!data.is_empty()).then(|| redact_text(&mend_json_text(data)).into_owned())
             }

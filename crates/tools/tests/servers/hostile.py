@@ -65,7 +65,7 @@ def hanging_page(page):
 
 
 def broken_page(page):
-    names = ["half", "raw", "cut", "nan", "large", "form", "log"]
+    names = ["half", "raw", "mark", "cut", "nan", "large", "form", "list", "anonymous", "log"]
     description = "The tool \ud83d is \ud83d\ude00."
     return {"tools": [tool(name, description=description, annotations={"readOnlyHint": True}) for name in names]}
 
@@ -117,6 +117,13 @@ def encode(number, name):
         return text.replace("hello", "x" * (17 << 20)).encode()
     if name == "form":
         return json.dumps({"jsonrpc": "1", "id": number, "reply": result}).encode()
+    if name == "mark":
+        return b"\xef\xbb\xbf" + text.encode()
+    if name == "list":
+        return f"[{text}]".encode()
+    if name == "anonymous":
+        error = {"code": -32700, "message": "hello: no request"}
+        return json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
     if name == "log":
         return b"starting the tool {\n[INFO] half\n" + text.encode()
     return text.encode()

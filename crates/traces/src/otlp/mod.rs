@@ -2,6 +2,7 @@
 
 use data_encoding::HEXLOWER;
 use jiff::Timestamp;
+use millrace_protocol::foreign_json::parse_foreign_json;
 use prost::Message;
 
 use self::messages::{
@@ -120,7 +121,7 @@ pub fn decode_spans(request: &[u8]) -> Result<Vec<DecodedSpan>, prost::DecodeErr
 #[must_use]
 pub fn read_rejection(response: &[u8], is_json: bool) -> Option<String> {
     let response = match is_json {
-        true => serde_json::from_slice(response).unwrap_or_default(),
+        true => parse_foreign_json(response).unwrap_or_default(),
         false => ExportTraceServiceResponse::decode(response).unwrap_or_default(),
     };
     let ExportTracePartialSuccess { rejected_spans, error_message } = response.partial_success?;

@@ -256,8 +256,9 @@ fn parse_list_query(query: Value) -> Result<ListTasksRequest, A2aFault> {
         (name, value)
     };
     let fields = query.as_object().cloned().unwrap_or_default().into_iter().map(typed).collect();
-    serde_json::from_value(Value::Object(fields))
-        .map_err(|error| A2aFault::invalid(format!("the query is invalid: {error}")))
+    serde_json::from_value(Value::Object(fields)).map_err(|error| {
+        A2aFault::invalid(format!("the query is invalid: {}", plain_json_error(&error.to_string())))
+    })
 }
 
 async fn read_or_follow_task(

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millrace_protocol::foreign_json::plain_json_error;
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -63,7 +64,8 @@ fn parse<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, ApiProblem> {
     serde_path_to_error::deserialize(Value::Object(arguments)).map_err(|error| {
         let place = error.path().to_string();
         let place = if place == "." { String::new() } else { format!("{place}: ") };
-        ApiProblem::invalid(format!("the arguments are invalid: {place}{}", error.into_inner()))
+        let mistake = plain_json_error(&error.into_inner().to_string());
+        ApiProblem::invalid(format!("the arguments are invalid: {place}{mistake}"))
     })
 }
 
