@@ -6,13 +6,15 @@
 //!
 //! # Invariants
 //!
-//! - I30: No key appears in an error, a `Debug` output, a recording, a line of a log, or the log of a run.
+//! - I30: No key appears in an error, a `Debug` output, a recording, a line of a log, the log of a run, or a file of a run that a
+//!   program wrote.
 //!   (`protocol/src/secrets.rs::planted_secrets_are_found_in_all_encodings`,
 //!   `crates/models/tests/conformance/faults.rs::errors_never_contain_the_api_key`,
 //!   `crates/models/src/wire/mod.rs::a_displayed_endpoint_contains_no_key`,
 //!   `crates/models/tests/factory.rs::cassettes_contain_no_api_key`,
 //!   `crates/models/tests/conformance/faults.rs::redirects_are_not_followed`,
-//!   `cli/tests/secrets.rs::planted_secrets_are_in_nothing_that_is_kept`)
+//!   `cli/tests/secrets.rs::planted_secrets_are_in_nothing_that_is_kept`,
+//!   `worker/tests/program_files.rs::secrets_in_files_of_a_program_are_not_kept`)
 
 use std::borrow::Cow;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -24,6 +26,8 @@ pub const HIDDEN: &str = "[hidden]";
 const MIN_SECRET_LENGTH: usize = 8;
 /// The minimum length of a value of letters and digits that counts as a credential under any name.
 const RANDOM_LENGTH: usize = 16;
+/// The length from which a value with other characters may be a password, whatever its name.
+const PASSWORD_LENGTH: usize = 12;
 
 /// Prefixes of API keys of well-known providers.
 const KEY_PREFIXES: [&str; 14] = [
@@ -119,6 +123,12 @@ pub fn redact_bytes(bytes: Vec<u8>) -> Vec<u8> {
     redacted.unwrap_or(bytes)
 }
 
+/// Returns `true` if bytes contain a secret that this process knows.
+#[must_use]
+pub fn contains_secret(bytes: &[u8]) -> bool {
+    known_secrets().is_some_and(|known| matches!(known.redact_bytes(bytes), Cow::Owned(_)))
+}
+
 /// Secrets, and their removal from texts.
 #[derive(Clone, Default)]
 pub struct SecretRedactor {
@@ -165,7 +175,7 @@ impl SecretRedactor {
 
     /// Adds the value of a variable, a parameter or an argument if it is secret by its name or its form.
     pub fn add_named(&mut self, name: &str, value: &str) {
-        if is_secret_name(name) || looks_random(value) {
+        if is_secret_name(name) || looks_random(value) || looks_like_password(value) {
             self.add(value);
         }
         self.add_url(value);
@@ -482,6 +492,17 @@ fn looks_random(value: &str) -> bool {
         && value.split(|c: char| !c.is_ascii_alphanumeric()).any(is_mixed)
 }
 
+/// Returns `true` if a value has the form of a password: a word with letters, digits and characters that names of places, versions and
+/// options do not have.
+fn looks_like_password(value: &str) -> bool {
+    value.len() >= PASSWORD_LENGTH
+        && !value.starts_with(['-', '/', '.'])
+        && !value.contains(char::is_whitespace)
+        && value.contains(|c: char| c.is_ascii_digit())
+        && value.contains(char::is_alphabetic)
+        && value.contains(|c: char| "!#$%^&*?<>{}[]()|\\\"'`~".contains(c))
+}
+
 /// Removes every word that looks like a credential.
 fn redact_credential_like_words(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -564,7 +585,11 @@ mod tests {
         redactor.add_url("https://user:p%40ssword-1@h.example/mcp/T0123456789abcdefgh?api_key=query-key-1&lang=english-uk#x");
         redactor.add_header("authorization", "Basic dXNlcjpiYXNpYy1wYXNzLTE=");
         redactor.add_named("SVC_TOKEN", "token-value");
+        redactor.add_named("SERVICE_LOGIN", "s3cr3t!phrase");
         redactor.add_named("DATA_DIR", "/data/folder-1");
+        redactor.add_named("OPTIONS", "--size=4096{x}");
+        redactor.add_named("REGION", "eu-central-1b");
+        redactor.add_named("GREETING", "Hello, 5 worlds!");
         redactor.add_arguments(
             &["--api-key=argument-1", "--verbose", "--password", "argument-2", "plain-word"]
                 .map(str::to_owned),
@@ -579,13 +604,22 @@ mod tests {
             "query-key-1",
             "basic-pass-1",
             "token-value",
+            "s3cr3t!phrase",
             "database-pass",
             "argument-1",
             "argument-2",
         ] {
             assert_eq!(redact(&format!("a {secret} b")), "a [hidden] b", "{secret}");
         }
-        for plain in ["english-uk", "/data/folder-1", "h.example", "plain-word"] {
+        for plain in [
+            "english-uk",
+            "/data/folder-1",
+            "--size=4096{x}",
+            "eu-central-1b",
+            "Hello, 5 worlds!",
+            "h.example",
+            "plain-word",
+        ] {
             assert_eq!(redact(plain), plain);
         }
     }

@@ -76,6 +76,38 @@ async fn program_works_on_the_files_of_the_run() {
     done.await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn secrets_in_files_of_a_program_are_not_kept() {
+    const SECRET: &str = "planted-4f9a81c07b";
+
+    let cluster = Cluster::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let script = "cat > /dev/null; printf 'a %s b' \"${1#--token=}\" > plain.txt; echo none > other.txt
+        { head -c 40000000 /dev/zero; printf %s \"${1#--token=}\"; echo; } > large.bin; echo done";
+    std::fs::write(folder.path().join("tell.sh"), script).unwrap();
+    let text = format!(
+        "{{kind: command, name: own, description: x, effect: pure, command: [sh, ./tell.sh, --token={SECRET}], files: {{}}}}"
+    );
+    let order = build_order("own", "secrets", json!({}));
+    let workspace = RunWorkspace::new(&cluster.bus, &order.run);
+    let (stop, done) = start_worker(&cluster, &folder, &text).await;
+    cluster.publish_order(&order).await;
+    let (_, result) = cluster.await_result(&order).await;
+    assert_eq!(read(&workspace, "/plain.txt").await, Some((1, "a [hidden] b".into())), "{result:?}");
+    assert_eq!(read(&workspace, "/other.txt").await, Some((1, "none\n".into())));
+    assert_eq!(read(&workspace, "/large.bin").await, None);
+    let [_, plain] = result.artifacts.as_slice() else { panic!("{result:?}") };
+    assert_eq!((plain.path.as_str(), plain.bytes), ("/plain.txt", 12));
+    let notes = result.notes.unwrap();
+    assert!(
+        notes.contains("a secret of the worker in /plain.txt")
+            && notes.contains("/large.bin contains a secret"),
+        "{notes}"
+    );
+    stop.cancel();
+    done.await.unwrap();
+}
+
 /// The peak of this process's memory in bytes.
 fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();

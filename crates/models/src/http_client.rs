@@ -4,6 +4,7 @@
 use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
+use millrace_protocol::secrets::{SecretRedactor, remember_secrets};
 use reqwest::redirect::Policy;
 use reqwest::{ClientBuilder, NoProxy, Proxy};
 use tracing::warn;
@@ -78,6 +79,10 @@ fn environment_proxies(env: &dyn Fn(&str) -> Option<String>) -> Vec<Proxy> {
     let all = first(["ALL_PROXY", "all_proxy"]);
     let http = env("http_proxy").filter(|text| !text.trim().is_empty()).or_else(|| all.clone());
     let https = first(["HTTPS_PROXY", "https_proxy"]).or(all);
+    // A proxy may send its request back, with the credentials.
+    let mut secrets = SecretRedactor::default();
+    http.iter().chain(&https).for_each(|url| secrets.add_url(url));
+    remember_secrets(&secrets);
     let proxies_found = [
         http.and_then(|url| log_invalid_proxy(Proxy::http(url))),
         https.and_then(|url| log_invalid_proxy(Proxy::https(url))),
@@ -92,6 +97,8 @@ fn log_invalid_proxy(proxy: reqwest::Result<Proxy>) -> Option<Proxy> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_protocol::secrets::redact_text;
+
     use super::*;
 
     fn environment_from(pairs: &'static [(&'static str, &'static str)]) -> impl Fn(&str) -> Option<String> {
@@ -103,6 +110,17 @@ mod tests {
         client_builder().build().unwrap();
         client_builder().build().unwrap();
         assert_eq!(missing_authorities_hint(), None, "test machines have certificate authorities");
+    }
+
+    #[test]
+    fn credentials_of_proxies_are_secret() {
+        environment_proxies(&environment_from(&[
+            ("https_proxy", "http://ann:proxy-word-1@proxy.example:3128"),
+            ("http_proxy", "http://ann:proxy%40word-2@proxy.example"),
+        ]));
+        for secret in ["proxy-word-1", "proxy@word-2", "proxy%40word-2"] {
+            assert_eq!(redact_text(&format!("407 for {secret}.")), "407 for [hidden].");
+        }
     }
 
     #[test]

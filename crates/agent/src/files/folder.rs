@@ -16,6 +16,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::file::MAX_STREAMED_FILE;
+use millrace_protocol::secrets::contains_secret;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
@@ -33,6 +34,8 @@ const MAX_ENTRIES: usize = 20_000;
 const MAX_DEPTH: usize = 64;
 /// The number of bytes of a file that are in memory at a time.
 const PART_SIZE: usize = 1024 * 1024;
+/// The length of a secret in any encoding that is found across two parts of a file.
+const SECRET_OVERLAP: usize = 64 * 1024;
 
 /// A local folder. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -128,6 +131,28 @@ impl FolderFiles {
     pub fn digest_file(&self, path: &FilePath) -> BoxFuture<'static, Result<Option<FileDigest>, FilesError>> {
         let path = path.clone();
         self.run_blocking(move |folder| folder.digest_now(&path))
+    }
+
+    /// Returns `true` if a file contains a secret that this process knows; one part of it is in memory at a time.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    pub fn contains_secret(&self, path: &FilePath) -> BoxFuture<'static, Result<bool, FilesError>> {
+        let path = path.clone();
+        self.run_blocking(move |folder| {
+            let Some((mut file, _)) = folder.open_regular(&path)? else { return Ok(false) };
+            let (mut part, mut kept) = (vec![0; PART_SIZE + SECRET_OVERLAP], 0);
+            loop {
+                let read = file.read(&mut part[kept..]).map_err(|error| unreadable_error(&path, &error))?;
+                let end = kept + read;
+                if read == 0 || contains_secret(&part[..end]) {
+                    return Ok(read > 0);
+                }
+                // A secret may begin in this part and end in the next one.
+                kept = end.min(SECRET_OVERLAP);
+                part.copy_within(end - kept..end, 0);
+            }
+        })
     }
 
     fn digest_now(&self, path: &FilePath) -> Result<Option<FileDigest>, FilesError> {

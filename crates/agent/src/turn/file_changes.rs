@@ -4,6 +4,9 @@
 //!
 //! The program's content of a file that someone else has changed since is stored next to that file.
 //!
+//! A program knows secrets of its worker, and may write them into a file. They are replaced before anything is stored; a file that is too
+//! large for that is not stored.
+//!
 //! # Invariants
 //!
 //! - I150: The changes of a program are recorded before they are written, and written once, at any loss of the worker; a program
@@ -17,11 +20,15 @@ use std::sync::Arc;
 
 use millrace_protocol::file::{MAX_FILE, WriteCondition};
 use millrace_protocol::result::Artifact;
+use millrace_protocol::secrets::{HIDDEN, contains_secret, redact_bytes};
 use millrace_protocol::wire::InlineOrStoredBytes;
 use serde::{Deserialize, Serialize};
 
 use super::{Journal, JournalError};
-use crate::files::{AgentFiles, FileChange, FileChanges, FileContent, FilePath, FilesError, StoredContent};
+use crate::files::{
+    AgentFiles, FileChange, FileChanges, FileContent, FileDigest, FilePath, FilesError, StoredContent,
+    sha256_hex,
+};
 
 /// The maximum length of a text that is recorded as it is, in bytes.
 const MAX_TEXT: usize = 16 * 1024;
@@ -103,11 +110,12 @@ impl RecordedChanges {
         found: &FileChanges,
         journal: &mut dyn Journal,
     ) -> Result<Self, FileChangesError> {
-        let mut changes = Vec::with_capacity(found.changes.len());
+        let (mut changes, mut exclusions) =
+            (Vec::with_capacity(found.changes.len()), found.exclusions.clone());
         for change in &found.changes {
-            changes.push(store_content(found, change, journal).await?);
+            changes.extend(store_content(found, change, &mut exclusions, journal).await?);
         }
-        Ok(Self { changes, exclusions: found.exclusions.clone() })
+        Ok(Self { changes, exclusions })
     }
 
     /// Writes the changes under the key of the call that made them. A repetition has no further effect.
@@ -133,33 +141,54 @@ impl RecordedChanges {
     }
 }
 
+/// Stores the content of a change; `None` if it is not kept. `exclusions` gets what is not kept of it.
 async fn store_content(
     found: &FileChanges,
     change: &FileChange,
+    exclusions: &mut Vec<String>,
     journal: &mut dyn Journal,
-) -> Result<RecordedChange, FileChangesError> {
+) -> Result<Option<RecordedChange>, FileChangesError> {
     let (path, base) = (change.path.clone(), change.base);
-    let Some(digest) = &change.content else { return Ok(RecordedChange { path, base, content: None }) };
+    let Some(digest) = &change.content else {
+        return Ok(Some(RecordedChange { path, base, content: None }));
+    };
     let gone = || {
         let text = format!("{path} disappeared from the working folder after the program had ended");
         FileChangesError::from(FilesError::Unavailable(text))
     };
     if digest.size > MAX_FILE {
+        if found.folder.contains_secret(&path).await? {
+            exclusions.push(format!(
+                "{path} contains a secret of the worker, such as the value of a variable, which can be replaced in files of up to \
+                 {MAX_FILE} bytes: write it without the secret"
+            ));
+            return Ok(None);
+        }
         let file = found.folder.open_file(&path).await?.ok_or_else(gone)?;
         let blob = journal.store_file(Arc::new(file)).await?;
         let (size, sha256) = (blob.size, blob.sha256.clone());
         let bytes = RecordedBytes::Bytes(InlineOrStoredBytes::Stored(blob));
         let content = Some(RecordedContent { size, sha256, bytes });
-        return Ok(RecordedChange { path, base, content });
+        return Ok(Some(RecordedChange { path, base, content }));
     }
     let bytes = crate::files::Files::read(&found.folder, &path).await?.ok_or_else(gone)?.bytes;
+    let FileDigest { mut size, mut sha256 } = digest.clone();
+    let bytes = match contains_secret(&bytes) {
+        false => bytes,
+        true => {
+            exclusions.push(format!("a secret of the worker in {path}, which has {HIDDEN} in its place"));
+            let redacted = redact_bytes(bytes);
+            (size, sha256) = (redacted.len() as u64, sha256_hex(&redacted));
+            redacted
+        }
+    };
     let bytes = match String::from_utf8(bytes) {
         Ok(text) if text.len() <= MAX_TEXT => RecordedBytes::Text(text),
         Ok(text) => RecordedBytes::Bytes(journal.store_value(text.into_bytes()).await?),
         Err(error) => RecordedBytes::Bytes(journal.store_value(error.into_bytes()).await?),
     };
-    let content = RecordedContent { size: digest.size, sha256: digest.sha256.clone(), bytes };
-    Ok(RecordedChange { path, base, content: Some(content) })
+    let content = RecordedContent { size, sha256, bytes };
+    Ok(Some(RecordedChange { path, base, content: Some(content) }))
 }
 
 /// The outcome of the changes.
