@@ -14,20 +14,24 @@ use serde_json::Value;
 const REPLACEMENT: &[u8] = b"\\ufffd";
 /// The number of bytes of an escape such as `\ud83d`.
 const ESCAPE: usize = 6;
-const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// Parses JSON.
 ///
 /// # Errors
 /// It is not JSON, or has another form; the error names line and column.
 pub fn parse_foreign_json<T: DeserializeOwned>(bytes: impl AsRef<[u8]>) -> Result<T, serde_json::Error> {
-    let bytes = bytes.as_ref();
-    let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
+    let bytes = without_byte_order_mark(bytes.as_ref());
     // Halves of characters are rare: they are only looked for if the text as written is refused.
     serde_json::from_slice(bytes).or_else(|error| match mend_halves(bytes) {
         Cow::Borrowed(_) => Err(error),
         Cow::Owned(mended) => serde_json::from_slice(&mended),
     })
+}
+
+/// Returns a text without the byte order mark that some programs write at its beginning.
+#[must_use]
+pub fn without_byte_order_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes)
 }
 
 /// Returns JSON as text with U+FFFD in place of halves of characters, and without a byte order mark.
@@ -43,8 +47,7 @@ pub fn mend_json_text(json: String) -> String {
 /// Returns JSON with U+FFFD in place of halves of characters, and without a byte order mark.
 #[must_use]
 pub fn mend_halves(bytes: &[u8]) -> Cow<'_, [u8]> {
-    let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
-    let escaped = escape_raw_halves(bytes);
+    let escaped = escape_raw_halves(without_byte_order_mark(bytes));
     let halves = find_halves(&escaped);
     if halves.is_empty() {
         return escaped;
@@ -174,9 +177,9 @@ pub fn plain_json_error(error: &str) -> String {
         ("struct ", "an object"),
         ("enum ", "one of the names that are possible here"),
     ];
-    let numbers = name_numbers(error);
+    let numbers = name_number(error);
     let mut plain = String::new();
-    let mut rest = numbers.as_str();
+    let mut rest = numbers.as_deref().unwrap_or(error);
     // Quoted texts are the input, and stay.
     while let Some((kind, at)) =
         KINDS.iter().filter_map(|kind| Some((kind, find_unquoted(rest, kind.0)?))).min_by_key(|(_, at)| *at)
@@ -194,33 +197,25 @@ pub fn plain_json_error(error: &str) -> String {
     plain + rest
 }
 
-/// Replaces the names of types of numbers.
-fn name_numbers(error: &str) -> String {
-    const NUMBERS: [(&str, &str); 15] = [
-        ("a nonzero u", "a whole number from 1"),
-        ("u8", "a whole number from 0 to 255"),
-        ("u16", "a whole number from 0 to 65535"),
-        ("u32", "a whole number from 0 to 4294967295"),
-        ("u64", "a whole number from 0"),
-        ("u128", "a whole number from 0"),
-        ("usize", "a whole number from 0"),
-        ("i8", "a whole number"),
-        ("i16", "a whole number"),
-        ("i32", "a whole number"),
-        ("i64", "a whole number"),
-        ("i128", "a whole number"),
-        ("isize", "a whole number"),
-        ("f32", "a number"),
-        ("f64", "a number"),
-    ];
+/// Replaces the name of a type of numbers.
+fn name_number(error: &str) -> Option<String> {
     // The input is before it, in backquotes or quotes.
-    let Some((before, expected)) = error.rsplit_once(", expected ") else { return error.to_owned() };
-    let name = expected.split(" at line ").next().unwrap_or_default();
-    let is_number =
-        |(short, _): &&(&str, &str)| name == *short || (short.ends_with(" u") && name.starts_with(short));
-    match NUMBERS.iter().find(is_number) {
-        Some((_, words)) => format!("{before}, expected {words}{}", &expected[name.len()..]),
-        None => error.to_owned(),
+    let (before, expected) = error.rsplit_once(", expected ")?;
+    let name = expected.split(" at line ").next()?;
+    Some(format!("{before}, expected {}{}", describe_number_type(name)?, &expected[name.len()..]))
+}
+
+/// Describes a type of numbers, such as `u8` or `a nonzero u8`.
+#[must_use]
+pub fn describe_number_type(name: &str) -> Option<String> {
+    let (least, name) = name.strip_prefix("a nonzero ").map_or((0, name), |name| (1, name));
+    match name.split_at_checked(1)? {
+        ("u", "8") => Some(format!("a whole number from {least} to {}", u8::MAX)),
+        ("u", "16") => Some(format!("a whole number from {least} to {}", u16::MAX)),
+        ("u", "32" | "64" | "128" | "size") => Some(format!("a whole number of {least} or more")),
+        ("i", "8" | "16" | "32" | "64" | "128" | "size") => Some("a whole number".to_owned()),
+        ("f", "32" | "64") => Some("a number".to_owned()),
+        _ => None,
     }
 }
 
@@ -279,13 +274,14 @@ fn hint_for(bytes: &[u8], error: &serde_json::Error) -> &'static str {
 }
 
 fn is_meant_as_json(bytes: &[u8], error: &serde_json::Error) -> bool {
-    let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes).trim_ascii();
+    let text = without_byte_order_mark(bytes).trim_ascii();
     match text {
         [b'{', inside @ ..] => begins_member(inside.trim_ascii_start()),
-        [b'[', inside @ ..] if begins_object(inside.trim_ascii_start()) => true,
-        // Brackets are common in prose, such as [1] or [x]; so a list of other elements must end as one, too.
-        [b'[', inside @ .., b']'] => {
-            !error.to_string().starts_with("trailing characters") && begins_element(inside.trim_ascii_start())
+        [b'[', inside @ ..] => {
+            let inside = inside.trim_ascii_start();
+            // Brackets are common in prose, such as [1] or [x]; so a list of other elements than objects must end as one, too.
+            let ends = || text.ends_with(b"]") && !error.to_string().starts_with("trailing characters");
+            begins_element(inside) && (inside.starts_with(b"{") || ends())
         }
         _ => false,
     }
@@ -302,12 +298,6 @@ fn begins_member(inside: &[u8]) -> bool {
             name > 0 && inside[name..].trim_ascii_start().starts_with(b":")
         }
     }
-}
-
-/// Returns `true` if the inside of a list begins like an object that has a member.
-fn begins_object(inside: &[u8]) -> bool {
-    let inside = inside.strip_prefix(b"{").map(<[u8]>::trim_ascii_start);
-    inside.is_some_and(|inside| matches!(inside, [b'"' | b'\'', ..]))
 }
 
 fn begins_element(inside: &[u8]) -> bool {
@@ -391,11 +381,11 @@ mod tests {
             ("expected internally tagged enum Condition", "expected an object"),
             (
                 "invalid value: integer `-1`, expected u32 at line 2 column 3",
-                "invalid value: integer `-1`, expected a whole number from 0 to 4294967295 at line 2 column 3",
+                "invalid value: integer `-1`, expected a whole number of 0 or more at line 2 column 3",
             ),
             (
                 "invalid value: integer `0`, expected a nonzero u16",
-                "invalid value: integer `0`, expected a whole number from 1",
+                "invalid value: integer `0`, expected a whole number from 1 to 65535",
             ),
             (
                 "invalid type: string \", expected u8\", expected a map",

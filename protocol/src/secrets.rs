@@ -2,7 +2,8 @@
 //! them back, so they are removed where anything from outside enters: the log of runs, lines of logs, and answers.
 //!
 //! A secret is found in every encoding that echoes use: as it is, escaped for URLs, JSON, HTML or `Debug` output, also partly and more than
-//! once, in hexadecimal digits, and in Base64 at any place. Its beginning is found at the end of a text that was cut.
+//! once, in hexadecimal digits, and in Base64 at any place. Its beginning is found at the end of a text that was cut. A text that arrives
+//! in pieces goes through a [`PieceRedactor`].
 //!
 //! # Invariants
 //!
@@ -17,6 +18,7 @@
 //!   `worker/tests/program_files.rs::secrets_in_files_of_a_program_are_not_kept`)
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// The replacement for a secret.
@@ -24,9 +26,11 @@ pub const HIDDEN: &str = "[hidden]";
 
 /// Shorter values are not secret (LM Studio's usual key is a word), and removing them would mutilate texts.
 const MIN_SECRET_LENGTH: usize = 8;
+/// The maximum length of an escape of a character.
+const MAX_ESCAPE: usize = 14;
 /// The minimum length of a value of letters and digits that counts as a credential under any name.
 const RANDOM_LENGTH: usize = 16;
-/// The length from which a value with other characters may be a password, whatever its name.
+/// The minimum length of a value with other characters that counts as a password under any name.
 const PASSWORD_LENGTH: usize = 12;
 
 /// Prefixes of API keys of well-known providers.
@@ -126,7 +130,30 @@ pub fn redact_bytes(bytes: Vec<u8>) -> Vec<u8> {
 /// Returns `true` if bytes contain a secret that this process knows.
 #[must_use]
 pub fn contains_secret(bytes: &[u8]) -> bool {
-    known_secrets().is_some_and(|known| matches!(known.redact_bytes(bytes), Cow::Owned(_)))
+    known_secrets().is_some_and(|known| known.find_secret(bytes, 0, MIN_SECRET_LENGTH).is_some())
+}
+
+/// Removes secrets from a text that arrives in pieces.
+#[derive(Debug, Default)]
+pub struct PieceRedactor {
+    /// The last characters, if they may begin a secret.
+    kept: String,
+}
+
+impl PieceRedactor {
+    /// Returns the next piece. Its end is kept until the next one if it may begin a secret.
+    pub fn push(&mut self, piece: &str) -> String {
+        self.kept.push_str(piece);
+        let end =
+            known_secrets().map_or(self.kept.len(), |known| known.find_open_secret(self.kept.as_bytes()));
+        let rest = self.kept.split_off(self.kept.floor_char_boundary(end));
+        redact_text(&std::mem::replace(&mut self.kept, rest)).into_owned()
+    }
+
+    /// Returns the end of the text.
+    pub fn finish(&mut self) -> String {
+        redact_text(&std::mem::take(&mut self.kept)).into_owned()
+    }
 }
 
 /// Secrets, and their removal from texts.
@@ -215,7 +242,8 @@ impl SecretRedactor {
     }
 
     fn insert(&mut self, value: &[u8]) {
-        if value.len() < MIN_SECRET_LENGTH || self.values.iter().any(|known| known == value) {
+        if value.len() < MIN_SECRET_LENGTH || is_word(value) || self.values.iter().any(|known| known == value)
+        {
             return;
         }
         self.values.push(value.to_vec());
@@ -258,22 +286,11 @@ impl SecretRedactor {
     /// Returns bytes without the secrets.
     #[must_use]
     pub fn redact_bytes<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
-        if self.values.is_empty() {
-            return Cow::Borrowed(bytes);
-        }
-        let (mut out, mut from, mut at) = (Vec::new(), 0, 0);
-        while at < bytes.len() {
-            let second = bytes.get(at + 1).copied().unwrap_or_default();
-            let may_begin = self.beginnings[usize::from(bytes[at]) << 8 | usize::from(second)];
-            let end = may_begin.then(|| self.secret_end(bytes, at)).flatten();
-            match end {
-                Some(end) => {
-                    out.extend_from_slice(&bytes[from..at]);
-                    out.extend_from_slice(HIDDEN.as_bytes());
-                    (from, at) = (end, end);
-                }
-                None => at += 1,
-            }
+        let (mut out, mut from) = (Vec::new(), 0);
+        while let Some(secret) = self.find_secret(bytes, from, MIN_SECRET_LENGTH) {
+            out.extend_from_slice(&bytes[from..secret.start]);
+            out.extend_from_slice(HIDDEN.as_bytes());
+            from = secret.end;
         }
         if from == 0 {
             return Cow::Borrowed(bytes);
@@ -282,25 +299,56 @@ impl SecretRedactor {
         Cow::Owned(out)
     }
 
+    /// Returns the first secret behind a position. One that the end of the bytes cuts has at least `least` of its bytes.
+    fn find_secret(&self, bytes: &[u8], from: usize, least: usize) -> Option<Range<usize>> {
+        if self.values.is_empty() {
+            return None;
+        }
+        let begins = |at: usize| match bytes.get(at + 1) {
+            Some(second) => self.beginnings[usize::from(bytes[at]) << 8 | usize::from(*second)],
+            None => least == 1,
+        };
+        (from..bytes.len())
+            .filter(|at| begins(*at))
+            .find_map(|at| Some(at..self.secret_end(bytes, at, least)?))
+    }
+
+    /// Returns the position of the end of the bytes that may begin or be a secret, or their length.
+    fn find_open_secret(&self, bytes: &[u8]) -> usize {
+        let mut from = 0;
+        while let Some(secret) = self.find_secret(bytes, from, 1) {
+            if secret.end == bytes.len() {
+                return secret.start;
+            }
+            from = secret.end;
+        }
+        bytes.len()
+    }
+
     /// Returns the end of the secret that begins at a position.
-    fn secret_end(&self, bytes: &[u8], at: usize) -> Option<usize> {
+    fn secret_end(&self, bytes: &[u8], at: usize, least: usize) -> Option<usize> {
         let rest = &bytes[at..];
         let encoded = self.encoded.iter().find_map(|value| {
             let common = value.iter().zip(rest).take_while(|(a, b)| a == b).count();
-            (common == value.len() || (common == rest.len() && common >= RANDOM_LENGTH))
+            (common == value.len() || (common == rest.len() && common.div_ceil(2) >= least))
                 .then_some(at + common)
         });
-        encoded.or_else(|| self.values.iter().find_map(|value| match_escaped(value, 0, bytes, at)))
+        encoded.or_else(|| self.values.iter().find_map(|value| match_escaped(value, 0, bytes, at, least)))
     }
 }
 
 /// Returns the end of a secret at a position, in which each character may be escaped in another way. A secret that is cut by the end of the
-/// bytes ends there.
-fn match_escaped(secret: &[u8], from: usize, bytes: &[u8], mut at: usize) -> Option<usize> {
+/// bytes ends there, if at least `least` of its bytes are there.
+fn match_escaped(secret: &[u8], from: usize, bytes: &[u8], mut at: usize, least: usize) -> Option<usize> {
     let mut number = from;
+    // The end of the bytes may cut an escape, too.
+    let cut_escape = |number: usize, at: usize| {
+        let is_escape = bytes.len() - at < MAX_ESCAPE && b"%\\&".contains(&bytes[at]);
+        (is_escape && number + 1 >= least).then_some(bytes.len())
+    };
     while let Some(byte) = secret.get(number) {
         if at == bytes.len() {
-            return (number >= MIN_SECRET_LENGTH).then_some(at);
+            return (number >= least).then_some(at);
         }
         // Escapes are of characters, and characters outside ASCII have several bytes.
         if !byte.is_ascii()
@@ -314,10 +362,15 @@ fn match_escaped(secret: &[u8], from: usize, bytes: &[u8], mut at: usize) -> Opt
             // It may stand for itself or begin an escape.
             (b'%' | b'\\' | b'&', b'%' | b'\\' | b'&') => {
                 let ends = escape_ends(*byte, bytes, at);
-                return ends.into_iter().find_map(|end| match_escaped(secret, number + 1, bytes, end));
+                let end =
+                    ends.into_iter().find_map(|end| match_escaped(secret, number + 1, bytes, end, least));
+                return end.or_else(|| cut_escape(number, at));
             }
             (byte, found) if *byte == found => at += 1,
-            (byte, _) => at = escaped_byte(*byte, bytes, at)?,
+            (byte, _) => match escaped_byte(*byte, bytes, at) {
+                Some(end) => at = end,
+                None => return cut_escape(number, at),
+            },
         }
         number += 1;
     }
@@ -492,15 +545,25 @@ fn looks_random(value: &str) -> bool {
         && value.split(|c: char| !c.is_ascii_alphanumeric()).any(is_mixed)
 }
 
-/// Returns `true` if a value has the form of a password: a word with letters, digits and characters that names of places, versions and
-/// options do not have.
+/// Returns `true` if a value has the form of a password: letters, digits and other characters, and none of those that paths, URLs,
+/// addresses, lists and JSON have.
 fn looks_like_password(value: &str) -> bool {
     value.len() >= PASSWORD_LENGTH
-        && !value.starts_with(['-', '/', '.'])
-        && !value.contains(char::is_whitespace)
+        && !value.contains(|c: char| c.is_whitespace() || "/.,;:=\\'\"`<>()[]{}|".contains(c))
+        && !value.starts_with(['-', '$'])
         && value.contains(|c: char| c.is_ascii_digit())
         && value.contains(char::is_alphabetic)
-        && value.contains(|c: char| "!#$%^&*?<>{}[]()|\\\"'`~".contains(c))
+        && value.contains(['!', '@', '#', '$', '%', '^', '&', '*', '?', '~'])
+}
+
+/// Returns `true` if a value is a single word, such as `password` or `postgres`. Texts have it anyway, and removing it would mutilate them.
+fn is_word(value: &[u8]) -> bool {
+    let is_letters = |letters: &str| {
+        let rest = letters.chars().skip(1);
+        letters.chars().all(char::is_alphabetic)
+            && (rest.clone().all(char::is_lowercase) || letters.chars().all(char::is_uppercase))
+    };
+    value.len() < RANDOM_LENGTH && str::from_utf8(value).is_ok_and(is_letters)
 }
 
 /// Removes every word that looks like a credential.
@@ -587,7 +650,12 @@ mod tests {
         redactor.add_named("SVC_TOKEN", "token-value");
         redactor.add_named("SERVICE_LOGIN", "s3cr3t!phrase");
         redactor.add_named("DATA_DIR", "/data/folder-1");
+        redactor.add_named("SERVICE_USER_2", "P@ssw0rd-2024");
         redactor.add_named("OPTIONS", "--size=4096{x}");
+        redactor.add_named("LIMITS", "{\"level\":3,\"of\":\"*\"}");
+        redactor.add_named("QUERY", "page=1&size=20?");
+        redactor.add_named("SENDER", "Ann1@example.com");
+        redactor.add_named("HOME_PAGE", "https://site1.example/?q=1#top");
         redactor.add_named("REGION", "eu-central-1b");
         redactor.add_named("GREETING", "Hello, 5 worlds!");
         redactor.add_arguments(
@@ -605,6 +673,7 @@ mod tests {
             "basic-pass-1",
             "token-value",
             "s3cr3t!phrase",
+            "P@ssw0rd-2024",
             "database-pass",
             "argument-1",
             "argument-2",
@@ -615,12 +684,53 @@ mod tests {
             "english-uk",
             "/data/folder-1",
             "--size=4096{x}",
+            "{\"level\":3,\"of\":\"*\"}",
+            "page=1&size=20?",
+            "Ann1@example.com",
+            "https://site1.example/?q=1#top",
             "eu-central-1b",
             "Hello, 5 worlds!",
             "h.example",
             "plain-word",
         ] {
             assert_eq!(redact(plain), plain);
+        }
+    }
+
+    #[test]
+    fn ordinary_words_are_not_removed() {
+        let mut redactor = redactor(&["postgres", "Password", "CHANGEME", "Geheimnis", "Bearer development"]);
+        redactor.add_named("DB_PASSWORD", "administrator");
+        redactor.add_url("postgres://admin:localhost@db.example/x");
+        let text = "the administrator of postgres on localhost has a Password in CHANGEME, in development, als Geheimnis";
+        assert_eq!(redactor.redact(text), text);
+        for secret in
+            ["admin:localhost", "Bearer development", "correcthorsebattery", "hunter22", "camelCase"]
+        {
+            redactor.add(secret);
+            assert_eq!(redactor.redact(&format!("({secret})")), "([hidden])", "{secret}");
+        }
+    }
+
+    #[test]
+    fn secrets_in_pieces_are_removed() {
+        const SECRET: &str = "piece-\"4f9a81\"-secret";
+
+        remember_secrets(&redactor(&[SECRET]));
+        let escaped = serde_json::to_string(SECRET).unwrap();
+        let hex: String = SECRET.bytes().map(|byte| format!("{byte:02x}")).collect();
+        for echo in [SECRET, escaped.trim_matches('"'), &hex] {
+            let text = format!("piece of ä {echo} and pie");
+            for size in 1..text.len() {
+                let (mut redactor, mut joined) = (PieceRedactor::default(), String::new());
+                let characters: Vec<char> = text.chars().collect();
+                for piece in characters.chunks(size) {
+                    joined += &redactor.push(&piece.iter().collect::<String>());
+                    assert!("piece of ä [hidden] and pie".starts_with(&joined), "{size}: {joined}");
+                }
+                joined += &redactor.finish();
+                assert_eq!(joined, "piece of ä [hidden] and pie", "{size}");
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use millrace_agent::model::{Delta, DeltaListener};
+use millrace_protocol::secrets::PieceRedactor;
 use millrace_protocol::subject;
 use millrace_protocol::work::Order;
 use millrace_runtime::Bus;
@@ -61,13 +62,14 @@ impl DeltaListener for LiveOutputStream {
 }
 
 async fn publish_pieces(bus: Bus, subject: String, mut pieces: mpsc::UnboundedReceiver<OutputPiece>) {
+    let mut redactor = PieceRedactor::default();
     while let Some(first) = pieces.recv().await {
         // Pieces arrive token by token; those of one interval are published together.
         tokio::time::sleep(INTERVAL).await;
         let mut batch = OutputBatch::default();
-        batch.append_piece(first);
+        batch.append_piece(first, &mut redactor);
         while let Ok(piece) = pieces.try_recv() {
-            batch.append_piece(piece);
+            batch.append_piece(piece, &mut redactor);
         }
         if bus.client().publish(subject.clone(), batch.format_message().into()).await.is_err() {
             return;
@@ -88,13 +90,16 @@ struct OutputBatch {
 }
 
 impl OutputBatch {
-    fn append_piece(&mut self, piece: OutputPiece) {
+    /// Appends a piece. A secret may be in several of them; anything but text ends the text.
+    fn append_piece(&mut self, piece: OutputPiece, redactor: &mut PieceRedactor) {
         self.is_writing = match &piece {
             OutputPiece::Text(_) | OutputPiece::Call(_) | OutputPiece::Hidden => true,
             OutputPiece::Restart | OutputPiece::Sent(_) => false,
         };
+        let end = if let OutputPiece::Text(_) = piece { String::new() } else { redactor.finish() };
+        self.text.push_str(&end);
         match piece {
-            OutputPiece::Text(text) => self.text.push_str(&text),
+            OutputPiece::Text(text) => self.text.push_str(&redactor.push(&text)),
             OutputPiece::Call(tool) => self.calls.push(tool),
             OutputPiece::Restart => *self = Self { is_restart: true, ..Self::default() },
             OutputPiece::Sent(tokens) => self.sent_tokens = Some(tokens),
@@ -118,32 +123,53 @@ impl OutputBatch {
 
 #[cfg(test)]
 mod tests {
+    use millrace_protocol::secrets::{SecretRedactor, remember_secrets};
+
     use super::*;
 
     #[test]
     fn pieces_are_published_together_and_a_restart_discards_them() {
-        let mut batch = OutputBatch::default();
+        let (mut batch, redactor) = (OutputBatch::default(), &mut PieceRedactor::default());
         for piece in [
             OutputPiece::Text("no".into()),
             OutputPiece::Restart,
             OutputPiece::Text("a".into()),
             OutputPiece::Text("b".into()),
         ] {
-            batch.append_piece(piece);
+            batch.append_piece(piece, redactor);
         }
-        batch.append_piece(OutputPiece::Call("think".into()));
+        batch.append_piece(OutputPiece::Call("think".into()), redactor);
         assert_eq!(batch.format_message(), r#"{"text":"ab","calls":["think"],"anew":true}"#);
-        batch.append_piece(OutputPiece::Text("x".repeat(MAX_CHARS)));
+        batch.append_piece(OutputPiece::Text("x".repeat(MAX_CHARS)), redactor);
         assert!(!batch.format_message().contains("ab"), "the end of the output is published");
     }
 
     #[test]
+    fn a_secret_in_two_messages_is_published_in_none() {
+        let mut secrets = SecretRedactor::default();
+        secrets.add("live-secret-4f9a");
+        remember_secrets(&secrets);
+        let mut redactor = PieceRedactor::default();
+        let pieces = [
+            OutputPiece::Text("a live-se".into()),
+            OutputPiece::Text("cret-4f9a b live".into()),
+            OutputPiece::Call("x".into()),
+        ];
+        let messages = pieces.map(|piece| {
+            let mut batch = OutputBatch::default();
+            batch.append_piece(piece, &mut redactor);
+            batch.text
+        });
+        assert_eq!(messages, ["a ", "[hidden] b ", "live"]);
+    }
+
+    #[test]
     fn a_request_is_published_with_its_tokens_and_hidden_output_as_a_flag() {
-        let mut batch = OutputBatch::default();
-        batch.append_piece(OutputPiece::Sent(2_625));
+        let (mut batch, redactor) = (OutputBatch::default(), &mut PieceRedactor::default());
+        batch.append_piece(OutputPiece::Sent(2_625), redactor);
         let value: serde_json::Value = serde_json::from_str(&batch.format_message()).unwrap();
         assert_eq!((&value["sent_tokens"], value.get("writing")), (&2_625.into(), None));
-        batch.append_piece(OutputPiece::Hidden);
+        batch.append_piece(OutputPiece::Hidden, redactor);
         let value: serde_json::Value = serde_json::from_str(&batch.format_message()).unwrap();
         assert_eq!(value["writing"], true);
     }

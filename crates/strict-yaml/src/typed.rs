@@ -1,8 +1,10 @@
 //! Deserialises a node to any type that supports serde, with the position of every mismatch. The type's serde attributes
 //! define what is allowed; the wording of the errors is ours.
 
+use std::borrow::Cow;
 use std::fmt;
 
+use millrace_protocol::foreign_json::describe_number_type;
 use serde::de::value::StrDeserializer;
 use serde::de::{
     self, DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess,
@@ -103,20 +105,19 @@ impl de::Error for TypeMismatch {
 }
 
 /// Translates serde's expectation for people who do not know Rust.
-fn translate_expectation(expected: &str) -> &str {
-    match expected {
+fn translate_expectation(expected: &str) -> Cow<'_, str> {
+    if let Some(number) = describe_number_type(expected) {
+        return number.into();
+    }
+    let translated = match expected {
         "a string" => "text",
         "a boolean" => "true or false",
         "a sequence" => "a list",
         "unit" => "nothing",
-        "u8" => "a whole number from 0 to 255",
-        "u16" => "a whole number from 0 to 65535",
-        "u32" | "u64" | "usize" => "a whole number of 0 or more",
-        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
-        "f32" | "f64" => "a number",
         other if other.starts_with("struct ") => "a map of fields",
         other => other,
-    }
+    };
+    translated.into()
 }
 
 fn describe_unexpected(actual: Unexpected<'_>) -> String {

@@ -12,7 +12,7 @@ use millrace_agent::files::ProgramFiles;
 use millrace_agent::spec::CapabilityFields;
 use millrace_agent::tool::{Effect, schema_of};
 use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
-use millrace_protocol::secrets::{SecretRedactor, redact_bytes, redact_text, remember_secrets};
+use millrace_protocol::secrets::{PieceRedactor, SecretRedactor, redact_bytes, remember_secrets};
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_strict_yaml::{
     MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode, deserialize_node,
@@ -273,13 +273,19 @@ pub(crate) fn remember_passed_variables(variables: &[String], arguments: &[Strin
 /// The lines that the program writes to standard error.
 struct StderrProgress {
     lines: Option<BufReader<pipe::Receiver>>,
+    redactor: PieceRedactor,
     last: std::collections::VecDeque<String>,
     noted_at: Option<Instant>,
 }
 
 impl StderrProgress {
     fn new(stderr: Option<pipe::Receiver>) -> Self {
-        Self { lines: stderr.map(BufReader::new), last: Default::default(), noted_at: None }
+        Self {
+            lines: stderr.map(BufReader::new),
+            redactor: PieceRedactor::default(),
+            last: Default::default(),
+            noted_at: None,
+        }
     }
 
     /// Returns the next line for a progress note; lines within [`NOTE_INTERVAL`] of the last note are skipped. Waits
@@ -320,8 +326,11 @@ impl StderrProgress {
                 break;
             }
         }
-        let text = String::from_utf8_lossy(&line);
-        let text: String = redact_text(text.trim_end()).chars().take(MAX_LINE).collect();
+        let mut text = self.redactor.push(&String::from_utf8_lossy(&line));
+        if line.ends_with(b"\n") || self.lines.is_none() {
+            text += &self.redactor.finish();
+        }
+        let text: String = text.trim_end().chars().take(MAX_LINE).collect();
         if text.is_empty() && self.lines.is_none() {
             return None;
         }

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use millrace_protocol::foreign_json::plain_json_error;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::result::{CriterionOutcome, Verdict};
 use serde::{Deserialize, Serialize};
@@ -72,7 +73,9 @@ impl Answer for Judgement {
                 listed.map(ListedJudgement::into_judgement)
             }
         };
-        read.map_err(|mistake| format!("The answer does not fit its schema: {mistake}."))
+        read.map_err(|mistake| {
+            format!("The answer does not fit its schema: {}.", plain_json_error(&mistake.to_string()))
+        })
     }
 }
 

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use millrace_protocol::foreign_json::{HalfEscaper, mend_json_text, parse_foreign_json, plain_json_error};
+use millrace_protocol::foreign_json::{
+    HalfEscaper, mend_json_text, parse_foreign_json, plain_json_error, without_byte_order_mark,
+};
 use millrace_protocol::secrets::{redact_bytes, redact_text};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue};
 use reqwest::{Response, StatusCode};
@@ -46,45 +48,32 @@ fn unreadable_error(reason: &str) -> ErrorData {
     ErrorData::new(UNREADABLE_MESSAGE, reason.to_owned(), None)
 }
 
-fn unreadable_message(reason: &str, id: RequestId) -> ReadMessage {
-    JsonRpcMessage::error(unreadable_error(reason), Some(id))
-}
-
-/// Gives an error without an id that of the request that waits for it: a server sends one if it can't read the request.
-fn with_id_of_request(message: ReadMessage, waiting: &RequestId) -> ReadMessage {
-    match message {
-        JsonRpcMessage::Error(JsonRpcError { id: None, error, .. }) => {
-            JsonRpcMessage::error(error, Some(waiting.clone()))
-        }
-        message @ (JsonRpcMessage::Request(_)
-        | JsonRpcMessage::Response(_)
-        | JsonRpcMessage::Notification(_)
-        | JsonRpcMessage::Error(_)) => message,
-    }
-}
-
 /// Returns `true` if a line of a program is no line of a log: it begins as an object, or as a list of them.
 fn is_meant_as_message(line: &[u8]) -> bool {
-    let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line).trim_ascii_start();
-    let inside = line.strip_prefix(b"[").map_or(line, <[u8]>::trim_ascii_start);
-    inside.starts_with(b"{")
+    let line = without_byte_order_mark(line).trim_ascii_start();
+    line.strip_prefix(b"[").unwrap_or(line).trim_ascii_start().starts_with(b"{")
 }
 
 /// Reads one message.
 ///
 /// # Errors
-/// The reason why it is not readable, and the request that it answers, if it names one. `None` if it need not be read: it is a
-/// notification of an unknown form.
-fn read_message(bytes: &[u8]) -> Result<ReadMessage, Option<(String, Option<RequestId>)>> {
+/// The error for the request that waits, and the id of that request if the message names one: it is not readable, or it is an error
+/// without an id, which a server sends if it can't read the request. `None` if it need not be read: it is a notification of an
+/// unknown form.
+fn read_message(bytes: &[u8]) -> Result<ReadMessage, Option<(ErrorData, Option<RequestId>)>> {
     let bytes = &redact_bytes(bytes.to_vec());
-    parse_foreign_json(bytes).map_err(|error| {
-        let value = parse_foreign_json::<Value>(bytes).ok();
-        if value.as_ref().is_some_and(|value| value.get("method").is_some()) {
-            return None;
-        }
-        let id = value.and_then(|value| serde_json::from_value(value.get("id")?.clone()).ok());
-        Some((format!("it is not readable as a message: {}", plain_json_error(&error.to_string())), id))
-    })
+    let error = match parse_foreign_json(bytes) {
+        Ok(JsonRpcMessage::Error(JsonRpcError { id: None, error, .. })) => return Err(Some((error, None))),
+        Ok(message) => return Ok(message),
+        Err(error) => plain_json_error(&error.to_string()),
+    };
+    let value = parse_foreign_json::<Value>(bytes).unwrap_or_default();
+    if value.get("method").is_some() {
+        return Err(None);
+    }
+    let reason = if value.is_array() { "it is a list of messages, which MCP does not have" } else { &error };
+    let id = value.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
+    Err(Some((unreadable_error(&format!("it is not readable as a message: {reason}")), id)))
 }
 
 /// Standard input and output of a server's program.
@@ -116,9 +105,6 @@ impl ProgramTransport {
         }
         match read_message(line) {
             Ok(message) => {
-                if let JsonRpcMessage::Error(JsonRpcError { id: None, error, .. }) = message {
-                    return self.fail_requests(&error, None);
-                }
                 if let JsonRpcMessage::Response(answer) = &message {
                     self.waiting.remove(&answer.id);
                 } else if let JsonRpcMessage::Error(error) = &message {
@@ -127,7 +113,7 @@ impl ProgramTransport {
                 self.received.push_back(message);
             }
             Err(None) => debug!("ignoring a notification of an MCP server in another form"),
-            Err(Some((reason, id))) => self.fail_requests(&unreadable_error(&reason), id),
+            Err(Some((error, id))) => self.fail_requests(&error, id),
         }
     }
 
@@ -226,19 +212,27 @@ impl HttpMessages {
             (true, "application/json", Some(id)) => {
                 let body = read_body(response, MAX_MESSAGE).await?;
                 let message = match read_message(&body) {
-                    Ok(message) => with_id_of_request(message, &id),
-                    Err(Some((reason, _))) => unreadable_message(&reason, id),
-                    Err(None) => unreadable_message("it is a notification in another form", id),
+                    Ok(message) => message,
+                    Err(Some((error, _))) => JsonRpcMessage::error(error, Some(id)),
+                    Err(None) => {
+                        let error = unreadable_error("it is a notification in another form");
+                        JsonRpcMessage::error(error, Some(id))
+                    }
                 };
                 Ok(StreamableHttpPostResponse::Json(message, session_id))
             }
             (true, _, Some(_)) => Err(HttpError::UnexpectedContentType(Some(content_type))),
             (false, _, waiting) => {
                 let body = read_body(response, MAX_MESSAGE).await.unwrap_or_default();
-                let is_answer =
-                    waiting.is_some() && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-                if let Some(error @ JsonRpcMessage::Error(_)) = read_message(&body).ok().filter(|_| is_answer)
-                {
+                let is_refused = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+                let error = match (read_message(&body), waiting.filter(|_| !is_refused)) {
+                    (Ok(error @ JsonRpcMessage::Error(_)), Some(_)) => Some(error),
+                    (Err(Some((error, None))), id @ Some(_)) if error.code != UNREADABLE_MESSAGE => {
+                        Some(JsonRpcMessage::error(error, id))
+                    }
+                    (Ok(_) | Err(_), _) => None,
+                };
+                if let Some(error) = error {
                     return Ok(StreamableHttpPostResponse::Json(error, session_id));
                 }
                 let text = one_line(&redact_text(&String::from_utf8_lossy(&body)), MAX_ERROR);
@@ -330,8 +324,7 @@ fn mend_events(events: EventStream, waiting: Option<RequestId>) -> EventStream {
         let data = event.data.take().unwrap_or_default();
         let error = match (mistake, read_message(data.as_bytes())) {
             (Some(reason), _) => Some(unreadable_error(&reason)),
-            (None, Ok(JsonRpcMessage::Error(JsonRpcError { id: None, error, .. }))) => Some(error),
-            (None, Err(Some((reason, _)))) if !data.trim().is_empty() => Some(unreadable_error(&reason)),
+            (None, Err(Some((error, _)))) if !data.trim().is_empty() => Some(error),
             (None, Ok(_) | Err(_)) => None,
         };
         event.data = match (error, &waiting) {

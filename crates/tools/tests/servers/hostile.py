@@ -148,7 +148,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             body = encode_answer(message)
             if self.path == "/events":
                 body, kind = b"".join(b"data: " + line + b"\n" for line in body.split(b"\n")) + b"\n", "text/event-stream"
-        self.send_response(200 if body else 202)
+        # A server that can't read a request says so with a status, too.
+        is_refused = kind == "application/json" and b'"id": null' in body
+        self.send_response(400 if is_refused else 200 if body else 202)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
