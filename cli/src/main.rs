@@ -167,6 +167,7 @@ fn main() -> ExitCode {
     if let Some(code) = millrace_worker::run_as_launcher() {
         return code;
     }
+    let hidden = program::hide_from_other_processes();
     if let Some(code) = millrace_local_cluster::run_if_internal_command(std::env::args_os()) {
         return code;
     }
@@ -174,7 +175,7 @@ fn main() -> ExitCode {
         return print_command_error(CommandError::invalid_input(error));
     }
     let Cli { command, profile } = help::parse_command_line();
-    match millrace_runtime::ops::shutdown::block_on(dispatch_command(command, profile)) {
+    match millrace_runtime::ops::shutdown::block_on(dispatch_command(command, profile, hidden)) {
         Ok(Ok(code)) => code,
         Ok(Err(error)) => print_command_error(error),
         Err(error) => print_command_error(CommandError::unusable_environment(error)),
@@ -210,7 +211,11 @@ fn format_with_causes(error: &anyhow::Error) -> String {
     program::format_with_causes(error.as_ref())
 }
 
-async fn dispatch_command(command: Command, profile: Option<String>) -> Result<ExitCode, CommandError> {
+async fn dispatch_command(
+    command: Command,
+    profile: Option<String>,
+    hidden: std::io::Result<()>,
+) -> Result<ExitCode, CommandError> {
     // Processes of a cluster log what they do; commands for people log errors only.
     let level = match &command {
         Command::Supervisor(_)
@@ -264,6 +269,7 @@ async fn dispatch_command(command: Command, profile: Option<String>) -> Result<E
         | Command::Bench(_) => "error",
     };
     millrace_runtime::ops::telemetry::init_logging(level);
+    program::warn_if_visible(hidden);
     let shutdown = millrace_runtime::ops::shutdown::token_cancelled_by_signals()
         .map_err(CommandError::unusable_environment)?;
     let exit = match command {

@@ -213,7 +213,7 @@ fn a_parent_killed_while_starting_leaves_no_process() {
     let mut seen = 0;
     for step in 0..40_u64 {
         let mut parent = cluster_command(&data, &sleeping_children_json())
-            .env("MARK", &mark)
+            .env("MILLRACE_TEST_MARK", &mark)
             .stdout(Stdio::null())
             .spawn()
             .unwrap();

@@ -299,7 +299,7 @@ impl SecretRedactor {
         Cow::Owned(out)
     }
 
-    /// Returns the first secret behind a position. One that the end of the bytes cuts has at least `least` of its bytes.
+    /// Returns the first secret from a position on. One that the end of the bytes cuts counts from `least` bytes on.
     fn find_secret(&self, bytes: &[u8], from: usize, least: usize) -> Option<Range<usize>> {
         if self.values.is_empty() {
             return None;
@@ -313,7 +313,7 @@ impl SecretRedactor {
             .find_map(|at| Some(at..self.secret_end(bytes, at, least)?))
     }
 
-    /// Returns the position of the end of the bytes that may begin or be a secret, or their length.
+    /// Returns the position from which the bytes may begin a secret, or are one at their end; otherwise their length.
     fn find_open_secret(&self, bytes: &[u8]) -> usize {
         let mut from = 0;
         while let Some(secret) = self.find_secret(bytes, from, 1) {

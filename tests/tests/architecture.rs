@@ -49,7 +49,8 @@ const WORKER: [&str; 8] = [
 fn dependencies_follow_the_table() {
     let allowed: BTreeMap<&str, &[&str]> = BTreeMap::from([
         ("millrace-protocol", &[][..]),
-        ("millrace-runtime", &["millrace-protocol"]),
+        ("millrace-process-privacy", &[]),
+        ("millrace-runtime", &["millrace-protocol", "millrace-process-privacy"]),
         ("millrace-strict-yaml", &["millrace-protocol"]),
         ("millrace-models", &["millrace-protocol"]),
         ("millrace-documents", &[]),

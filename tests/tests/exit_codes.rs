@@ -353,3 +353,42 @@ async fn a_local_cluster_that_is_stopped_exits_with_0() {
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(wait_for_exit("millrace up", &mut child).code(), Some(STOPPED));
 }
+
+/// Returns the environment of a running process, as other processes see it.
+fn visible_environment(pid: u32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).replace('\0', "\n").trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[cfg(target_os = "linux")]
+async fn no_role_shows_its_environment_after_the_start() {
+    let (folder, server) = (create_input_folder(), NatsServer::start());
+    let mut programs: Vec<_> = ROLES.iter().flat_map(|role| role_programs(role)).collect();
+    programs.push((millrace_program().to_owned(), "metrics".into()));
+    programs.push((millrace_program().to_owned(), "serve".into()));
+    // The first supervisor creates the cluster.
+    let mut started: Vec<(String, Child)> = Vec::new();
+    for (program, first) in &programs {
+        let arguments = match first.as_str() {
+            "serve" => format!("serve --api 127.0.0.1:0 --nats {}", server.url),
+            first => format!("{first} --http 127.0.0.1:0 --nats {}", server.url),
+        };
+        let mut command = program_command(program, folder.path(), &arguments);
+        command.env("SOME_PROVIDER_API_KEY", "canary-key").env("MILLRACE_TEST_MARK", "marked");
+        command.env("NAME_WITHOUT_VALUE", "").env("ÜMLAUT", "canary-ü");
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        started.push((format!("{} {arguments}", program.display()), child));
+    }
+    for (name, child) in &started {
+        wait_for_value(DEADLINE, &format!("the environment of {name} is hidden"), async || {
+            (visible_environment(child.id()) == "MILLRACE_TEST_MARK=marked").then_some(())
+        })
+        .await;
+    }
+    for (name, child) in &mut started {
+        assert!(child.try_wait().unwrap().is_none(), "{name} has ended");
+        kill_process(Pid::from_child(child), Signal::KILL).unwrap();
+        wait_for_exit(name, child);
+    }
+}

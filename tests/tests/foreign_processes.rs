@@ -1,6 +1,8 @@
 //! Processes of programs, hooks and MCP servers, however they hide from the worker, and however the attempt ends.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -11,13 +13,15 @@ use millrace_runtime::Bus;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster, remove_millrace_variables};
 use millrace_tests::machine::share_machine;
 use millrace_tests::plans::{echo_task, fixed_submission, run_id, submit_run, wait_for_run_history};
+use millrace_tests::processes::NamedProcesses;
 use millrace_tests::program::millrace_program;
 use millrace_tests::wait_for_value;
 use millrace_tests::waits::TIMEOUT;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const ZOO: &str = include_str!("foreign_processes/zoo.py");
+const LOOK: &str = include_str!("foreign_processes/look.py");
 /// The capabilities: a program, an agent with a hook, and an agent with an MCP server.
 const STARTERS: [&str; 3] = ["program", "hook", "server"];
 /// The log line of a worker that takes tasks.
@@ -279,4 +283,68 @@ async fn no_foreign_process_outlives_its_attempt() {
         stop_cluster_with_attempts(&mut zoo, by_down.saturating_sub(round * 8).min(8)).await;
     }
     eprintln!("{attempts} attempts left no process");
+}
+
+/// A program looks for the key of its worker, which has many variables: as the user of this test, and as another user if this one is root.
+#[tokio::test(flavor = "multi_thread")]
+#[cfg(target_os = "linux")]
+async fn no_program_reads_the_keys_of_its_worker() {
+    let _shared = share_machine();
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let allow = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+    allow(folder.path());
+    fs::write(path("look.py"), LOOK).unwrap();
+    fs::copy(millrace_program(), path("millrace")).unwrap();
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
+    let bus = cluster.connect_bus().await;
+    for user in if is_root { &["", "65534"][..] } else { &[""] } {
+        let name = format!("look{user}");
+        let capability = json!({
+            "kind": "command", "name": name, "description": "x", "environment": ["PASSED_ON"],
+            "command": ["python3", "look.py", "planted-", "key-4f9a", name],
+        });
+        fs::write(path(&format!("{name}.yaml")), capability.to_string()).unwrap();
+        let (program, file, home) =
+            (path("millrace"), path(&format!("{name}.yaml")), path(&format!("home{user}")));
+        fs::create_dir(&home).unwrap();
+        allow(&home);
+        let connection: Vec<_> = cluster.millrace_command().get_envs().map(own_variable).collect();
+        NamedProcesses::start_process(&mut cluster, ProcessRole::Worker, &name, move |id| {
+            let mut command = Command::new(&program);
+            if !user.is_empty() {
+                command = Command::new("setpriv");
+                command
+                    .args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"])
+                    .arg(&program);
+            }
+            let mut command = remove_millrace_variables(command);
+            command.args(["worker", "--id", id, "--capability"]).arg(&file);
+            command.envs(connection.clone()).env("HOME", &home).env("MILLRACE_DATA", &home);
+            command.env("MILLRACE_DOCUMENT_CACHE", &home).env("OPENAI_API_KEY", "planted-key-4f9a");
+            command.envs((0..2_000).map(|number| (format!("VARIABLE_{number}"), "x".repeat(50))));
+            command.env("PASSED_ON", "passed on");
+            command
+        });
+        let run = run_id(&format!("run-{name}"));
+        submit_run(&bus, &run, &fixed_submission(vec![task_for(&name)])).await;
+        let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+        let log = cluster.read_log(&name);
+        assert_eq!(history.folded_plan().run.end.as_ref().unwrap().reason, EndReason::Completed, "{log}");
+        let found: Value = serde_json::from_slice(&fs::read(path(&name)).unwrap()).unwrap();
+        assert_eq!(
+            (&found["shown"], &found["passed_on"]),
+            (&json!([]), &json!("passed on")),
+            "{user}: {found}"
+        );
+        let above = |field: &str| found[field].as_array().unwrap().contains(&json!(cluster.pid(&name)));
+        assert!(above("above") && (is_root && user.is_empty() || !above("opened")), "{user}: {found}");
+        assert!(!log.contains("cannot hide the environment"), "{log}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn own_variable((name, value): (&OsStr, Option<&OsStr>)) -> (OsString, OsString) {
+    (name.to_owned(), value.unwrap_or_default().to_owned())
 }

@@ -17,6 +17,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millrace_runtime::program::MARK_VARIABLE;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use serde::Serialize;
@@ -495,8 +496,8 @@ fn child_command(child: &ChildSpec, launcher: &Launcher, layout: &DataLayout) ->
 }
 
 /// The variables of any program: where things are, and how it prints.
-const SYSTEM_VARIABLES: [&str; 9] =
-    ["PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "TZ", "NO_COLOR", "LD_LIBRARY_PATH"];
+const SYSTEM_VARIABLES: [&str; 10] =
+    ["PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "TZ", "NO_COLOR", "LD_LIBRARY_PATH", MARK_VARIABLE];
 const SYSTEM_PREFIXES: [&str; 3] = ["LC_", "XDG_", "DYLD_"];
 /// The settings of Millrace and of the libraries that it is built with: of their logs, threads, certificates and exporters.
 const SUPERVISOR_PREFIXES: [&str; 5] = ["MILLRACE_", "RUST_", "TOKIO_", "SSL_", "OTEL_"];

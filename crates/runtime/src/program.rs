@@ -18,8 +18,10 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
+pub use millrace_process_privacy::{MARK_VARIABLE, hide_from_other_processes};
 use millrace_protocol::safe_text::{is_unsafe, terminal_text};
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use crate::nats::bus::Bus;
 use crate::ops::health::{Health, HttpServer, ListenError, ServerPoller};
@@ -105,14 +107,16 @@ impl ProgramError {
     }
 }
 
-/// Runs a program to its end: starts logging and a runtime, cancels the token at the first SIGTERM or SIGINT, prints the
-/// error, and returns the exit code.
+/// Runs a program to its end: hides its environment from other processes, starts logging and a runtime, cancels the token at
+/// the first SIGTERM or SIGINT, prints the error, and returns the exit code.
 pub fn run_program<F>(name: &str, role: impl FnOnce(CancellationToken) -> F) -> ExitCode
 where
     F: Future<Output = Result<(), ProgramError>>,
 {
+    let hidden = hide_from_other_processes();
     let outcome = block_on(async {
         telemetry::init_logging("info");
+        warn_if_visible(hidden);
         role(token_cancelled_by_signals()?).await
     });
     match outcome.map_err(ProgramError::bad_environment).and_then(|outcome| outcome) {
@@ -121,6 +125,13 @@ where
             eprintln!("{}", terminal_text(&format!("{name}: {}", format_with_causes(&error))));
             error.exit_code().into()
         }
+    }
+}
+
+/// Logs a warning if the environment of this process could not be hidden. Called when logging has started.
+pub fn warn_if_visible(hidden: std::io::Result<()>) {
+    if let Err(error) = hidden {
+        warn!(%error, "cannot hide the environment from other processes of this user; its keys may be readable");
     }
 }
 
