@@ -176,3 +176,20 @@ fn body_problem(rejection: BytesRejection) -> Problem {
         _ => Problem::new(ProblemKind::InvalidRequest, rejection.body_text()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn bodies_may_have_a_byte_order_mark_and_halves_of_characters() {
+        for body in
+            [&b"\xEF\xBB\xBF{\"a\": \"\\ud83d\"}"[..], b" {\"a\": \"\\ud83d\"}", b"{\"a\": \"\xED\xA0\xBD\"}"]
+        {
+            assert_eq!(parse_json::<Value>(body).ok(), Some(json!({"a": "\u{fffd}"})));
+        }
+        assert!(parse_json::<Value>(b"\xEF\xBB\xBF[1]").is_err());
+    }
+}
