@@ -315,6 +315,6 @@ mod tests {
         assert_eq!(names(&["--since", "2026-11-22T08:00:00Z"]), ["b", "c"]);
         assert_eq!(names(&["--since", "2026-11-22T10:00:00Z", "--limit", "5"]), ["c"]);
         let error = parse_since("soon").unwrap_err();
-        assert!(error.contains("neither a duration"), "{error}");
+        assert!(error.contains("neither a time"), "{error}");
     }
 }
