@@ -132,18 +132,20 @@ fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp, hold: Option<&str>
     let paused = plan.pause_reason().map(|reason| {
         let resume = command_hint(&format!("resume {run}"));
         match reason {
-            // The advice comes first, because long lines are cut.
             PauseReason::Provider(wait) => format!(
-                "paused: `{resume}` tries again at once{}; the provider of {} has not answered since {}; last error: {}",
-                describe_requested_wait(wait, now),
+                "paused: the provider of {} has not answered since {}; `{resume}` tries again at once{}",
                 single_line(&wait.model),
                 format_clock(wait.since),
-                single_line(&wait.error)
+                describe_requested_wait(wait, now)
             ),
             PauseReason::Interruption => format!("interrupted: nothing of it runs until `{resume}`"),
             PauseReason::User => format!("paused: no new tasks start until `{resume}`"),
         }
     });
+    let error = match plan.pause_reason() {
+        Some(PauseReason::Provider(wait)) => Some(format!("last error: {}", single_line(&wait.error))),
+        Some(PauseReason::Interruption | PauseReason::User) | None => None,
+    };
     let winding = plan.run.winding_down.as_ref().filter(|_| is_live);
     let winding = winding.map(|(reason, detail)| format!("winding down ({reason}): {}", single_line(detail)));
     let budget =
@@ -158,7 +160,7 @@ fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp, hold: Option<&str>
         .filter(|end| !end.detail.is_empty() && (end.reason != EndReason::Completed || is_plain));
     let end = end.map(|end| format!("{}: {}", end.reason, single_line(&end.detail)));
     let more = resume_command_hint(run, plan).map(|how| format!("resume it: {how}"));
-    [paused, planning, winding, budget, describe_usage_by_role(plan), lost, end, more]
+    [paused, error, planning, winding, budget, describe_usage_by_role(plan), lost, end, more]
         .into_iter()
         .flatten()
         .collect()
