@@ -206,7 +206,6 @@ fn print_command_error(stop: CommandError) -> ExitCode {
     stop.exit.into()
 }
 
-/// Formats an error and its causes.
 fn format_with_causes(error: &anyhow::Error) -> String {
     program::format_with_causes(error.as_ref())
 }

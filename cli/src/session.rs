@@ -37,9 +37,7 @@ pub struct ClusterSession {
 /// The start of a cluster, if none is running.
 #[derive(Clone, Copy)]
 pub struct ClusterStart<'a> {
-    /// Its options.
     pub options: &'a LocalOptions,
-    /// The web.
     pub web: WebOffer,
 }
 
@@ -87,7 +85,6 @@ impl ClusterSession {
         )))
     }
 
-    /// The cluster.
     pub fn info(&self) -> &ClusterInfo {
         &self.info
     }

@@ -54,9 +54,6 @@ impl SteeringArguments {
     }
 
     /// Sends the command that `make` derives from the run's plan if `check` allows it, waits for the decision, and prints it.
-    ///
-    /// # Errors
-    /// As for [`Self::command`].
     pub async fn checked_command(
         self,
         interrupt: &CancellationToken,

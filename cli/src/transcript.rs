@@ -55,7 +55,6 @@ impl TranscriptPrinter {
         is_new
     }
 
-    /// Returns the lines of an entry.
     pub fn entry_lines(&mut self, entry: &TranscriptEntry) -> Vec<String> {
         let (head, texts) = self.render(&entry.journal, &entry.event);
         let mut lines = vec![format!("{} {head}", entry.at.strftime("%H:%M:%S"))];

@@ -25,9 +25,6 @@ pub struct CapabilitySnapshot {
 
 impl CapabilitySnapshot {
     /// Reads the registry and the heartbeats, which are returned as signs of life too.
-    ///
-    /// # Errors
-    /// The server does not answer.
     pub async fn read(bus: &Bus) -> Result<(Self, Vec<WorkerSign>), Fault> {
         let mut cluster =
             CapabilityRegistry::from_descriptions(registry::read_capabilities(bus).await?.values());

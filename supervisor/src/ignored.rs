@@ -33,9 +33,7 @@ pub(crate) enum IgnoredMessage {
     UnknownSubject,
     /// It is on the subject of decisions and is none.
     NoDecision,
-    /// It is an unreadable submission.
     UnreadableSubmission,
-    /// It is an unreadable command.
     UnreadableCommand,
     /// It is an unreadable journal entry.
     UnreadableEntry,

@@ -49,7 +49,6 @@ const BUCKET_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The time after which the buckets are checked without a fault: a supervisor reads neither summaries nor rate limits, and
 /// clients and workers can't create buckets.
 const BUCKET_AUDIT_INTERVAL: Duration = Duration::from_secs(10);
-/// The interval of heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
 /// The time that a lane waits for a new owner after its owner crashed, so that an unreadable lane does not spin.
 const CRASH_BACKOFF: Duration = Duration::from_millis(500);
@@ -87,9 +86,6 @@ struct OwnedLane {
 
 impl LaneManager {
     /// Opens the buckets and reads the first capability snapshot.
-    ///
-    /// # Errors
-    /// The server does not answer.
     pub async fn open(
         bus: &Bus,
         me: WorkerId,

@@ -82,9 +82,6 @@ pub struct SupervisorConfig {
 }
 
 /// Runs the supervisor that a command line asks for. See [`run_supervisor`].
-///
-/// # Errors
-/// As for [`run_supervisor`].
 pub async fn run_with_args(args: SupervisorArgs, shutdown: CancellationToken) -> Result<(), ProgramError> {
     run_supervisor(args.into_config(), shutdown).await
 }

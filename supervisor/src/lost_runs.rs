@@ -48,9 +48,6 @@ fn is_in_lane(summary: &RunSummary) -> bool {
 
 /// Updates the summaries of the runs that a lane does not hold any more: those in the archive are marked as archived, and the
 /// others are reported as lost. `known` are the runs that the lane holds.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn report_lost_runs(
     bus: &Bus,
     lane: Lane,
@@ -88,9 +85,6 @@ pub async fn report_lost_runs(
 }
 
 /// Writes the damage of a run's log into its summary.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn report_damage(bus: &Bus, summary: RunSummary, damage: String) -> Result<(), Fault> {
     error!(run = %summary.run, lane = %summary.lane, damage, "the log of this run is damaged; it cannot continue");
     let summary = RunSummary { log_damage: Some(damage), updated: clock::now(), ..summary };

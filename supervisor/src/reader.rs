@@ -48,26 +48,15 @@ const COMPACT_INTERVAL: usize = 4_096;
 #[derive(Debug)]
 pub enum LaneItem {
     /// A decision: ours, or that of another supervisor.
-    Decision {
-        /// Its sequence.
-        sequence: u64,
-    },
+    Decision { sequence: u64 },
     /// A forged message among the decisions. Its content is ignored, but the next append must expect its sequence, until
     /// it is deleted.
-    Forged {
-        /// Its sequence.
-        sequence: u64,
-    },
+    Forged { sequence: u64 },
     /// A submission that this process can't read, but another may: a newer release wrote it, or its body is missing. Its
     /// run is parked.
     OpaqueSubmission,
     /// A fact to decide on.
-    Fact {
-        /// Its sequence.
-        sequence: u64,
-        /// The fact.
-        fact: Box<Fact>,
-    },
+    Fact { sequence: u64, fact: Box<Fact> },
     /// The time at which the server stored the submission of the run.
     SubmittedAt(Timestamp),
     /// A worker, critic or planner claimed the work of this journal.
@@ -92,9 +81,6 @@ impl LogPosition {
 }
 
 /// Returns `true` if the lane contains the message at this position.
-///
-/// # Errors
-/// The server does not answer.
 pub async fn has_position(bus: &Bus, lane: Lane, position: LogPosition) -> Result<bool, Fault> {
     if position.sequence == 0 {
         return Ok(true);
@@ -106,11 +92,9 @@ pub async fn has_position(bus: &Bus, lane: Lane, position: LogPosition) -> Resul
 /// A lane that was read and folded.
 #[derive(Default)]
 pub struct FoldedLane {
-    /// Its runs.
     pub runs: HashMap<RunId, LiveRun>,
     /// The position of the last message that was read.
     pub position: LogPosition,
-    /// Its stray messages.
     pub strays: StrayMessages,
     /// `true` if answered journals were left out.
     pub is_without_journals: bool,
@@ -238,9 +222,6 @@ fn kind_of_stray(record: &StreamRecord) -> IgnoredMessage {
 }
 
 /// Reads and folds one run again, from the archive too if that holds its beginning.
-///
-/// # Errors
-/// The server does not answer.
 pub fn fold_run<'a>(bus: &'a Bus, lane: Lane, run: &'a RunId) -> BoxFuture<'a, Result<LiveRun, Fault>> {
     async move {
         let mut folding = RunFoldState::default();
@@ -274,7 +255,6 @@ pub enum ArchivedRun {
     Ended {
         /// The sequence of the last message of the run that was read in the lane; 0 if there was none.
         through: u64,
-        /// The run.
         folded: Box<LiveRun>,
     },
     /// The lane continues it: with decisions, or with a command that may reopen it.
@@ -490,12 +470,10 @@ impl LaneFeed {
     }
 }
 
-/// A new message of a lane.
 #[derive(Debug)]
 pub struct LaneMessageItems {
     /// Its run; `None` if its subject names none.
     pub run: Option<RunId>,
-    /// Its sequence.
     pub sequence: u64,
     /// `true` if it is a stray even if its run is known.
     pub is_forged: bool,

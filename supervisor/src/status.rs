@@ -32,7 +32,6 @@ pub(crate) struct SupervisorStatus {
     folding: Histogram,
 }
 
-/// The status of one lane.
 pub(crate) struct LaneStatus {
     started: Instant,
     is_caught_up: AtomicBool,

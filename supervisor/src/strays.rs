@@ -57,7 +57,6 @@ pub(crate) async fn delete_strays(bus: &Bus, stream: &str, strays: Vec<SequenceR
     rest
 }
 
-/// The interval of scans.
 const SCAN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Scans the files and the object stores for forged messages and deletes them, and removes invalid entries of the

@@ -30,6 +30,8 @@
 //! }
 //! ```
 
+#![warn(missing_docs)]
+
 pub mod agent;
 mod args;
 mod attempt;

@@ -70,7 +70,6 @@ impl FileArguments {
         }
     }
 
-    /// The cluster.
     pub fn target(&self) -> &ClusterTarget {
         &self.target
     }

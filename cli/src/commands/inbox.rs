@@ -155,7 +155,6 @@ fn print_question(run: &RunId, record: RunQuestion<'_>, now: Timestamp, width: O
     print_stdout_line("");
 }
 
-/// A run that is watched.
 #[derive(Default)]
 struct WatchedRun {
     counts: QuestionCounts,

@@ -68,7 +68,6 @@ fn parse_since(text: &str) -> Result<Timestamp, String> {
 /// A run and its summary; `None` if no supervisor has started it.
 type ListedRun = (RunId, Option<RunSummary>);
 
-/// Lists the runs.
 pub async fn run_command(arguments: ListArguments) -> Result<CommandExit, CommandError> {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     let is_offline = reading.is_offline();

@@ -72,7 +72,6 @@ impl From<LogRole> for ChildRole {
     }
 }
 
-/// A line of a log.
 #[derive(Debug, PartialEq, Eq)]
 struct LogLine {
     process: String,

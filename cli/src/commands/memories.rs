@@ -22,7 +22,6 @@ Examples:
   millrace memories team/style.md --list         list its versions
   millrace memories team/style.md --remove       remove it; agents no longer see it";
 
-/// The command.
 const COMMAND: &str = "memories";
 /// The author of removals.
 const AUTHOR: &str = "millrace memories";

@@ -40,7 +40,6 @@ pub struct ReplayArguments {
     target: ClusterTarget,
 }
 
-/// Replays a run.
 pub async fn run_command(arguments: ReplayArguments) -> Result<CommandExit, CommandError> {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     reading.read_and_close(async |bus| replay_run(bus, &arguments).await).await

@@ -114,7 +114,6 @@ struct CertificateSummary {
     soon: Option<Timestamp>,
 }
 
-/// A problem and its fix.
 type ProblemWithFix = (String, String);
 
 fn check_tls_files(tls: &TlsFiles, now: Timestamp) -> Result<CertificateSummary, ProblemWithFix> {

@@ -45,13 +45,11 @@ pub enum SampleEnd {
 pub struct ClusterSampler<'a> {
     /// The cluster.
     pub bus: &'a Bus,
-    /// The configuration.
     pub configuration: &'a Configuration,
     /// The documents, uploaded; `None` if there are none.
     pub documents: Option<DocumentSet>,
     /// The documents, for checks of citations.
     pub corpus: &'a Corpus,
-    /// The conditions.
     pub conditions: &'a SampleConditions,
     /// Ends the measurement.
     pub interrupt: &'a CancellationToken,

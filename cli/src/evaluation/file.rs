@@ -100,7 +100,6 @@ impl std::fmt::Display for EntryName {
 /// A set of models and capability files that is evaluated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Configuration {
-    /// Its name.
     pub name: EntryName,
     /// Its models, as `[CAPABILITY=]MODEL`; none are the default models.
     pub models: Vec<String>,

@@ -24,10 +24,8 @@ pub enum AnswerKind {
     Missing,
 }
 
-/// The score of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleScore {
-    /// The kind of answer.
     pub kind: AnswerKind,
     /// `true` if the run ended with an accepted deliverable.
     pub is_accepted: bool,
@@ -93,9 +91,7 @@ pub struct ConfigurationScore {
     pub samples: u32,
     /// Those with an accepted deliverable.
     pub accepted: u32,
-    /// The expected facts.
     pub facts_expected: u32,
-    /// The facts found.
     pub facts_found: u32,
     /// The wrong statements.
     pub wrong: u32,
@@ -107,11 +103,9 @@ pub struct ConfigurationScore {
     pub unfounded: u32,
     /// Samples of other questions whose deliverable states that there is no answer.
     pub answers_missed: u32,
-    /// The citations.
     pub citations: u32,
     /// Those that resolve.
     pub resolved_citations: u32,
-    /// The usage.
     pub usage: Usage,
     /// The working time in milliseconds.
     pub elapsed_ms: u64,

@@ -30,7 +30,6 @@ pub struct SampleConditions {
 pub struct SampleJob<'a> {
     /// Its identity.
     pub key: SampleKey,
-    /// Its objective.
     pub objective: &'a Objective,
 }
 

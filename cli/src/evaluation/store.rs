@@ -27,9 +27,7 @@ const LOCK: &str = "lock";
 /// The identity of a sample.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SampleKey {
-    /// The configuration.
     pub configuration: String,
-    /// The objective.
     pub objective: String,
     /// Its number, from 1.
     pub sample: u32,
@@ -68,13 +66,11 @@ pub struct SampleRecord {
     pub citations: u32,
     /// Those that resolve.
     pub resolved_citations: u32,
-    /// The usage.
     pub usage: Usage,
     /// The working time in milliseconds.
     pub elapsed_ms: u64,
 }
 
-/// A line of the log.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum LogLine {

@@ -6,12 +6,9 @@ use super::score::{ConfigurationScore, method_name, percent};
 use super::store::SampleMethod;
 use crate::view::{align_columns, separate_thousands};
 
-/// The scores of a configuration.
 #[derive(Debug, Default)]
 pub struct ConfigurationScores {
-    /// Its name.
     pub name: String,
-    /// Its runs.
     pub runs: ConfigurationScore,
     /// The model alone, if that was measured.
     pub ceiling: Option<ConfigurationScore>,

@@ -88,7 +88,6 @@ pub struct Wording {
 }
 
 impl Wording {
-    /// Reads a text.
     pub fn read(text: &str) -> Self {
         static CITATION: LazyLock<Regex> =
             LazyLock::new(|| Regex::new(r"\[(?:[A-Za-z0-9_.-]+/)?S?[0-9]{1,6}\]").expect("a valid pattern"));

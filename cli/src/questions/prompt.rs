@@ -24,14 +24,12 @@ const MAX_LINES: usize = 14;
 /// Maximum number of bytes that a person may type.
 const MAX_TYPED: usize = 16_000;
 
-/// A key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
     /// A character.
     Char(char),
     /// Erases the last character.
     Backspace,
-    /// Erases the line.
     EraseLine,
     /// Ends the line.
     Enter,
@@ -42,11 +40,9 @@ pub enum Key {
 pub enum PromptAction {
     /// Sends an answer to the question.
     Send {
-        /// The question.
         id: QuestionId,
         /// The question as the person has seen it.
         question: Box<Question>,
-        /// The answer.
         answer: Answer,
     },
     /// Opens an editor on the arguments of the call.
@@ -69,7 +65,6 @@ enum PromptState {
     Response,
     /// The feedback on a result that is rejected.
     Feedback,
-    /// The editor.
     Editor,
     /// The decision of a supervisor on the answer.
     Sending,
@@ -83,7 +78,6 @@ struct CurrentQuestion {
     state: PromptState,
 }
 
-/// The prompt.
 #[derive(Debug)]
 pub struct QuestionPrompt {
     current: Option<CurrentQuestion>,

@@ -33,7 +33,6 @@ const MARGIN: usize = 3;
 /// Something that the prompt waits for.
 #[derive(Debug)]
 pub enum PromptEvent {
-    /// A key.
     Key(Key),
     /// The editor has ended: the new arguments, `None` if they are unchanged, or a mistake.
     Edited(Result<Option<String>, String>),
@@ -96,7 +95,6 @@ impl InPlaceAnswers {
         self.lines.drain(..).for_each(|line| view.print_line(&line));
     }
 
-    /// Handles an event.
     pub fn handle(&mut self, event: PromptEvent, view: &mut RunDisplay) {
         let action = match event {
             PromptEvent::Key(key) => self.prompt.press(key),

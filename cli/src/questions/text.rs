@@ -212,7 +212,6 @@ pub fn format_board_lines(run: &RunId, plan: &Plan, now: Timestamp, width: usize
     lines
 }
 
-/// Cuts a line.
 pub fn cut_end(line: &str, width: usize) -> String {
     if line.chars().count() <= width {
         return line.to_owned();

@@ -34,9 +34,6 @@ pub struct RunReport {
 
 impl RunReport {
     /// Fetches the deliverable of a run that has ended. Returns the history as `Err` if the run has not ended.
-    ///
-    /// # Errors
-    /// The cluster does not answer.
     pub async fn fetch_if_ended(
         bus: &Bus,
         run: &RunId,
@@ -50,12 +47,10 @@ impl RunReport {
         Ok(Ok(Self { run: run.clone(), history, end, deliverable }))
     }
 
-    /// The id of the run.
     pub fn run_id(&self) -> &RunId {
         &self.run
     }
 
-    /// The end of the run.
     pub fn run_end(&self) -> &RunEnd {
         &self.end
     }

@@ -5,9 +5,7 @@
 pub struct Assignment {
     /// The name of the variable.
     pub name: String,
-    /// Its value.
     pub value: String,
-    /// The line.
     pub line: usize,
 }
 

@@ -10,7 +10,6 @@ use toml::de::{DeTable, DeValue};
 
 use super::variables::{VARIABLES, ValueKind, Variable, VariableScope};
 
-/// The settings in a file.
 #[derive(Debug, Default)]
 pub struct SettingsFile {
     /// Those that hold without a profile, too.
@@ -19,7 +18,6 @@ pub struct SettingsFile {
     pub profiles: BTreeMap<String, Vec<FileSetting>>,
 }
 
-/// A setting in a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FileSetting {
     /// The name of its variable.
@@ -39,7 +37,6 @@ pub enum FileOwner {
     Project,
 }
 
-/// A mistake in a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FileMistake {
     /// The line, from 1.

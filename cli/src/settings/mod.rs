@@ -74,23 +74,18 @@ pub struct Settings {
     pub warnings: Vec<String>,
 }
 
-/// A setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     /// The value of the variable.
     pub value: OsString,
-    /// The origin.
     pub origin: SettingOrigin,
 }
 
-/// The origin of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingOrigin {
-    /// The environment.
     Environment,
     /// A line of a file.
     File {
-        /// The file.
         file: PathBuf,
         /// The line, from 1.
         line: usize,

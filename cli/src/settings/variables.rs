@@ -5,7 +5,6 @@
 pub struct Variable {
     /// The name, which begins with [`PREFIX`].
     pub name: &'static str,
-    /// The kind of its value.
     pub kind: ValueKind,
     /// The places that may set it.
     pub scope: VariableScope,
@@ -49,7 +48,6 @@ pub enum VariableScope {
 /// The prefix of all names.
 pub const PREFIX: &str = "MILLRACE_";
 
-/// All variables.
 pub const VARIABLES: &[Variable] = &[
     everywhere("MILLRACE_DATA", ValueKind::Path, "millrace in the user's data folder"),
     everywhere("MILLRACE_NATS_URL", ValueKind::Text, "the local cluster on the data folder"),

@@ -9,7 +9,6 @@ use super::format_clock;
 use crate::history::RunHistory;
 use millrace_protocol::safe_text::single_line;
 
-/// The line for an event.
 pub fn format_event_line(event: &Event) -> String {
     single_line(&event.to_string())
 }

@@ -172,7 +172,6 @@ impl RunDisplay {
         }
     }
 
-    /// Ends the view.
     pub fn end_view(&mut self, run: &RunId, plan: &Plan) {
         match self {
             Self::Tree(tree) => tree.draw_final_board(run, plan, Timestamp::now()),

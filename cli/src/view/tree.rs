@@ -25,7 +25,6 @@ const REDRAW: Duration = Duration::from_millis(100);
 /// Maximum number of lines that stay on the screen after the run has ended.
 const LAST_LINES: usize = 40;
 
-/// The board on a terminal.
 pub struct TerminalBoard {
     terminal: Term,
     has_colours: bool,

@@ -69,9 +69,7 @@ impl JsonSchema for Cidr {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{host} resolves to {class}; only the public internet is allowed")]
 pub struct AddressRefusal {
-    /// The host.
     pub host: String,
-    /// The class of its address.
     pub class: AddressClass,
 }
 

@@ -12,7 +12,6 @@ pub enum AddressClass {
     Private,
     /// The local link, which includes cloud metadata services.
     LinkLocal,
-    /// Multicast.
     Multicast,
     /// Reserved for documentation, tests or future use.
     Reserved,

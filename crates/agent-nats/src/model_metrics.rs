@@ -84,7 +84,6 @@ pub(crate) fn create_series(model: &str) {
     drop(get_or_create_metrics(model));
 }
 
-/// The metrics of one model.
 struct ModelMetricSet {
     seconds: Histogram,
     requests: BTreeMap<&'static str, Counter>,

@@ -10,9 +10,6 @@ pub use millrace_models::selection::{ModelSelection, ModelSettings, ModelSpec};
 use crate::builtin::Extractive;
 
 /// Creates the models of a selection, including the built-in ones.
-///
-/// # Errors
-/// See [`CreateModelError`].
 pub fn open_model(
     selection: &ModelSelection,
     factory: &ModelFactory,

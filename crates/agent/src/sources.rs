@@ -15,25 +15,16 @@ use serde::{Deserialize, Serialize};
 /// Read access to everything an order refers to.
 pub trait OrderInputs: Send + Sync + 'static {
     /// Returns the result that an input refers to.
-    ///
-    /// # Errors
-    /// See [`OrderInputError`].
     fn read_result<'a>(
         &'a self,
         input: &'a InputResult,
     ) -> BoxFuture<'a, Result<TaskResult, OrderInputError>>;
 
     /// Returns the blob with this SHA-256.
-    ///
-    /// # Errors
-    /// See [`OrderInputError`].
     fn read_blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, OrderInputError>>;
 
     /// Returns the value of a step of an attempt at a task of the run, as JSON; `None` if its journal has no such step, or a replica that
     /// lags has not got it yet. The default knows no log.
-    ///
-    /// # Errors
-    /// See [`OrderInputError`].
     fn read_step<'a>(
         &'a self,
         task: &'a TaskId,
@@ -46,9 +37,6 @@ pub trait OrderInputs: Send + Sync + 'static {
 
     /// Returns the values of the steps of an attempt at a task of the run whose names begin with `prefix`, as JSON, in the order of
     /// its journal. The default knows no log.
-    ///
-    /// # Errors
-    /// See [`OrderInputError`].
     fn read_steps<'a>(
         &'a self,
         task: &'a TaskId,
@@ -61,9 +49,6 @@ pub trait OrderInputs: Send + Sync + 'static {
 
     /// Returns the run's plan as of the decision with the sequence `through`. The default knows no log and derives the
     /// plan from the order alone.
-    ///
-    /// # Errors
-    /// See [`OrderInputError`].
     fn read_plan<'a>(
         &'a self,
         order: &'a Order,
@@ -74,17 +59,11 @@ pub trait OrderInputs: Send + Sync + 'static {
     }
 
     /// Returns the run's plan as of its last decision. The default knows no log and derives the plan from the order alone.
-    ///
-    /// # Errors
-    /// See [`OrderInputError`].
     fn read_current_plan<'a>(&'a self, order: &'a Order) -> BoxFuture<'a, Result<Plan, OrderInputError>> {
         ready(Ok(plan_without_log(order))).boxed()
     }
 
     /// Returns the capabilities of the cluster and the number of live slots of each, for planners.
-    ///
-    /// # Errors
-    /// See [`OrderInputError`].
     fn read_offers(&self) -> BoxFuture<'_, Result<Vec<CapabilityOffer>, OrderInputError>> {
         let listing = self.read_capabilities();
         let offer = |about| CapabilityOffer { about, slots: None };
@@ -92,9 +71,6 @@ pub trait OrderInputs: Send + Sync + 'static {
     }
 
     /// Returns the capabilities of the cluster, for agents that consult each other.
-    ///
-    /// # Errors
-    /// See [`OrderInputError`].
     fn read_capabilities(&self) -> BoxFuture<'_, Result<Vec<CapabilityDescription>, OrderInputError>> {
         ready(Ok(Vec::new())).boxed()
     }

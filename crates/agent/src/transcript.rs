@@ -187,7 +187,6 @@ fn parse_agent_step(name: &str, value: &Value) -> Option<TranscriptStep> {
 pub struct StepName<'a> {
     /// The judge of a panel, from 0; `None` outside of panels.
     pub judge: Option<u32>,
-    /// The kind of the step.
     pub kind: StepKind<'a>,
 }
 
@@ -205,7 +204,6 @@ pub enum StepKind<'a> {
         turn: u64,
         /// The number of the call, from 0.
         index: u32,
-        /// The tool.
         tool: &'a str,
     },
     /// Tool calls are about to run that must not run twice.

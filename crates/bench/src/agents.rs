@@ -59,7 +59,6 @@ const MAX_MILLIS: f64 = 1.0;
 /// Maximum memory per attempt in kilobytes.
 const MAX_KILOBYTES: f64 = 200.0;
 
-/// The results.
 pub struct AgentResults {
     /// CPU time per step, compared with an append of the same size.
     pub comparison: BaselineComparison,

@@ -38,13 +38,9 @@ const HEADER_SIZE: usize = 6;
 /// One pass of a task through queue and journal, as message sizes in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct PassSizes {
-    /// The decision.
     pub decision: usize,
-    /// The order.
     pub order: usize,
-    /// The claim.
     pub claim: usize,
-    /// The outcome.
     pub outcome: usize,
 }
 

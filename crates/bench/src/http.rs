@@ -14,11 +14,8 @@ pub struct HttpConnection {
     received: Vec<u8>,
 }
 
-/// A response.
 pub struct HttpResponse {
-    /// The status.
     pub status: u16,
-    /// The body.
     pub body: Vec<u8>,
 }
 

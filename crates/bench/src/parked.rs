@@ -68,7 +68,6 @@ pub async fn measure_parking(
     ]))
 }
 
-/// Signals an event to a run.
 pub async fn signal_event(cluster: &BenchCluster, run: &RunId, name: &str) -> anyhow::Result<()> {
     let (bus, id) = (cluster.bus(), format!("signal-{run}-{name}"));
     let control = CommandAction::Signal { name: name.to_owned(), data: String::new() };

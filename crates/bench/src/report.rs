@@ -39,9 +39,7 @@ pub struct BoundedFigure {
     pub what: &'static str,
     /// The result; `None` if the system does not report it.
     pub figure: Option<f64>,
-    /// The unit.
     pub unit: &'static str,
-    /// The bound.
     pub bound: f64,
     /// `true` if the bound is a minimum, `false` if it is a maximum.
     pub at_least: bool,
@@ -81,7 +79,6 @@ pub struct BenchReport {
     /// Comparisons by benchmark.
     #[serde(flatten)]
     pub comparisons: BTreeMap<&'static str, BaselineComparison>,
-    /// Figures with a bound.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub growth: BTreeMap<&'static str, BoundedFigure>,
     /// Number of processors and relevant settings.
@@ -89,7 +86,6 @@ pub struct BenchReport {
 }
 
 impl BenchReport {
-    /// Returns the lines of the table.
     pub fn table_lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if !self.comparisons.is_empty() {
@@ -195,7 +191,6 @@ pub fn quantile(values: impl IntoIterator<Item = f64>, share: f64) -> f64 {
     values.get(at.min(values.len().saturating_sub(1))).copied().unwrap_or(0.0)
 }
 
-/// Returns a rate per second.
 pub fn rate_per_second(count: usize, took: Duration) -> f64 {
     count as f64 / took.as_secs_f64().max(1e-9)
 }

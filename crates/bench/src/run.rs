@@ -21,7 +21,6 @@ use crate::process::{CpuSeconds, cpu_seconds_between};
 use crate::stages::{LatencyStage, StageLatencies};
 use millrace_client::submit_run;
 
-/// The measurements of a run.
 #[derive(Debug)]
 pub struct RunMeasurement {
     /// Number of tasks.
@@ -53,7 +52,6 @@ pub fn run_timeout(tasks: u32) -> Duration {
 
 /// A run that has ended but is still in its lane.
 pub struct EndedRun {
-    /// The run.
     pub run: RunId,
     /// CPU seconds of each process from submission to end.
     pub seconds: CpuSeconds,

@@ -41,7 +41,6 @@ pub async fn start_warm_cluster(
     Ok(cluster)
 }
 
-/// Warms up a cluster.
 pub async fn warm_up_cluster(cluster: &mut BenchCluster, tasks: u32, reviewed: bool) -> anyhow::Result<()> {
     let began = Instant::now();
     while began.elapsed() < WARM_UP_TIME {

@@ -10,11 +10,8 @@ use crate::report::quantile;
 /// The message that ends a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatencyStage {
-    /// Decision.
     Decision,
-    /// Claim.
     Claim,
-    /// Outcome.
     Outcome,
 }
 

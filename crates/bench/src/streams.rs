@@ -36,7 +36,6 @@ const GATEWAY: &str = "gateway-1";
 /// The arrival of each message of the lane, at each reader.
 type Arrivals = Arc<Mutex<HashMap<u64, Vec<Timestamp>>>>;
 
-/// The figures.
 pub struct StreamFigures {
     /// The delays.
     pub comparison: BaselineComparison,

@@ -150,7 +150,6 @@ struct WakeUpTimes {
     to_end: f64,
 }
 
-/// Wakes runs one by one.
 async fn measure_wake_ups(cluster: &mut BenchCluster, runs: &[RunId]) -> anyhow::Result<WakeUpTimes> {
     let (mut claims, mut ends) = (Vec::new(), Vec::new());
     let (journal, any) = (Topic::journal_of_work(&plans::waiting_work()), |_: &StreamRecord| true);

@@ -47,9 +47,6 @@ impl<'a> Administrator<'a> {
     }
 
     /// Sets the rate limit of a model.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn set_limit(&self, name: &LimitName, limit: RateLimit) -> Result<(), Fault> {
         let RateLimit { requests, tokens } = limit;
         self.record(AuditAction::LimitSet { model: name.to_string(), requests, tokens }).await?;
@@ -57,9 +54,6 @@ impl<'a> Administrator<'a> {
     }
 
     /// Removes the rate limit of a model; returns `false` if it has none.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn remove_limit(&self, name: &LimitName) -> Result<bool, Fault> {
         if !rate_limits::has_limit(self.bus, name).await? {
             return Ok(false);
@@ -70,9 +64,6 @@ impl<'a> Administrator<'a> {
     }
 
     /// Sets the caps on the number of runs.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn set_caps(&self, caps: AdmissionCaps) -> Result<(), Fault> {
         self.record(AuditAction::RunCapsSet { caps }).await?;
         admission::set_caps(self.bus, &caps).await
@@ -91,9 +82,6 @@ impl<'a> Administrator<'a> {
     }
 
     /// Revokes a token and returns it; `None` if there is none with this id.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn revoke_token(&self, id: &TokenId) -> Result<Option<StoredToken>, Fault> {
         let Some(token) = read_token(self.bus, id).await? else { return Ok(None) };
         self.record(AuditAction::TokenRevoked { token_id: id.clone(), token_name: token.name }).await?;
@@ -121,10 +109,6 @@ impl<'a> Administrator<'a> {
         request_deletions(self.bus, runs, &self.actor.name).await
     }
 
-    /// Sets a retention rule.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn set_retention_rule(&self, name: &RunId, selection: PruneSelection) -> Result<(), Fault> {
         let action = AuditAction::RetentionRuleSet { rule: name.to_string(), selection: selection.clone() };
         self.record(action).await?;
@@ -133,9 +117,6 @@ impl<'a> Administrator<'a> {
     }
 
     /// Removes a retention rule; returns `false` if there is none of this name.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn remove_retention_rule(&self, name: &RunId) -> Result<bool, Fault> {
         if retention::list_rules(self.bus).await?.iter().all(|(rule, _)| rule != name.as_str()) {
             return Ok(false);
@@ -145,18 +126,12 @@ impl<'a> Administrator<'a> {
     }
 
     /// Changes the settings of sweeps.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn set_sweep_settings(&self, settings: &SweepSettings) -> Result<(), Fault> {
         self.record(AuditAction::BlobGraceSet { blob_grace_ms: settings.blob_grace_ms }).await?;
         retention::set_sweep_settings(self.bus, settings).await
     }
 
     /// Requests a sweep of blobs now.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn request_sweep(&self) -> Result<(), Fault> {
         self.record(AuditAction::SweepRequested).await?;
         retention::request_sweep(self.bus, &self.actor.name).await

@@ -70,9 +70,6 @@ pub async fn append_run_message<M: WireMessage>(
 
 /// Returns the reason why nobody will decide on a message to a run, if there is one: its deletion was requested, or its log is damaged.
 /// Such a message must not be appended.
-///
-/// # Errors
-/// The cluster does not answer.
 pub async fn find_obstacle(bus: &Bus, run: &RunId) -> Result<Option<Refusal>, Fault> {
     let summary = registry::read_summary(bus, run).await?;
     if let Some(damage) = summary.as_ref().and_then(|summary| summary.log_damage.as_ref()) {
@@ -91,9 +88,6 @@ pub async fn find_obstacle(bus: &Bus, run: &RunId) -> Result<Option<Refusal>, Fa
 }
 
 /// Appends a message of a client to the log of a run, unless nobody would decide on it, and waits for the decision.
-///
-/// # Errors
-/// As for [`append_run_message`].
 pub async fn append_and_await_decision<M: WireMessage>(
     bus: &Bus,
     run: &RunId,

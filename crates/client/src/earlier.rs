@@ -27,7 +27,6 @@ const MAX_FILES: usize = 2_000;
 /// The results of an earlier run.
 #[derive(Debug)]
 pub struct EarlierResults {
-    /// The run.
     pub about: EarlierRun,
     /// Its results as documents: the path and the content of each.
     pub documents: Vec<(String, Vec<u8>)>,
@@ -62,9 +61,6 @@ pub async fn read_earlier_run(bus: &Bus, text: &str) -> Result<EarlierResults, E
 }
 
 /// Returns the results of a run; `None` if there is no such run, or it has not ended.
-///
-/// # Errors
-/// The cluster does not answer.
 pub async fn read_results_of_run(bus: &Bus, run: &RunId) -> Result<Option<EarlierResults>, Fault> {
     let plan = read_plan(bus, run).await?;
     let Some(end) = &plan.run.end else { return Ok(None) };

@@ -27,9 +27,7 @@ pub enum FindError {
     /// Several run ids begin with this text.
     #[error("{text:?} matches runs {first} and {second}; give more of the id")]
     Ambiguous {
-        /// The text.
         text: String,
-        /// One of the runs.
         first: RunId,
         /// Another one.
         second: RunId,
@@ -41,9 +39,6 @@ pub enum FindError {
 
 /// Returns all runs with their summaries, oldest first. A run that no supervisor has summarized yet, as after a
 /// restore, is folded here; a run that has not started has no summary.
-///
-/// # Errors
-/// The server does not answer.
 pub async fn list_runs(bus: &Bus) -> Result<Vec<(RunId, Option<RunSummary>)>, Fault> {
     let summaries = registry::read_run_summaries(bus).await?.into_iter();
     let mut runs: Vec<_> = summaries.map(|summary| (summary.run.clone(), Some(summary))).collect();
@@ -62,9 +57,6 @@ pub async fn list_runs(bus: &Bus) -> Result<Vec<(RunId, Option<RunSummary>)>, Fa
 }
 
 /// Like [`list_runs`], with the unfinished runs as of their last decisions.
-///
-/// # Errors
-/// The server does not answer.
 pub async fn list_runs_from_log(bus: &Bus) -> Result<Vec<(RunId, Option<RunSummary>)>, Fault> {
     let mut runs = list_runs(bus).await?;
     for (run, summary) in &mut runs {

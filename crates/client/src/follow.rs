@@ -80,9 +80,6 @@ async fn follow_run_into_channel(
 }
 
 /// Returns the records of a run that has been archived, none if it has been deleted; `None` for any other run.
-///
-/// # Errors
-/// The server does not answer.
 pub async fn read_archived_records(bus: &Bus, run: &RunId) -> Result<Option<Vec<StreamRecord>>, Fault> {
     match registry::read_summary(bus, run).await? {
         Some(summary) if summary.archived => {
@@ -100,9 +97,6 @@ pub async fn read_archived_records(bus: &Bus, run: &RunId) -> Result<Option<Vec<
 
 /// Returns the records of a run if the archive holds some of them after sequence `after`: those of an archived run, or of one that was
 /// reopened. Otherwise none.
-///
-/// # Errors
-/// The server does not answer.
 pub async fn read_archived_part(bus: &Bus, run: &RunId, after: u64) -> Result<Vec<StreamRecord>, Fault> {
     let summary = registry::read_summary(bus, run).await?;
     let Some((_, archived)) = summary.and_then(|summary| summary.archived_span) else {

@@ -35,12 +35,7 @@ pub enum Journals {
 #[derive(Debug, Clone)]
 pub enum TaskUpdate {
     /// A decision on the run.
-    Decision {
-        /// Its sequence.
-        sequence: u64,
-        /// The decision.
-        decision: Decision,
-    },
+    Decision { sequence: u64, decision: Decision },
     /// An entry of one of the journals.
     Entry(Box<ReceivedEntry>),
 }
@@ -52,7 +47,6 @@ pub struct ReceivedEntry {
     pub sequence: u64,
     /// When it was appended.
     pub at: Timestamp,
-    /// The journal.
     pub journal: JournalKey,
     /// The entry, or the reason why it can't be decoded.
     pub entry: Result<JournalEntry, String>,

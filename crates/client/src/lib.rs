@@ -1,7 +1,8 @@
 //! Client of a cluster: submits, finds, follows, steers and reads runs.
 //!
 //! Everything is read from the log, and the caller folds it; no supervisor is queried. The connection is a
-//! [`millrace_runtime::Bus`], so that credentials and permissions are those of any other process.
+//! [`millrace_runtime::Bus`], so that credentials and permissions are those of any other process. A function that returns a [`Fault`]
+//! fails if the server does not respond; its documentation names the other reasons.
 
 mod administration;
 mod author;
@@ -66,9 +67,6 @@ pub async fn submit_new_run(bus: &Bus, submission: &Submission) -> Result<(RunId
 
 /// Returns the reason why a run that is submitted now would be refused: as many runs as `caps` allow wait. The supervisors decide: of
 /// runs that are submitted at the same time some may still be refused, and end then.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn find_admission_problem(bus: &Bus, caps: &AdmissionCaps) -> Result<Option<String>, Fault> {
     if caps.max_running_runs.is_none() || caps.max_waiting_runs.is_none() {
         return Ok(None);

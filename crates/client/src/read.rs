@@ -28,9 +28,6 @@ pub async fn read_decisions(bus: &Bus, run: &RunId, mut visit: impl FnMut(&Decis
 }
 
 /// Returns the state of a run as of its last decision.
-///
-/// # Errors
-/// As for [`read_decisions`].
 pub async fn read_plan(bus: &Bus, run: &RunId) -> Result<Plan, Fault> {
     let mut plan = Plan::default();
     read_decisions(bus, run, |decision| apply_decision(&mut plan, decision)).await?;
@@ -38,9 +35,6 @@ pub async fn read_plan(bus: &Bus, run: &RunId) -> Result<Plan, Fault> {
 }
 
 /// Returns the damage of a run's log, for which the run cannot continue; `None` if there is none.
-///
-/// # Errors
-/// The server does not answer.
 pub async fn read_log_damage(bus: &Bus, run: &RunId) -> Result<Option<String>, Fault> {
     let Some(summary) = registry::read_summary(bus, run).await? else { return Ok(None) };
     if summary.log_damage.is_some() {

@@ -17,18 +17,13 @@ const CONCURRENT_REQUESTS: usize = 64;
 pub struct RetentionOverview {
     /// The rules with their names.
     pub rules: Vec<(String, RetentionRule)>,
-    /// The settings of sweeps.
     pub settings: SweepSettings,
     /// The number of deletions in progress.
     pub pending: usize,
-    /// The last sweep.
     pub last_sweep: Option<SweepRecord>,
 }
 
 /// Reads the retention of a cluster.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_retention(bus: &Bus) -> Result<RetentionOverview, Fault> {
     let deletions = list_deletions(bus).await?;
     Ok(RetentionOverview {

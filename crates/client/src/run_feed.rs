@@ -11,14 +11,12 @@ use millrace_runtime::{Bus, Fault};
 /// The interval at which the summaries are read.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A change of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunChange {
     /// It was submitted, and a supervisor has started it.
     Started(RunSummary),
     /// It continues after its end.
     Resumed(RunSummary),
-    /// It has ended.
     Ended(RunSummary),
 }
 
@@ -31,9 +29,6 @@ pub struct RunFeed {
 
 impl RunFeed {
     /// Reads the present runs. Their changes so far are not returned.
-    ///
-    /// # Errors
-    /// The server does not answer.
     pub async fn open(bus: &Bus) -> Result<Self, Fault> {
         let mut feed =
             Self { bus: bus.clone(), summaries: SummaryChanges::after(0), states: RunStates::default() };

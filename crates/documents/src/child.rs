@@ -89,9 +89,6 @@ impl Extractor {
     }
 
     /// Extracts the text of a document in a child process.
-    ///
-    /// # Errors
-    /// See [`ExtractError`].
     pub fn extract_text(&self, format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
         let mut child = self.start_child(format)?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {

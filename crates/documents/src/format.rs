@@ -13,7 +13,6 @@ const COMPOUND_FILE: &[u8] = &[0xd0, 0xcf, 0x11, 0xe0, 0xa1, 0xb1, 0x1a, 0xe1];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BinaryFormat {
-    /// PDF.
     Pdf,
     /// A text document of Word (DOCX).
     TextDocument,

@@ -42,7 +42,6 @@ pub struct TextPart {
     /// Its name for citations, such as `page 3`; `None` if the format has no parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
-    /// Its text.
     pub text: String,
 }
 

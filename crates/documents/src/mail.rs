@@ -4,7 +4,6 @@ use mail_parser::{Address, Message, MessageParser, MimeHeaders};
 
 use crate::{ExtractError, ExtractedText};
 
-/// Extracts a message.
 pub(crate) fn extract_message(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
     let no_message = || ExtractError::Damaged("it has no headers of an e-mail message".into());
     let message = MessageParser::default().parse(bytes).ok_or_else(no_message)?;

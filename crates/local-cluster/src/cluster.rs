@@ -49,9 +49,7 @@ pub enum StartError {
     /// The server ended while it was starting.
     #[error("nats-server ended while starting ({status}); its log, {}, ends with:\n{tail}", .log.display())]
     ServerDied {
-        /// The exit status.
         status: ExitStatus,
-        /// Its log.
         log: PathBuf,
         /// The end of that log.
         tail: String,
@@ -59,7 +57,6 @@ pub enum StartError {
     /// The server did not become ready in time.
     #[error("nats-server is not ready after {} s; its log, {}, ends with:\n{tail}", READY_LIMIT.as_secs(), .log.display())]
     ServerNotReady {
-        /// Its log.
         log: PathBuf,
         /// The end of that log.
         tail: String,
@@ -67,7 +64,6 @@ pub enum StartError {
     /// The server runs without JetStream.
     #[error("nats-server runs without JetStream; its log, {}, ends with:\n{tail}", .log.display())]
     NoJetStream {
-        /// Its log.
         log: PathBuf,
         /// The end of that log.
         tail: String,

@@ -35,9 +35,7 @@ pub enum DetachedClusterError {
     /// It ended before it was ready.
     #[error("the cluster ended while starting ({status}); its log, {}, ends with:\n{tail}", .log.display())]
     Ended {
-        /// The exit status.
         status: ExitStatus,
-        /// The path of its log.
         log: PathBuf,
         /// The end of that log.
         tail: String,
@@ -47,7 +45,6 @@ pub enum DetachedClusterError {
     NotReady {
         /// The process; it is still running.
         pid: u32,
-        /// The path of its log.
         log: PathBuf,
     },
     /// It did not stop in time.
@@ -106,7 +103,6 @@ pub async fn start_while_used(
 /// A cluster in the background that this process has started.
 #[derive(Debug)]
 pub struct DetachedCluster {
-    /// The cluster.
     pub info: ClusterInfo,
     process: Child,
 }

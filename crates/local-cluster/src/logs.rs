@@ -13,12 +13,10 @@ const CHUNK: u64 = 64 << 10;
 /// The maximum length of a line; a longer one is split.
 const MAX_LINE: usize = 1 << 20;
 
-/// A log file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LogFile {
     /// The process: `worker-1`, `nats-server`.
     pub process: String,
-    /// Its role.
     pub role: ChildRole,
     /// The file.
     pub path: PathBuf,

@@ -353,7 +353,6 @@ fn allocator_variable(role: ChildRole) -> Option<(String, String)> {
     std::env::var_os(name).is_none().then(|| (name.to_owned(), value.to_owned()))
 }
 
-/// Returns an absolute path.
 fn to_absolute_path(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
@@ -394,9 +393,7 @@ pub struct ChildSpec {
     pub role: ChildRole,
     /// Number of the process among those of its role, from 1.
     pub number: u32,
-    /// The program.
     pub program: PathBuf,
-    /// Its arguments.
     #[serde(default)]
     pub arguments: Vec<String>,
     /// Variables in addition to the environment of this process.

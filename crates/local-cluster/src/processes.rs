@@ -43,7 +43,6 @@ const GRACE_FOR_SUPERVISORS: Duration = Duration::from_secs(5);
 /// The server flushes its memory to disk.
 const GRACE_FOR_SERVER: Duration = Duration::from_secs(10);
 
-/// An event of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ProcessEvent {
@@ -107,7 +106,6 @@ pub enum ManagerMessage {
     Kill,
 }
 
-/// Errors of starting a process.
 #[derive(Debug, thiserror::Error)]
 pub enum StartProcessError {
     /// Its log can't be written.
@@ -123,7 +121,6 @@ pub enum StartProcessError {
     },
 }
 
-/// The processes of one cluster.
 pub struct ClusterProcesses {
     layout: DataLayout,
     launcher: Launcher,
@@ -164,7 +161,6 @@ impl ClusterProcesses {
         (Self { layout, launcher, members: Vec::new(), inbox, outbox, events, is_killing: false }, mailbox)
     }
 
-    /// Starts a process and adds it.
     pub fn start_and_add(&mut self, child: ChildSpec) -> Result<(), StartProcessError> {
         self.layout.rotate_log(&child.process_name())?;
         let state = ProcessState::Stopped(None);

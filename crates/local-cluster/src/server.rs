@@ -25,7 +25,6 @@ const GREETING_BYTES: u64 = 64 << 10;
 /// A server's place among several that form one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerRoutes {
-    /// Its name.
     pub name: String,
     /// Its port for the other servers.
     pub port: u16,

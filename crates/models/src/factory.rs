@@ -129,9 +129,6 @@ struct ProvidedModel {
 
 impl ModelFactory {
     /// Creates the models of a selection. `built_in` returns the models that need no provider.
-    ///
-    /// # Errors
-    /// See [`CreateModelError`].
     pub fn create(
         &self,
         selection: &ModelSelection,

@@ -41,9 +41,7 @@ const MAX_REQUEST_BYTES: u64 = 14_000_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageFormat {
-    /// PNG.
     Png,
-    /// JPEG.
     Jpeg,
     /// GIF; models see its first frame.
     Gif,
@@ -54,7 +52,6 @@ pub enum ImageFormat {
 }
 
 impl ImageFormat {
-    /// Its media type.
     #[must_use]
     pub const fn media_type(self) -> &'static str {
         match self {
@@ -84,7 +81,6 @@ impl ImageFormat {
 pub struct Image {
     /// Its path, or where it comes from.
     pub name: String,
-    /// Its format.
     pub format: ImageFormat,
     /// Its width in pixels; 0 for a PDF file.
     pub width: u32,
@@ -133,13 +129,11 @@ pub enum InvalidImage {
     /// It is no PNG, JPEG, GIF or WebP image.
     #[error("it is no PNG, JPEG, GIF or WebP image")]
     Format,
-    /// It is damaged.
     #[error("it is damaged: {0}")]
     Damaged(String),
     /// It has too many bytes.
     #[error("it has {0} bytes; the maximum is {MAX_IMAGE_BYTES}")]
     TooLarge(usize),
-    /// It has too many pixels.
     #[error("it has {0}×{1} pixels; the maximum is {MAX_IMAGE_SIDE} a side")]
     TooManyPixels(usize, usize),
     /// It is a PDF file with no page, or with too many.
@@ -152,9 +146,6 @@ pub enum InvalidImage {
 
 impl Image {
     /// Reads the header of an image. Its bytes are attached.
-    ///
-    /// # Errors
-    /// See [`InvalidImage`].
     pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Self, InvalidImage> {
         let format = find_format(bytes).ok_or(InvalidImage::Format)?;
         if bytes.len() > MAX_IMAGE_BYTES {
@@ -297,7 +288,6 @@ pub enum ImageSupport {
 /// The way in which a model gets the images and PDF files of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MediaSupport {
-    /// Images.
     pub images: ImageSupport,
     /// `true` if it takes PDF files.
     pub takes_pdf: bool,

@@ -111,10 +111,7 @@ pub struct Request {
 #[serde(tag = "role", rename_all = "snake_case")]
 pub enum Message {
     /// Input to the agent.
-    User {
-        /// The text.
-        text: String,
-    },
+    User { text: String },
     /// A reply of the model.
     Assistant {
         /// The text; may be empty if there are calls.
@@ -154,7 +151,6 @@ pub struct ToolCall {
 /// The result of a tool call, as the model sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolResult {
-    /// The id of the call.
     pub call_id: String,
     /// The text shown to the model.
     pub text: String,

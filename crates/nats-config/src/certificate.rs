@@ -35,7 +35,6 @@ pub enum CertificateProblem {
         /// The expected kind of content.
         what: &'static str,
     },
-    /// It has expired.
     #[error("expired on {0}")]
     Expired(Timestamp),
     /// It is not valid yet.

@@ -10,16 +10,13 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::ConfigError;
 
-/// A change to a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileChange {
     /// Path relative to the folder.
     pub name: String,
-    /// The kind of change.
     pub kind: FileChangeKind,
 }
 
-/// The kind of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileChangeKind {
     /// The file was created.
@@ -88,7 +85,6 @@ impl ConfigFolder {
         Ok(())
     }
 
-    /// Returns the path of a file.
     #[must_use]
     pub fn file_path(&self, name: &str) -> PathBuf {
         self.root.join(name)

@@ -21,11 +21,9 @@ pub fn credentials_file_name(owner: &str, identity: &str) -> String {
     format!("seeds/{owner}/{identity}.creds")
 }
 
-/// The subject of a JWT.
 pub struct JwtSubject<'a> {
     /// Its public key.
     pub key: &'a str,
-    /// Its name.
     pub name: &'a str,
     /// The claims about it.
     pub claims: Value,

@@ -8,7 +8,6 @@ use crate::folder::{ConfigFolder, FileAccess};
 
 /// The keys of an identity.
 pub struct UserKeys {
-    /// The current key.
     pub current: KeyPair,
     /// The old key, still valid during a rotation.
     pub old: Option<KeyPair>,

@@ -108,7 +108,6 @@ impl ConfigRequest {
 pub struct ConfigReport {
     /// All changes, in order.
     pub changes: Vec<FileChange>,
-    /// All tenants.
     pub tenants: Vec<TenantName>,
     /// `true` if identities are JWTs.
     pub jwt: bool,
@@ -148,7 +147,6 @@ pub enum ConfigError {
     File {
         /// The file or folder.
         path: PathBuf,
-        /// The error.
         source: std::io::Error,
     },
     /// The settings file is invalid.
@@ -198,29 +196,21 @@ pub enum ConfigError {
     /// There is no such identity.
     #[error("unknown identity {name:?}; existing ones: {}", existing.join(", "))]
     Unknown {
-        /// The name.
         name: String,
         /// The existing names.
         existing: Vec<String>,
     },
     /// A rotation is in progress.
     #[error("{identity} has an old key already: finish that rotation with --retire first")]
-    OldKey {
-        /// The identity.
-        identity: String,
-    },
+    OldKey { identity: String },
     /// No rotation is in progress.
     #[error("{identity} has only one key, which can't be retired: give it a new one with --rotate first")]
-    NoOldKey {
-        /// The identity.
-        identity: String,
-    },
+    NoOldKey { identity: String },
     /// Two identities would have the same name.
     #[error("the workers {one} and {other} would have the same name: omit one, or rename a capability")]
     SameName {
         /// One of them.
         one: String,
-        /// The other.
         other: String,
     },
     /// A certificate or a key is invalid.
@@ -272,13 +262,11 @@ impl ConfigError {
     }
 }
 
-/// An account with its users.
 struct AccountWithUsers {
     /// Its name, which is that of the tenant.
     owner: String,
     /// Maximum disk space of its streams, all replicas together.
     max_store: Option<ByteSize>,
-    /// Its users, with their keys.
     members: Vec<(UserIdentity, UserKeys)>,
 }
 

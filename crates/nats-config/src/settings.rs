@@ -114,11 +114,9 @@ pub struct ConfigSettings {
     pub tls: bool,
     /// Additional hosts in the server certificate.
     pub hosts: BTreeSet<String>,
-    /// The tenants by name.
     pub tenants: BTreeMap<TenantName, TenantSettings>,
 }
 
-/// The settings of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSettings {

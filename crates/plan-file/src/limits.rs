@@ -22,7 +22,6 @@ pub fn parse_dimension(word: &str) -> Option<ResourceKind> {
     AMOUNTS.iter().position(|name| *name == word).map(|at| ResourceKind::ALL[at])
 }
 
-/// Returns the name of a dimension.
 pub fn dimension_name(dimension: ResourceKind) -> &'static str {
     match dimension {
         ResourceKind::Tokens => "tokens",
@@ -93,7 +92,6 @@ fn unknown_budget_entry_message(name: &str) -> String {
 /// Describes a valid count.
 pub const A_COUNT: &str = "a whole number, 1 or more";
 
-/// Describes a valid amount.
 pub fn describe_valid_amount(dimension: ResourceKind) -> &'static str {
     match dimension {
         ResourceKind::Cost => "US dollars, from 0.000001 to 1000000000, such as 2.50",

@@ -124,7 +124,6 @@ fn run_budget_schema() -> Value {
     budget
 }
 
-/// The schema of amounts.
 fn amounts_schema(description: &str) -> Value {
     let number = |description: &str| {
         json!({

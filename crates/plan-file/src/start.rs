@@ -80,7 +80,6 @@ pub fn parse_start_event(text: &str) -> Result<Box<StartEvent>, YamlMistake> {
     parse_event(&millrace_strict_yaml::parse_yaml(text.as_bytes(), kind)?)
 }
 
-/// The schema of a time.
 pub(super) fn time_schema(description: &str) -> Value {
     json!({
         "description": description,
@@ -92,7 +91,6 @@ pub(super) fn time_schema(description: &str) -> Value {
     })
 }
 
-/// The schema of an event.
 pub(super) fn event_schema(description: &str) -> Value {
     json!({
         "description": description,

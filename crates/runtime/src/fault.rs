@@ -72,7 +72,6 @@ pub enum Fault {
         subject: String,
         /// Its sequence; 0 if it is unknown.
         sequence: u64,
-        /// The decoding error.
         error: DecodeError,
     },
     /// The content of a blob does not match its name.

@@ -1,5 +1,6 @@
 //! The NATS shell that every program shares: everything between the rules of `millrace-protocol` and a NATS server. It
-//! contains no rules: what a message means is decided in `millrace-protocol`.
+//! contains no rules: what a message means is decided in `millrace-protocol`. A function that returns a [`Fault`] fails if the server
+//! does not respond; its documentation names the other reasons.
 //!
 //! ```text
 //! program           the frame of every program: logging, signals, metrics page, joining the cluster, exit codes

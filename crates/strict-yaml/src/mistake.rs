@@ -5,7 +5,6 @@ use std::fmt;
 /// A position in a file; line and column count from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// The line.
     pub line: u64,
     /// The column, in characters.
     pub column: u64,
@@ -21,7 +20,6 @@ impl fmt::Display for Position {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{position}: {text}")]
 pub struct YamlMistake {
-    /// Its position.
     pub position: Position,
     /// The problem and the expectation.
     pub text: String,

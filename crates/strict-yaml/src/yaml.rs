@@ -22,24 +22,18 @@ const MAX_ALIASED_VALUES: usize = 100_000;
 /// A value with its position.
 #[derive(Debug, Clone)]
 pub struct YamlNode {
-    /// Its position.
     pub position: Position,
-    /// The value.
     pub value: YamlValue,
 }
 
-/// A value.
 #[derive(Debug, Clone)]
 pub enum YamlValue {
     /// No value: `null`, `~`, or empty.
     Nothing,
     /// `true` or `false`.
     Flag(bool),
-    /// A number.
     Number(Number),
-    /// A text.
     Text(String),
-    /// A list.
     List(Vec<YamlNode>),
     /// A map, in the order of the file.
     Map(Vec<YamlEntry>),
@@ -50,7 +44,6 @@ pub enum YamlValue {
 pub struct YamlEntry {
     /// The position of its key.
     pub position: Position,
-    /// Its key.
     pub key: String,
     /// Its value.
     pub node: YamlNode,

@@ -46,11 +46,9 @@ pub mod operation {
     pub const EXECUTE_TOOL: &str = "execute_tool";
 }
 
-/// The operation.
 pub const OPERATION: &str = "gen_ai.operation.name";
 /// The model's provider.
 pub const PROVIDER: &str = "gen_ai.provider.name";
-/// The requested model.
 pub const REQUEST_MODEL: &str = "gen_ai.request.model";
 /// The model that answered.
 pub const RESPONSE_MODEL: &str = "gen_ai.response.model";
@@ -58,7 +56,6 @@ pub const RESPONSE_MODEL: &str = "gen_ai.response.model";
 pub const FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
 /// Input tokens, those of the cache included.
 pub const INPUT_TOKENS: &str = "gen_ai.usage.input_tokens";
-/// Output tokens.
 pub const OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
 /// Input tokens that were read from the provider's cache.
 pub const CACHE_READ_TOKENS: &str = "gen_ai.usage.cache_read.input_tokens";
@@ -70,7 +67,6 @@ pub const CONVERSATION: &str = "gen_ai.conversation.id";
 pub const AGENT_NAME: &str = "gen_ai.agent.name";
 /// The version of the agent: that of its capability file.
 pub const AGENT_VERSION: &str = "gen_ai.agent.version";
-/// The tool.
 pub const TOOL_NAME: &str = "gen_ai.tool.name";
 /// The kind of the tool.
 pub const TOOL_TYPE: &str = "gen_ai.tool.type";
@@ -89,11 +85,9 @@ pub const ERROR_TYPE: &str = "error.type";
 
 /// Our own names.
 pub mod own {
-    /// The run.
     pub const RUN: &str = "millrace.run";
     /// The number of the run's trace, from 1.
     pub const TRACE_NUMBER: &str = "millrace.trace";
-    /// The task.
     pub const TASK: &str = "millrace.task";
     /// The attempt, from 1.
     pub const ATTEMPT: &str = "millrace.attempt";
@@ -103,7 +97,6 @@ pub mod own {
     pub const TURN: &str = "millrace.turn";
     /// The judge of a panel, from 0.
     pub const JUDGE: &str = "millrace.judge";
-    /// The capability.
     pub const CAPABILITY: &str = "millrace.capability";
     /// The worker, critic or planner.
     pub const WORKER: &str = "millrace.worker";
@@ -131,7 +124,6 @@ pub mod own {
     pub const QUESTION_TEXT: &str = "millrace.question.text";
     /// The name of an event. Content, since programs choose it.
     pub const EVENT: &str = "millrace.event";
-    /// The round of a question.
     pub const ROUND: &str = "millrace.question.round";
     /// The person who answered.
     pub const ANSWERED_BY: &str = "millrace.answered_by";

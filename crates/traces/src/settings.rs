@@ -9,7 +9,6 @@ use crate::tracer::TraceOptions;
 /// The variable that adds content to spans: prompts, replies, arguments, results, errors.
 pub const CONTENT_VARIABLE: &str = "MILLRACE_TRACE_CONTENT";
 
-/// The settings of traces.
 #[derive(Debug, Clone)]
 pub struct TraceSettings {
     /// The content of spans.

@@ -6,11 +6,9 @@ use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use sha2::{Digest, Sha256};
 
-/// The id of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TraceId(pub [u8; 16]);
 
-/// The id of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpanId(pub [u8; 8]);
 
@@ -52,9 +50,7 @@ impl fmt::Display for SpanId {
 /// A span's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpanContext {
-    /// The trace.
     pub trace: TraceId,
-    /// The span.
     pub span: SpanId,
 }
 
@@ -65,33 +61,26 @@ pub struct Span {
     pub context: SpanContext,
     /// Its parent, in the same trace.
     pub parent: Option<SpanId>,
-    /// Its name.
     pub name: String,
-    /// Its kind.
     pub kind: SpanKind,
     /// When it began.
     pub start: Timestamp,
     /// When it ended.
     pub end: Timestamp,
-    /// Its attributes.
     pub attributes: Vec<(&'static str, AttributeValue)>,
-    /// Its links.
     pub links: Vec<SpanLink>,
-    /// Its status.
     pub status: SpanStatus,
     /// The sequence, in the lane of the run, of the message that completed it.
     pub sequence: u64,
 }
 
 impl Span {
-    /// Returns the value of an attribute.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&AttributeValue> {
         self.attributes.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 }
 
-/// The kind of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpanKind {
     /// Work of Millrace.
@@ -100,7 +89,6 @@ pub enum SpanKind {
     Client,
 }
 
-/// The status of a span.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpanStatus {
     /// Nothing is wrong.
@@ -109,10 +97,8 @@ pub enum SpanStatus {
     Error(String),
 }
 
-/// The value of an attribute.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AttributeValue {
-    /// A text.
     Text(String),
     /// A whole number.
     Integer(i64),
@@ -120,7 +106,6 @@ pub enum AttributeValue {
     Decimal(f64),
     /// A truth value.
     Flag(bool),
-    /// Texts.
     Texts(Vec<String>),
 }
 

@@ -36,7 +36,6 @@ fn describe_run_change(event: &Event) -> Option<&'static str> {
     }
 }
 
-/// Describes a change of one task.
 fn describe_task_change(event: &Event) -> Option<String> {
     if let Event::Task(TaskEvent::Cancelled { task, .. }) = event {
         Some(format!("task {task} is cancelled"))

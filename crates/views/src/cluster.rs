@@ -74,7 +74,6 @@ impl<'a> ClusterJson<'a> {
         Self::Workers { workers: workers.map(|process| ProcessJson::new(process, now)).collect() }
     }
 
-    /// Returns the capabilities.
     pub fn capabilities(status: &'a ClusterStatus, now: Timestamp) -> Self {
         let capabilities =
             status.capabilities.iter().map(|one| CapabilityJson::new(one, now).with_interface(one));

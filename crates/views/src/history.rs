@@ -128,7 +128,6 @@ pub enum FailedPart {
 }
 
 impl RunHistory {
-    /// Adds a decision.
     pub fn add_decision(&mut self, decision: &Decision) {
         for event in &decision.events {
             self.record_event(event, decision.at);

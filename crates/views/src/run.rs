@@ -814,7 +814,6 @@ fn remaining_budget(plan: &Plan, now: Timestamp) -> RemainingBudget {
     }
 }
 
-/// Returns the remaining amounts.
 fn remaining_amounts(plan: &Plan) -> ResourceAmounts {
     let mut remaining = ResourceAmounts::default();
     for (dimension, limit) in plan.run.start.iter().flat_map(|start| start.budget.amounts.iter()) {

@@ -85,7 +85,6 @@ impl SpendSeries {
         });
     }
 
-    /// Returns the points.
     #[must_use]
     pub fn finish(mut self) -> Vec<SpendPoint> {
         if self.points.len() > MAX_POINTS {
@@ -113,7 +112,6 @@ impl<'a> RunSpend<'a> {
 pub enum SpendGroup {
     /// By capability, `planner` and `critic` among them.
     Capability,
-    /// By model.
     Model,
     /// By the value of this label; runs without it are in the group with the empty name.
     Label(String),
@@ -163,7 +161,6 @@ impl SpendTable {
         Self { group, runs: 0, usage: Usage::default(), groups: BTreeMap::new() }
     }
 
-    /// Adds a run.
     pub fn add_run(&mut self, summary: &RunSummary) {
         self.runs += 1;
         self.usage.add(summary.usage);
@@ -197,7 +194,6 @@ impl SpendTable {
         total.add(usage);
     }
 
-    /// Returns the report.
     #[must_use]
     pub fn finish(self) -> SpendReport {
         let groups = self.groups.into_iter();

@@ -157,9 +157,7 @@ pub struct TimelineBuilder {
 
 #[derive(Debug, Default)]
 struct AttemptSegments {
-    /// The segments of states.
     states: Vec<Segment>,
-    /// The steps.
     steps: Vec<Segment>,
     /// The time and the author of the last entry of the attempt's journal, and of that of its reviews.
     last: [Option<(Timestamp, Option<String>)>; 2],
@@ -229,7 +227,6 @@ struct StepDetails {
 }
 
 impl TimelineBuilder {
-    /// Adds a decision.
     pub fn add_decision(&mut self, sequence: u64, decision: &Decision) {
         self.sequence = sequence;
         apply_decision(&mut self.plan, decision);
@@ -304,7 +301,6 @@ impl TimelineBuilder {
         self.attempts.values_mut().chain(self.turns.values_mut()).for_each(|segments| segments.close(at));
     }
 
-    /// Adds an entry of a journal.
     pub fn add_entry(&mut self, sequence: u64, at: Timestamp, journal: &JournalKey, entry: &JournalEntry) {
         self.sequence = sequence;
         let (segments, review) = match journal {

@@ -140,7 +140,6 @@ impl TenantDirectory {
         });
     }
 
-    /// Removes a tenant.
     pub fn remove(&self, name: &TenantName) {
         self.change(|tenants| tenants.remove(name));
     }

@@ -19,7 +19,6 @@ use crate::extract::JsonBody;
 use crate::problem::Problem;
 use crate::state::json_response;
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(check_plan))
 }

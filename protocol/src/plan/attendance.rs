@@ -78,7 +78,6 @@ struct Presence {
 /// A heartbeat of a worker, as far as the attendance needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerSign {
-    /// The worker.
     pub worker: WorkerId,
     /// The time that the server gave to its last heartbeat.
     pub received: Timestamp,

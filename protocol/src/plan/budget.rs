@@ -25,13 +25,10 @@ use crate::result::Usage;
 pub enum ResourceKind {
     /// Input and output tokens.
     Tokens,
-    /// Input tokens.
     InputTokens,
-    /// Output tokens.
     OutputTokens,
     /// Input tokens that were read from the provider's cache.
     CachedTokens,
-    /// Model calls.
     ModelCalls,
     /// Cost, in millionths of a US dollar.
     Cost,
@@ -48,7 +45,6 @@ impl ResourceKind {
         Self::Cost,
     ];
 
-    /// Returns the used amount.
     #[must_use]
     pub fn amount_used(self, usage: &Usage) -> u64 {
         match self {
@@ -140,7 +136,6 @@ impl ResourceAmounts {
         }
     }
 
-    /// Sets the amount of a resource.
     pub fn set(&mut self, dimension: ResourceKind, amount: Option<u64>) {
         *match dimension {
             ResourceKind::Tokens => &mut self.tokens,
@@ -354,7 +349,6 @@ impl Budget {
 pub(super) struct ElapsedRunTime {
     /// The run time so far.
     pub worked: SignedDuration,
-    /// The limit.
     pub limit: SignedDuration,
     soft_percent: u8,
 }

@@ -20,7 +20,6 @@ pub struct CapabilityRegistry {
     offered: BTreeMap<Capability, RegisteredCapability>,
 }
 
-/// A registered capability.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RegisteredCapability {
     /// The JSON Schema of its parameters; `None` accepts any.

@@ -83,7 +83,6 @@ fn may_dispatch(plan: &Plan, work: &Work) -> bool {
 /// An order that a queue may hold, because the plan has dispatched its work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DispatchedOrder {
-    /// The work.
     pub work: Work,
     /// `true` if the queue must hold the order: the work may be claimed now, or it is in flight and must be redelivered if
     /// its worker is lost.

@@ -174,7 +174,6 @@ pub enum CommandAction {
     },
     /// Cancels one task and its dependents.
     CancelTask {
-        /// The task.
         task: TaskId,
         /// The reason, with its author.
         reason: String,
@@ -193,10 +192,7 @@ pub enum CommandAction {
         budget: Option<Budget>,
     },
     /// Sends the planner a message.
-    Message {
-        /// The text.
-        text: String,
-    },
+    Message { text: String },
     /// Signals an event to the run, which ends the waits for it.
     Signal {
         /// The name of the event.

@@ -32,7 +32,6 @@ impl fmt::Display for RunHold {
 /// The holds of a run, and when they ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RunHolds {
-    /// The current holds.
     pub(in crate::plan) current: BTreeSet<RunHold>,
     /// The time of the submission, by which places are given; `None` if the run never waited for one.
     pub submitted: Option<Timestamp>,
@@ -74,7 +73,6 @@ pub enum HoldChange {
     WaitForPlace(Timestamp),
     /// Its turn in its session has come.
     SessionTurn(Box<SessionTurn>),
-    /// It has a place.
     PlaceGranted,
     /// It can't wait for a place: this number of runs wait already, as many as allowed.
     PlaceRefused {

@@ -17,7 +17,6 @@ pub enum Refusal {
     /// The run does not exist yet.
     #[error("the run was never submitted")]
     NotSubmitted,
-    /// The run has ended.
     #[error("the run has already ended ({0})")]
     RunAlreadyEnded(super::EndReason),
     /// There is no such task.
@@ -26,7 +25,6 @@ pub enum Refusal {
     /// The attempt is not the one that the plan waits for.
     #[error("task {task} is at attempt {current}, not {attempt}")]
     NotCurrentAttempt {
-        /// The task.
         task: TaskId,
         /// The given attempt.
         attempt: u32,
@@ -36,9 +34,7 @@ pub enum Refusal {
     /// The state of the task does not allow it.
     #[error("task {task} is {state}: {what}")]
     WrongState {
-        /// The task.
         task: TaskId,
-        /// Its state.
         state: TaskState,
         /// The refused action, and a possible alternative.
         what: String,
@@ -69,17 +65,13 @@ pub enum Refusal {
     /// The answer does not fit its question, or the question is not open.
     #[error("question {question}: {why}")]
     Question {
-        /// The question.
         question: QuestionId,
         /// The reason, with the author of the answer that counts if there is one.
         why: String,
     },
-    /// The capability is unknown.
     #[error("task {task} needs the capability {capability}, which no worker provides; {known}")]
     UnknownCapability {
-        /// The task.
         task: TaskId,
-        /// The capability.
         capability: Capability,
         /// The known capabilities, as a text.
         known: String,
@@ -87,9 +79,7 @@ pub enum Refusal {
     /// The capability rejects the parameters.
     #[error("invalid parameters of task {task} for {capability}: {problem}")]
     WrongParameters {
-        /// The task.
         task: TaskId,
-        /// Its capability.
         capability: Capability,
         /// The mistake.
         problem: String,
@@ -126,7 +116,6 @@ pub enum GraphError {
     /// A task depends on one that does not exist.
     #[error("task {task} depends on {dependency}, which is not in the plan")]
     MissingDependency {
-        /// The task.
         task: TaskId,
         /// The unknown task.
         dependency: TaskId,
@@ -136,12 +125,7 @@ pub enum GraphError {
     SelfDependency(TaskId),
     /// A task names a dependency twice.
     #[error("task {task} lists its dependency {dependency} twice")]
-    DuplicateDependency {
-        /// The task.
-        task: TaskId,
-        /// The dependency.
-        dependency: TaskId,
-    },
+    DuplicateDependency { task: TaskId, dependency: TaskId },
     /// Tasks depend on each other in a cycle.
     #[error("dependency cycle: {}", .0.iter().map(TaskId::as_str).collect::<Vec<_>>().join(" → "))]
     Cycle(Vec<TaskId>),
@@ -160,7 +144,6 @@ pub enum GraphError {
     /// An objective is too long.
     #[error("the objective of task {task} has {bytes} bytes; at most {max} are allowed", max = super::MAX_OBJECTIVE)]
     LongObjective {
-        /// The task.
         task: TaskId,
         /// Its length.
         bytes: usize,
@@ -168,7 +151,6 @@ pub enum GraphError {
     /// A limit is out of its range.
     #[error("task {task}: {limit} must be {expected}")]
     Limit {
-        /// The task.
         task: TaskId,
         /// The name of the limit.
         limit: String,
@@ -177,10 +159,5 @@ pub enum GraphError {
     },
     /// The capability is reserved for the cluster.
     #[error("task {task}: the capability {capability} is reserved and can't be used for a task")]
-    ReservedCapability {
-        /// The task.
-        task: TaskId,
-        /// The capability.
-        capability: Capability,
-    },
+    ReservedCapability { task: TaskId, capability: Capability },
 }

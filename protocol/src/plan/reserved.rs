@@ -12,7 +12,6 @@ use crate::result::Usage;
 /// Sums of amounts. They are wider than an amount, so that adding never saturates and releasing is exact.
 pub(super) type AmountSums = BTreeMap<ResourceKind, u128>;
 
-/// A reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Reservation {
     capability: Capability,
@@ -145,7 +144,6 @@ impl Reservations {
         self.by_work.is_empty()
     }
 
-    /// The total reserved in a dimension.
     #[must_use]
     pub fn total_reserved(&self, dimension: ResourceKind) -> u64 {
         self.total.get(&dimension).map_or(0, |sum| u64::try_from(*sum).unwrap_or(u64::MAX))

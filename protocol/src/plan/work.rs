@@ -14,14 +14,12 @@ use crate::subject::{CRITIC, PLANNER};
 pub enum Work {
     /// An attempt at a task.
     Task {
-        /// The task.
         task: TaskId,
         /// The attempt, from 1.
         attempt: u32,
     },
     /// A review of an attempt's result.
     Review {
-        /// The task.
         task: TaskId,
         /// The attempt under review.
         attempt: u32,
@@ -47,7 +45,6 @@ impl Work {
         }
     }
 
-    /// The kind of the work.
     #[must_use]
     pub fn kind(&self) -> WorkKind {
         match self {
@@ -74,7 +71,6 @@ impl Work {
     }
 }
 
-/// The kinds of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkKind {
     /// An attempt at a task.

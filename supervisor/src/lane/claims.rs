@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use millrace_protocol::ids::RunId;
 
-/// The delay of a claim.
 pub(super) const CLAIM_DELAY: Duration = Duration::from_millis(5);
 
 /// The runs whose claims wait.

@@ -119,7 +119,6 @@ impl LaneOwnerIo {
         }
     }
 
-    /// Sends ticks.
     pub(super) async fn send_periodic_ticks(self) {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
@@ -156,7 +155,6 @@ impl LaneOwnerIo {
         });
     }
 
-    /// Reads the summaries of runs.
     pub(super) fn read_summaries(&self, runs: &[RunId]) {
         for batch in runs.chunks(registry::MAX_SUMMARIES) {
             let (io, batch) = (self.clone(), batch.to_vec());
@@ -357,7 +355,6 @@ impl LaneOwnerIo {
         });
     }
 
-    /// Writes a batch of summaries.
     pub(super) fn write_summaries(&self, batch: SummaryBatch) {
         let io = self.clone();
         tokio::spawn(async move {

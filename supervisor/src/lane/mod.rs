@@ -79,7 +79,6 @@ use state::LaneOwnerState;
 pub struct LaneOwnerArgs {
     /// The connection to the cluster.
     pub bus: Bus,
-    /// The lane.
     pub lane: Lane,
     /// The id of this supervisor.
     pub me: WorkerId,
@@ -154,7 +153,6 @@ pub enum DemandOutcome {
     Failed,
 }
 
-/// The owner of a lane.
 pub struct LaneOwner;
 
 impl Actor for LaneOwner {

@@ -39,9 +39,7 @@ const MARGIN: Duration = Duration::from_secs(5);
 /// An order that a queue should or may hold, according to the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExpectedOrder {
-    /// The run.
     pub run: RunId,
-    /// The work.
     pub work: Work,
     /// `true` if the queue must hold the order; `false` if it may.
     pub is_required: bool,
@@ -52,11 +50,8 @@ pub(super) struct ExpectedOrder {
 /// An order that its queue may never deliver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SuspectedOrder {
-    /// Its subject.
     pub subject: String,
-    /// The run.
     pub run: RunId,
-    /// The work.
     pub work: Work,
     /// `true` if it was suspected for longer than any lease, and no live worker has claimed its work.
     pub is_overdue: bool,

@@ -32,7 +32,6 @@ pub(super) enum PlaceInLog {
     /// It needs none: it has not started, waits for its session, or has ended.
     #[default]
     None,
-    /// It waits for one.
     Waiting(WaitingSince),
     /// It waited for one, and is paused or has ended.
     Suspended(WaitingSince),

@@ -613,7 +613,6 @@ impl LiveRunTestCase {
         self
     }
 
-    /// Then: this input is pending.
     #[track_caller]
     fn then_has_pending_input(self, expected: PendingInput) -> Self {
         assert_eq!(self.live.pending_input(), expected);

@@ -28,7 +28,6 @@ fn selection_of(webhook: &StoredWebhook) -> (String, String) {
     (events.join(", "), labels.join(", "))
 }
 
-/// Returns a table of webhooks.
 pub fn webhook_table(webhooks: &[StoredWebhook]) -> Vec<String> {
     let heads = ["WEBHOOK", "STATE", "EVENTS", "LABELS", "URL"].map(str::to_owned);
     let rows = webhooks.iter().map(|webhook| {
@@ -93,7 +92,6 @@ fn describe_attempt(attempt: &DeliveryAttempt) -> String {
     format!("{}  {milliseconds} ms  {outcome}", format_time(*at))
 }
 
-/// Returns a table of deliveries.
 pub fn delivery_table(deliveries: &[StoredDelivery], now: Timestamp) -> Vec<String> {
     let heads = ["DELIVERY", "EVENT", "RUN", "AGE", "ATTEMPTS", "OUTCOME"].map(str::to_owned);
     let rows = deliveries.iter().map(|delivery| {

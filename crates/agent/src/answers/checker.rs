@@ -53,7 +53,6 @@ pub(crate) struct FindingsChecker<'a> {
     pub labels: PassageLabels,
     /// The lines that the attempt has read with its tools.
     pub read_lines: Arc<ReadLines>,
-    /// The results that the task used.
     pub inputs: Vec<(TaskId, TaskResult)>,
     pub ability: ModelAbility,
     corrections: CorrectionCount,

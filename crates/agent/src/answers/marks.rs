@@ -21,7 +21,6 @@ pub(super) fn remove_repeated_citations(text: &str) -> String {
     cleaned
 }
 
-/// Removes duplicate quotations.
 pub(super) fn remove_duplicate_quotations(quotations: Vec<Quotation>) -> Vec<Quotation> {
     let mut unique: Vec<Quotation> = Vec::with_capacity(quotations.len());
     for quotation in quotations {

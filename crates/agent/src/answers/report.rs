@@ -68,7 +68,6 @@ impl Answer for Report {
 /// The most tokens of a small model's report.
 pub(crate) const MAX_OUTPUT_TOKENS_SMALL: u32 = 2_000;
 
-/// Returns the schema of a report.
 pub(crate) fn report_schema(ability: ModelAbility) -> Option<AnswerSchema> {
     let mut schema = Report::answer_schema(AnswerForm::Report.name())?;
     if ability.is_small() {

@@ -31,7 +31,6 @@ pub struct WebPage {
     pub requested_url: Option<String>,
     /// The name by which it is cited: its address, with a number if the attempt has read other versions of it before.
     pub name: String,
-    /// Its title.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
     /// The time at which it was read.
@@ -50,7 +49,6 @@ pub struct PageContent {
     pub url: String,
     /// The address that was requested.
     pub requested_url: String,
-    /// Its title.
     pub title: Option<String>,
     /// The time at which it was read.
     pub accessed_at: Timestamp,
@@ -128,9 +126,6 @@ pub struct AttemptPages {
 
 impl AttemptPages {
     /// Creates an empty list next to the documents of the run. The texts of recorded pages are read from `sources`.
-    ///
-    /// # Errors
-    /// As for [`Corpus::build_or_load`].
     pub fn new(sources: Arc<dyn OrderInputs>, documents: Option<&Corpus>) -> Result<Self, CorpusError> {
         let documents =
             documents.map_or_else(|| Corpus::build_or_load(Vec::new(), None), |all| Ok(all.clone()))?;
@@ -158,7 +153,6 @@ impl AttemptPages {
         Document::from_web_page(page, &lines)
     }
 
-    /// Adds a page.
     pub fn add_page(&self, page: Document) {
         let mut pages = self.lock();
         if pages.documents.iter().all(|known| known.path != page.path) {

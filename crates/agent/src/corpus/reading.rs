@@ -27,7 +27,6 @@ const MAX_NESTING: usize = 2_000;
 /// Enough for [`MAX_NESTING`] levels several times over, even in an unoptimised build.
 const HTML_STACK: usize = 256 * 1024 * 1024;
 
-/// An input file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InputFile {
     /// Its path below the documents' folder, with `/` between parts.

@@ -13,7 +13,6 @@ const ABOUT_WEIGHT: f64 = 0.4;
 /// The maximum number of words of a query that are used.
 const MAX_QUERY_WORDS: usize = 64;
 
-/// The results of a search.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchResults<'a> {
     /// The best passages, best first.
@@ -27,11 +26,9 @@ pub struct SearchResults<'a> {
 /// A matching passage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchHit<'a> {
-    /// Its document.
     pub document: &'a Document,
     /// Its first line, from 1.
     pub first_line: usize,
-    /// Its last line.
     pub last_line: usize,
     /// The relevance score; only the order is meaningful.
     pub score: f32,
@@ -46,7 +43,6 @@ pub struct WordDocumentCount {
     pub documents: usize,
 }
 
-/// Documents and their index.
 pub(super) struct IndexedDocuments<'a> {
     index: &'a CorpusIndex,
     documents: Vec<&'a Document>,

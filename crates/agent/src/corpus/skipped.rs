@@ -12,7 +12,6 @@ use super::reading::{MAX_BYTES, MAX_TOTAL, file_ending};
 pub struct SkippedFile {
     /// Its path below the documents' folder.
     pub path: String,
-    /// The reason.
     pub reason: SkipReason,
 }
 

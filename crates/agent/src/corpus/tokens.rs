@@ -26,7 +26,6 @@ pub(crate) struct Token {
     pub stem: String,
     /// Its start in the text, in bytes.
     pub start: usize,
-    /// Its end.
     pub end: usize,
     /// Its number in the text. Stop words count, so that adjacent words have consecutive numbers.
     pub position: usize,

@@ -45,7 +45,6 @@ pub struct Judgement {
     pub confidence: Option<f64>,
 }
 
-/// The judgement of one criterion.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CriterionJudgement {
     /// Its number, such as C1; one without a number in your own words.

@@ -76,7 +76,6 @@ pub struct ReviewTask {
     pub criteria: Vec<String>,
     /// The documents of the run.
     pub documents: DocumentList,
-    /// The result.
     pub result: TaskResult,
     /// `true` if the output is not complete here.
     pub is_cut: bool,

@@ -5,9 +5,7 @@ use millrace_protocol::result::{CriterionOutcome, JudgeOpinion, Verdict};
 /// One model's verdict.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ModelVerdict {
-    /// The model.
     pub model: String,
-    /// Its verdict.
     pub verdict: Verdict,
 }
 

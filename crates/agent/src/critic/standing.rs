@@ -32,7 +32,6 @@ pub(crate) struct ReviewedResult<'a> {
     /// The capability that produced it.
     pub capability: &'a str,
     pub corpus: Option<&'a Corpus>,
-    /// The results that it used.
     pub inputs: &'a [(TaskId, TaskResult)],
 }
 

@@ -116,27 +116,18 @@ impl FolderFiles {
     }
 
     /// Opens a file to read it while others may replace it; `None` if there is none.
-    ///
-    /// # Errors
-    /// See [`FilesError`].
     pub fn open_file(&self, path: &FilePath) -> BoxFuture<'static, Result<Option<File>, FilesError>> {
         let path = path.clone();
         self.run_blocking(move |folder| Ok(folder.open_regular(&path)?.map(|(file, _)| file)))
     }
 
     /// Computes the SHA-256 of a file, one part in memory at a time; `None` if there is no file.
-    ///
-    /// # Errors
-    /// See [`FilesError`].
     pub fn digest_file(&self, path: &FilePath) -> BoxFuture<'static, Result<Option<FileDigest>, FilesError>> {
         let path = path.clone();
         self.run_blocking(move |folder| folder.digest_now(&path))
     }
 
     /// Returns `true` if a file contains a secret that this process knows; one part of it is in memory at a time.
-    ///
-    /// # Errors
-    /// See [`FilesError`].
     pub fn contains_secret(&self, path: &FilePath) -> BoxFuture<'static, Result<bool, FilesError>> {
         let path = path.clone();
         self.run_blocking(move |folder| {
@@ -280,9 +271,6 @@ impl FolderFiles {
     }
 
     /// Lists all files except those that are skipped, by path. Skipped folders are not entered.
-    ///
-    /// # Errors
-    /// See [`FilesError`].
     pub fn list_except(
         &self,
         is_skipped: impl Fn(&FilePath) -> bool + Send + 'static,

@@ -39,7 +39,6 @@ pub use working_copy::{AgentFiles, FileChange, FileChanges, FileDigest, WorkingC
 /// A file without its content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Its path.
     pub path: FilePath,
     /// Its size in bytes.
     pub size: u64,
@@ -49,33 +48,21 @@ pub struct FileEntry {
     pub author: String,
 }
 
-/// A file with its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileContent {
-    /// The entry.
     pub entry: FileEntry,
-    /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
 /// A backend that stores files.
 pub trait Files: Send + Sync {
     /// Lists all files, or those below a folder (`/` or a path without a trailing `/`), by path.
-    ///
-    /// # Errors
-    /// See [`FilesError`].
     fn list<'a>(&'a self, folder: &'a str) -> BoxFuture<'a, Result<Vec<FileEntry>, FilesError>>;
 
     /// Reads a file of at most [`MAX_FILE`] bytes; `None` if there is none.
-    ///
-    /// # Errors
-    /// See [`FilesError`].
     fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<FileContent>, FilesError>>;
 
     /// Opens a file of any size to read it part by part; `None` if there is none. The default reads it as a whole.
-    ///
-    /// # Errors
-    /// See [`FilesError`].
     fn open<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<OpenFile>, FilesError>> {
         async move {
             let content = self.read(path).await?;
@@ -89,9 +76,6 @@ pub trait Files: Send + Sync {
 
     /// Like [`Files::write`], with a content of any size that the cluster has stored already. The default writes it as a
     /// whole.
-    ///
-    /// # Errors
-    /// As for [`Files::write`].
     fn write_stored<'a>(
         &'a self,
         path: &'a FilePath,
@@ -124,9 +108,6 @@ pub trait Files: Send + Sync {
     ) -> BoxFuture<'a, Result<u64, FilesError>>;
 
     /// Deletes a file idempotently under `key`.
-    ///
-    /// # Errors
-    /// As for [`Files::write`].
     fn delete<'a>(
         &'a self,
         path: &'a FilePath,
@@ -136,9 +117,6 @@ pub trait Files: Send + Sync {
 
     /// Returns the version that a write or deletion with this key made; `None` if there was none, or the backend does not
     /// record keys.
-    ///
-    /// # Errors
-    /// See [`FilesError`].
     fn find_version_by_key<'a>(
         &'a self,
         path: &'a FilePath,
@@ -162,7 +140,6 @@ pub enum FilesError {
     /// The file was changed by someone else.
     #[error("{path} was changed since, by {}", current.as_ref().map_or("a deletion", |current| current.entry.author.as_str()))]
     Stale {
-        /// The file.
         path: FilePath,
         /// The current content, empty if it has more than [`MAX_FILE`] bytes; `None` if it was deleted.
         current: Option<Box<FileContent>>,
@@ -173,9 +150,7 @@ pub enum FilesError {
     /// The file is too large to be read or written in this way.
     #[error("{path} is too large: {size} bytes; the maximum is {max}, and only programs use larger files")]
     TooLarge {
-        /// The file.
         path: FilePath,
-        /// Its size.
         size: u64,
         /// The maximum.
         max: u64,

@@ -9,7 +9,6 @@ use super::FilePath;
 /// The maximum length of a pattern, in bytes.
 const MAX_PATTERN: usize = 1_000;
 
-/// An invalid pattern.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{pattern:?} is not a valid path pattern: {reason}")]
 pub struct InvalidGlobPattern {
@@ -25,7 +24,6 @@ pub enum PermissionDenied {
     /// A rule denies it.
     #[error("{path} may not be {done} here: this capability's permissions deny it")]
     ByRule {
-        /// The file.
         path: FilePath,
         /// The operation, as in "may not be read".
         done: &'static str,
@@ -33,7 +31,6 @@ pub enum PermissionDenied {
     /// A person must approve.
     #[error("{path} may be {done} only with a person's approval")]
     NeedsApproval {
-        /// The file.
         path: FilePath,
         /// The operation, as in "may not be read".
         done: &'static str,

@@ -18,9 +18,7 @@ pub trait ContentStream: Send {
 
 /// A file whose content is read part by part.
 pub struct OpenFile {
-    /// The entry.
     pub entry: FileEntry,
-    /// Its content.
     pub content: Box<dyn ContentStream>,
 }
 

@@ -27,9 +27,7 @@ const IGNORED: [&str; 2] = ["node_modules", "__pycache__"];
 /// The files of an agent, and what it may do with them.
 #[derive(Clone)]
 pub struct AgentFiles {
-    /// The files.
     pub files: Arc<dyn Files>,
-    /// The permissions.
     pub permissions: CompiledPermissions,
 }
 
@@ -67,7 +65,6 @@ pub struct FileChanges {
     pub changes: Vec<FileChange>,
     /// The changes that are not kept, each with its reason.
     pub exclusions: Vec<String>,
-    /// The folder.
     pub folder: FolderFiles,
 }
 
@@ -82,7 +79,6 @@ impl FileChanges {
 /// A file that a program changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileChange {
-    /// Its path.
     pub path: FilePath,
     /// The version that the program got; `None` if the program made the file.
     pub base: Option<u64>,

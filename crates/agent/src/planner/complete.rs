@@ -37,7 +37,6 @@ impl AnswerContext<'_> {
     }
 }
 
-/// Completes an answer.
 pub(super) fn complete_answer(context: AnswerContext<'_>, answer: &PlanAnswer) -> PlanAnswer {
     let mut answer = answer.clone();
     let questions = std::mem::take(&mut answer.questions);

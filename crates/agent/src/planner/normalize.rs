@@ -82,7 +82,6 @@ pub(super) fn resolve_dependencies(
     Ok(ids)
 }
 
-/// Removes empty texts.
 pub(super) fn remove_empty_texts(texts: &[String]) -> Vec<String> {
     texts.iter().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()).collect()
 }

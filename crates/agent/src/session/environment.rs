@@ -23,7 +23,6 @@ use crate::turn::{
     read_recorded_beginning,
 };
 
-/// The environment of a session.
 pub struct SessionEnvironment<'a> {
     /// Records the agent's steps.
     pub journal: Box<dyn Journal + 'a>,

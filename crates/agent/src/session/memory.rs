@@ -25,7 +25,6 @@ Never record secrets.";
 pub struct MemoryFile {
     /// Its place, for people.
     pub place: String,
-    /// Its text.
     pub text: String,
 }
 

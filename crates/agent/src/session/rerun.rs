@@ -43,11 +43,9 @@ const MODEL_STEPS: &str = "model.";
 pub(super) struct EarlierAttempts {
     /// The result that was rejected last.
     rejected: Option<TaskResult>,
-    /// The verdict on it, by criterion.
     verdict: Vec<CriterionOutcome>,
     /// The notes and the attempt whose conversation continues.
     pub inherited: InheritedState,
-    /// That conversation.
     pub conversation: Option<ForkedConversation>,
 }
 

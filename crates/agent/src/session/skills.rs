@@ -22,7 +22,6 @@ use crate::spec::AgentSpec;
 const READ_FILE: &str = "read_file";
 const EXECUTE: &str = "execute";
 
-/// The skills of an attempt.
 #[derive(Default)]
 pub(super) struct AttemptSkills(Vec<Arc<Skill>>);
 

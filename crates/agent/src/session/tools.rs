@@ -18,7 +18,6 @@ use crate::tool::{
     write_todos_tool,
 };
 
-/// The constructor of a tool.
 #[derive(Clone, Copy)]
 enum ToolConstructor {
     /// By itself; `None` if the session has nothing for it to work on.

@@ -32,7 +32,6 @@ pub struct SkillPackage {
 pub struct PackagedFile {
     /// Its path within the skill's folder.
     pub path: FilePath,
-    /// Its content.
     pub content: ByteBuf,
 }
 

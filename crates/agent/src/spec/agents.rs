@@ -46,7 +46,6 @@ pub struct ForkAccess {
 /// A capability that an agent may ask.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AskableAgent {
-    /// Its name.
     pub name: Capability,
     /// The description for the asking agent, in place of the registered one.
     pub description: Option<String>,

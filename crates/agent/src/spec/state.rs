@@ -51,7 +51,6 @@ const POLICY_NAMES: [&str; 2] = ["value", "old"];
 /// The names that the conditions of tools and phases may use if the agent has skills.
 const SKILL_NAMES: [&str; 1] = ["skills"];
 
-/// A condition with its position.
 pub(super) type PlacedCondition = (Condition, Position);
 
 /// The conditions of a file, which are checked when all fields and phases are known.

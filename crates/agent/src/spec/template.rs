@@ -21,9 +21,7 @@ pub struct Template(String);
 /// The values for a template.
 #[derive(Debug, Serialize)]
 pub struct TemplateView<'a> {
-    /// The run.
     pub run: RunTemplateView<'a>,
-    /// The task.
     pub task: TaskTemplateView<'a>,
     /// The task's parameters.
     pub parameters: &'a TaskParameters,
@@ -39,21 +37,16 @@ pub struct TemplateView<'a> {
     pub phase: String,
 }
 
-/// The run in a template.
 #[derive(Debug, Serialize)]
 pub struct RunTemplateView<'a> {
-    /// Its id.
     pub id: &'a RunId,
     /// The objective of the run, in the user's words.
     pub objective: &'a str,
 }
 
-/// The task in a template.
 #[derive(Debug, Serialize)]
 pub struct TaskTemplateView<'a> {
-    /// Its id.
     pub id: &'a TaskId,
-    /// Its objective.
     pub objective: &'a str,
     /// The feedback on earlier attempts.
     pub feedback: &'a [String],
@@ -135,9 +128,6 @@ impl Template {
     }
 
     /// Renders the instructions from the values of a view as JSON.
-    ///
-    /// # Errors
-    /// As for [`Template::render`].
     pub fn render_value(&self, view: &Value) -> Result<String, TemplateError> {
         create_environment(UndefinedBehavior::Strict)
             .render_str(&self.0, view)

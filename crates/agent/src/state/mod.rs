@@ -48,7 +48,6 @@ const MAX_VALUE: usize = 64 * 1024;
 /// The rules for an agent's state.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StateRules {
-    /// The fields.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: BTreeMap<String, StateField>,
     /// The conditions under which tools are available, by their names.
@@ -63,7 +62,6 @@ pub struct StateRules {
     pub prompt: Option<StatePrompt>,
 }
 
-/// A field of the state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StateField {
     /// The description for the model.
@@ -96,7 +94,6 @@ pub enum StateAccess {
     ReadWrite,
 }
 
-/// A change of the phase.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseChange {
     /// The phase that it leaves.
@@ -110,7 +107,6 @@ pub struct PhaseChange {
 /// A prompt that shows the state: it is rendered for each request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatePrompt {
-    /// The template.
     pub template: Template,
     /// The other values that it shows.
     pub view: Value,
@@ -119,7 +115,6 @@ pub struct StatePrompt {
     pub sections: String,
 }
 
-/// The state of an agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AgentState {
     rules: StateRules,
@@ -195,13 +190,11 @@ impl AgentState {
         Self { rules, values, phase, skills: SkillProgress::default() }
     }
 
-    /// The rules.
     #[must_use]
     pub fn rules(&self) -> &StateRules {
         &self.rules
     }
 
-    /// The value of a field.
     #[must_use]
     pub fn value(&self, field: &str) -> Option<&Value> {
         self.values.get(field)

@@ -448,7 +448,6 @@ enum Kind {
     List,
 }
 
-/// A delegation tool.
 struct DelegationTool {
     kind: Kind,
     children: Arc<ChildTasks>,

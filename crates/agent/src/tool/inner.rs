@@ -69,11 +69,8 @@ pub struct Todo {
 #[serde(rename_all = "snake_case")]
 pub enum TodoStatus {
     // The values need no description of their own, which would turn the enumeration into a list of alternatives.
-    #[expect(missing_docs, reason = "see above")]
     Pending,
-    #[expect(missing_docs, reason = "see above")]
     InProgress,
-    #[expect(missing_docs, reason = "see above")]
     Completed,
 }
 

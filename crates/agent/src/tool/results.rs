@@ -37,9 +37,7 @@ pub trait TaskResultSource: Send + Sync {
 /// One task in the list of results.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResultEntry {
-    /// The task.
     pub task_id: TaskId,
-    /// Its objective.
     pub objective: String,
     /// The capability that ran it.
     pub capability: String,

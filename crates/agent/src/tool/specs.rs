@@ -33,7 +33,6 @@ struct CompiledTool {
     compiled: CompiledSchema,
 }
 
-/// A validated call.
 pub(crate) struct ValidatedCall {
     pub arguments: Value,
     pub inner: Option<InnerTool>,

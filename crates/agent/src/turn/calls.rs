@@ -50,7 +50,6 @@ effect, do not repeat it; if not, make the call again.";
 
 /// The end of running a call.
 enum CallEnd {
-    /// It has a result.
     Result(Box<ToolCallRecord>),
     /// It has a result, and a web page to keep.
     Page(Box<ToolCallRecord>, Box<PageContent>),
@@ -106,7 +105,6 @@ enum CallAction {
     Result(Box<ToolCallRecord>),
     /// It has waited: the end of the wait, and the arguments that a person put in place of its own.
     End(Option<Value>, WaitEnd),
-    /// It waits.
     Wait(Wait),
 }
 

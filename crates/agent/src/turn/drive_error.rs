@@ -34,12 +34,7 @@ pub enum DriveError {
     Parked(Vec<Wait>, Vec<TaskSpec>),
     /// A tool's service is unavailable.
     #[error("tool {tool} is unavailable: {reason}")]
-    Tool {
-        /// The tool.
-        tool: String,
-        /// The reason.
-        reason: String,
-    },
+    Tool { tool: String, reason: String },
     /// The journal can't continue.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -48,7 +43,6 @@ pub enum DriveError {
     Unreadable {
         /// The step.
         name: String,
-        /// The reason.
         reason: String,
     },
     /// The loop and the machine are out of sync: a bug.

@@ -41,7 +41,6 @@ const MAX_NAMED: usize = 40;
 pub enum ArtifactChange {
     /// A version that it made.
     Written(Artifact),
-    /// A file that it deleted.
     Deleted(FilePath),
 }
 
@@ -103,9 +102,6 @@ pub struct WrittenChanges {
 
 impl RecordedChanges {
     /// Stores the contents of changes, one file at a time.
-    ///
-    /// # Errors
-    /// See [`FileChangesError`].
     pub async fn store_contents(
         found: &FileChanges,
         journal: &mut dyn Journal,
@@ -119,9 +115,6 @@ impl RecordedChanges {
     }
 
     /// Writes the changes under the key of the call that made them. A repetition has no further effect.
-    ///
-    /// # Errors
-    /// See [`FileChangesError`].
     pub async fn write_back(
         &self,
         agent: &AgentFiles,

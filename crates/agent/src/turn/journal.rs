@@ -55,18 +55,12 @@ pub trait Journal: Send {
     ) -> BoxFuture<'a, Result<(), JournalError>>;
 
     /// Writes a keepalive with a line for observers, if the journal has any. It is not a step.
-    ///
-    /// # Errors
-    /// As for [`Journal::append_step`].
     fn append_note<'a>(&'a mut self, text: &'a str) -> BoxFuture<'a, Result<(), JournalError>> {
         let _ = text;
         ready(Ok(())).boxed()
     }
 
     /// Reports a change in the wait for the model's provider, with a line for observers. It is not a step, and a keepalive.
-    ///
-    /// # Errors
-    /// As for [`Journal::append_step`].
     fn report_provider<'a>(
         &'a mut self,
         text: &'a str,
@@ -86,9 +80,6 @@ pub trait Journal: Send {
     }
 
     /// Stores a value that a step or a delegated task refers to, and returns it or its address. It is not a step.
-    ///
-    /// # Errors
-    /// As for [`Journal::append_step`].
     fn store_value(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<InlineOrStoredBytes, JournalError>> {
         ready(Ok(InlineOrStoredBytes::Inline(bytes.into()))).boxed()
     }
@@ -111,18 +102,12 @@ pub trait Journal: Send {
     }
 
     /// Stores bytes under their SHA-256, for later readers of the run. It is not a step. The default has no store.
-    ///
-    /// # Errors
-    /// As for [`Journal::append_step`].
     fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), JournalError>> {
         drop(bytes);
         ready(Ok(())).boxed()
     }
 
     /// Stores the content of a file, which may be larger than the memory. It is not a step. The default has no store.
-    ///
-    /// # Errors
-    /// As for [`Journal::append_step`].
     fn store_file(&mut self, file: Arc<File>) -> BoxFuture<'_, Result<BlobRef, JournalError>> {
         drop(file);
         ready(Err(JournalError::Failed("this journal stores no files".into()))).boxed()
@@ -270,9 +255,6 @@ impl RecordedBeginning {
 }
 
 /// Returns the beginning of the conversation that the journal's next step begins; `None` if it has not begun.
-///
-/// # Errors
-/// As for [`Journal::peek_recorded_step`].
 pub(crate) async fn read_recorded_beginning(
     journal: &mut dyn Journal,
 ) -> Result<Option<RecordedBeginning>, JournalError> {
@@ -326,7 +308,6 @@ pub enum JournalError {
 /// One recorded step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JournalStep {
-    /// Its name.
     pub name: String,
     /// Its outcome.
     pub value: Value,

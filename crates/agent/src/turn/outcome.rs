@@ -13,7 +13,6 @@ use crate::model::ModelError;
 /// The outcome of an agent's work and its usage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkSummary<A> {
-    /// The outcome.
     pub outcome: WorkOutcome<A>,
     /// Model calls, tool calls and tokens of all the work.
     pub usage: Usage,
@@ -51,7 +50,6 @@ impl<A> WorkSummary<A> {
 /// Work that ended with an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AnsweredWork<A> {
-    /// The answer.
     pub answer: A,
     /// The usage of the work.
     pub spent: UsageTotals,
@@ -59,11 +57,9 @@ pub struct AnsweredWork<A> {
     pub artifacts: Vec<Artifact>,
 }
 
-/// The outcome of the work.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkOutcome<A> {
-    /// An answer.
     Answered(A),
     /// No answer.
     Stopped(StopReason),
@@ -75,31 +71,19 @@ pub enum WorkOutcome<A> {
 pub enum StopReason {
     /// The limit of model turns was reached.
     #[error("no answer after {limit} turns")]
-    Turns {
-        /// The limit.
-        limit: u32,
-    },
+    Turns { limit: u32 },
     /// The model kept calling tools after the notice that its calls are used up.
     #[error("all {limit} tool calls were used up and the model did not answer without them")]
-    ToolCalls {
-        /// The limit.
-        limit: u32,
-    },
+    ToolCalls { limit: u32 },
     /// The model repeated one call too often.
     #[error(
         "the tool {tool} was called more than {limit} times with the same arguments and the same result while nothing else changed \
          (`limits: {{identical_calls: …}}` in the capability)"
     )]
-    IdenticalCalls {
-        /// The tool.
-        tool: String,
-        /// The limit.
-        limit: u32,
-    },
+    IdenticalCalls { tool: String, limit: u32 },
     /// The next request would exceed the input tokens.
     #[error("{used} of at most {limit} input tokens were sent, and the next request would exceed the limit")]
     InputTokens {
-        /// The limit.
         limit: u64,
         /// The amount used.
         used: u64,
@@ -107,7 +91,6 @@ pub enum StopReason {
     /// The output tokens are used up.
     #[error("{used} of at most {limit} output tokens were received")]
     OutputTokens {
-        /// The limit.
         limit: u64,
         /// The amount used.
         used: u64,
@@ -115,7 +98,6 @@ pub enum StopReason {
     /// The cached tokens are used up.
     #[error("{used} of at most {limit} cached tokens were sent")]
     CachedTokens {
-        /// The limit.
         limit: u64,
         /// The amount used.
         used: u64,
@@ -123,7 +105,6 @@ pub enum StopReason {
     /// The money is spent.
     #[error("{used} of at most {limit} were spent")]
     Cost {
-        /// The limit.
         limit: Dollars,
         /// The amount spent.
         used: Dollars,
@@ -144,10 +125,7 @@ pub enum StopReason {
     },
     /// The working time is used up.
     #[error("the working time of {limit:?} was used up")]
-    Time {
-        /// The limit.
-        limit: Duration,
-    },
+    Time { limit: Duration },
     /// The conversation is too long for the model even after compaction.
     #[error(
         "the conversation is too long for the model after it was compacted {compactions} times: {message}"

@@ -22,7 +22,6 @@ const MAX_RECORDED_CHARS: usize = 64_000;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ModelStepOutcome {
-    /// A reply.
     Reply(Box<Reply>),
     /// The conversation is too long for the model, with the provider's message.
     Overflow(String),

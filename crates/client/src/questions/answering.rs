@@ -94,13 +94,11 @@ pub enum OutcomeKind {
 pub struct AnswerOutcome {
     /// The question, as the user named it; its full id if there is such a question.
     pub id: String,
-    /// The kind.
     pub kind: OutcomeKind,
     /// The person whose answer counts.
     pub by: Option<String>,
     /// When that answer was decided on.
     pub at: Option<Timestamp>,
-    /// That answer.
     pub answer: Option<Answer>,
     /// The outcome, for a person.
     pub message: String,

@@ -23,7 +23,6 @@ enum ReferencedPart {
     Run,
     /// The only open question of the task.
     Task(TaskId),
-    /// This question.
     Question(QuestionId),
 }
 

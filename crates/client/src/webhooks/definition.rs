@@ -24,7 +24,6 @@ pub enum InvalidWebhook {
     Overlap,
 }
 
-/// A webhook to create.
 #[derive(Debug)]
 pub struct NewWebhook {
     /// The URL of its receiver, which the policy of the cluster allows.

@@ -40,7 +40,6 @@ pub enum WebhookError {
     /// There is no such delivery.
     #[error("the webhook {0} has no delivery {1:?}; they are removed a week after their last change")]
     DeliveryNotFound(WebhookId, String),
-    /// It is disabled.
     #[error("the webhook {0} is disabled; enable it first")]
     Disabled(WebhookId),
     /// There are too many.

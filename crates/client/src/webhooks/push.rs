@@ -125,9 +125,6 @@ async fn tell_status(bus: &Bus, config: &StoredPushConfig, plan: &Plan) -> Resul
 }
 
 /// Returns the push configs of a run, oldest first.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn list_push_configs(bus: &Bus, run: &RunId) -> Result<Vec<StoredPushConfig>, Fault> {
     Ok(store::read_push_configs(bus, run).await?.into_iter().map(|entry| entry.value).collect())
 }

@@ -53,7 +53,6 @@ impl SearchEnvironment {
     }
 }
 
-/// A usable server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsableServer {
     /// The program, absolute.

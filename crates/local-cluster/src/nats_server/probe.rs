@@ -22,7 +22,6 @@ const OUTPUT_LIMIT: u64 = 64 * 1024;
 /// The output of a program that ended.
 #[derive(Debug)]
 pub struct ProgramOutput {
-    /// The exit status.
     pub status: ExitStatus,
     /// The first 64 KiB of its standard output.
     pub stdout: String,

@@ -16,7 +16,6 @@ tokio::task_local! {
 /// The work that a request belongs to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallLabels {
-    /// The run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
     /// The role of the agent: its capability, `planner` or `critic`.
@@ -39,9 +38,7 @@ impl CallLabels {
 
 /// A model whose requests are labelled.
 pub struct LabelledModel {
-    /// The model.
     pub inner: Arc<dyn Model>,
-    /// The labels.
     pub labels: CallLabels,
 }
 

@@ -66,7 +66,6 @@ struct PartialReply {
 #[derive(Debug, thiserror::Error)]
 #[error("{file} is not a valid cassette: {mistake}")]
 pub struct CassetteError {
-    /// The file.
     pub file: String,
     /// The problem and its line.
     pub mistake: String,
@@ -130,7 +129,6 @@ struct OpenRecording<'a> {
     is_finished: bool,
 }
 
-/// The progress of a reply.
 #[derive(Debug, Default)]
 struct ReplyProgress {
     first_token_at: Option<Instant>,

@@ -16,7 +16,6 @@ pub(super) struct ProviderRow {
     pub(super) needs_key: bool,
     /// The default address.
     pub(super) address: Address,
-    /// The API.
     pub(super) api: Api,
     /// The differences from other servers of the same API.
     pub(super) dialect: Dialect,
@@ -36,7 +35,6 @@ pub(super) struct ProviderRow {
 
 /// The address to use if neither the name nor the settings have one.
 pub(super) enum Address {
-    /// A fixed one.
     Fixed(&'static str),
     /// The value of the variable, or else this address.
     Default(&'static str, &'static str),

@@ -41,12 +41,10 @@ pub type EnvironmentLookupRef<'a> = &'a (dyn Fn(&str) -> Option<String> + Send +
 #[derive(Clone, Copy)]
 pub struct Provider(&'static ProviderRow);
 
-/// A parsed model name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParsedModelName {
     /// A model of a provider.
     Model {
-        /// The provider.
         provider: Provider,
         /// The provider's name of the model.
         model: String,
@@ -259,7 +257,6 @@ fn strip_address(name: &str) -> String {
 /// A provider's model with its address and API key.
 #[derive(Debug, Clone)]
 pub struct ResolvedModel {
-    /// The provider.
     pub provider: Provider,
     /// The address and API of the model.
     pub endpoint: ModelEndpoint,

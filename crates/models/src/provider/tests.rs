@@ -4,7 +4,6 @@ use secrecy::ExposeSecret;
 
 use super::*;
 
-/// Environment variables.
 type EnvironmentVariables = &'static [(&'static str, &'static str)];
 
 fn environment_from(set: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> + Send + Sync + use<> {

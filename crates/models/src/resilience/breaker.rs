@@ -33,7 +33,6 @@ pub(super) const MAX_REQUESTED_PAUSE: Duration = Duration::from_secs(300);
 pub struct CircuitBreakers(Mutex<HashMap<String, Arc<CircuitBreaker>>>);
 
 impl CircuitBreakers {
-    /// Returns the breaker of a model.
     #[must_use]
     pub fn breaker_for_model(&self, model: &str) -> Arc<CircuitBreaker> {
         let mut breakers = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -43,13 +43,11 @@ pub struct ResilientModel {
     pub tariff: ModelTariff,
     /// `true` if the cost of a reply is known: by the price, from the provider, or because it costs nothing.
     pub counts_cost: bool,
-    /// The retry policy.
     pub policy: RetryPolicy,
     /// Timeout of one request.
     pub timeout: Duration,
     /// `true` if the wrapped model is that of a provider.
     pub has_provider: bool,
-    /// The ability of the model.
     pub ability: ModelAbility,
     /// Its context window in tokens; `None` if it is not known.
     pub context_window: Option<u64>,

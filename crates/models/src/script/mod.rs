@@ -59,7 +59,6 @@ use crate::resilience::estimate_usage;
 use placeholders::PlaceholderContext;
 use rules::{ScriptFile, ScriptRule, ScriptedCall, ScriptedReply};
 
-/// A scripted model.
 #[derive(Debug)]
 pub struct ScriptedModel {
     name: String,
@@ -73,7 +72,6 @@ pub struct ScriptedModel {
 #[derive(Debug, thiserror::Error)]
 #[error("{file} is not a valid model script: {mistake}")]
 pub struct ScriptError {
-    /// The file.
     pub file: String,
     /// The problem and its position.
     pub mistake: String,
@@ -241,7 +239,6 @@ fn compose_tool_call(
     Ok(ToolCall { id: format!("call_{}_{}", view.turn, at + 1), name: call.tool.clone(), arguments })
 }
 
-/// Streams a reply to the listener.
 async fn stream_reply(scripted: &ScriptedReply, reply: &Reply, listener: &dyn DeltaListener) {
     if let Some(reasoning) = &scripted.reasoning {
         listener.on_delta(Delta::Reasoning(reasoning));

@@ -102,7 +102,6 @@ impl<'a> PlaceholderContext<'a> {
     }
 }
 
-/// Returns a value as text.
 pub fn value_to_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

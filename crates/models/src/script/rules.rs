@@ -12,7 +12,6 @@ use serde_json::Value;
 use super::placeholders::PlaceholderContext;
 use crate::model::{FinishReason, ModelAbility, ModelError};
 
-/// A script file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScriptFile {

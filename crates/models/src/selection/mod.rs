@@ -37,7 +37,6 @@ pub struct ModelSpec {
     /// Its full name, `provider:model`; a name without a provider is OpenAI's. `tier:NAME` stands for the models that the run or the
     /// process names for a tier.
     pub name: String,
-    /// Its settings.
     pub settings: ModelSettings,
 }
 

@@ -39,14 +39,12 @@ pub struct ModelTable {
     providers: Vec<ProviderModels>,
 }
 
-/// The models of one provider.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ProviderModels {
     provider: String,
     /// The date of the entries.
     as_of: jiff::civil::Date,
-    /// Their source.
     source: String,
     models: BTreeMap<String, ModelEntry>,
 }
@@ -150,7 +148,6 @@ pub enum ModelTableError {
     /// It is not readable.
     #[error("cannot read the file of models {file} ({source}); it is set in MILLRACE_PRICES")]
     Unreadable {
-        /// The file.
         file: String,
         /// The I/O error.
         source: std::io::Error,
@@ -158,7 +155,6 @@ pub enum ModelTableError {
     /// It is invalid.
     #[error("invalid file of models {file}: {mistake}")]
     Mistake {
-        /// The file.
         file: String,
         /// The problem and its position.
         mistake: String,
@@ -173,9 +169,6 @@ impl ModelTable {
     }
 
     /// Loads a file whose entries take precedence over the built-in table.
-    ///
-    /// # Errors
-    /// See [`ModelTableError`].
     pub fn load_with_overrides(path: &Path) -> Result<Self, ModelTableError> {
         let file = || path.display().to_string();
         let text = std::fs::read_to_string(path)

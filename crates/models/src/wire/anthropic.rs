@@ -33,7 +33,6 @@ pub(super) fn supports_output_schemas(model: &str) -> bool {
     ModelVersion::from_model_name(model).is_some_and(|version| version >= ModelVersion(4, 5))
 }
 
-/// Returns the request body.
 pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     let mut body = json!({
         "max_tokens": endpoint.max_output_tokens(request).max(1),

@@ -34,7 +34,6 @@ impl Maker {
     }
 }
 
-/// Returns the request body.
 pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     let mut body = json!({"messages": turns_to_json(endpoint, request)});
     if !request.system.is_empty() {

@@ -24,7 +24,6 @@ pub(super) struct ProviderError {
     pub(super) status: Option<u16>,
     /// All codes, types and reasons in the body, in lower case, separated by spaces.
     pub(super) codes: String,
-    /// The message.
     pub(super) message: String,
 }
 

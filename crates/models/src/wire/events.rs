@@ -32,7 +32,6 @@ pub(super) const MAX_REPLY_BYTES: usize = 64 << 20;
 /// Maximum number of events that wait for the other half of a character.
 const MAX_HELD_EVENTS: usize = 16;
 
-/// A stream error.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
     /// The connection ended early.
@@ -52,7 +51,6 @@ pub(super) enum StreamError {
     BadFrame(&'static str),
 }
 
-/// The bytes of a response.
 pub(super) type ResponseByteStream = BoxStream<'static, Result<Bytes, StreamError>>;
 
 /// The data of the events of a response.
@@ -202,7 +200,6 @@ pub(super) fn decode_json_line(line: &[u8]) -> Result<Option<String>, StreamErro
 /// The beginning of a response, after a byte order mark and white space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BodyFormat {
-    /// JSON.
     Json,
     /// HTML or XML.
     Page,

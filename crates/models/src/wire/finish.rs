@@ -138,9 +138,6 @@ pub(super) fn parse_finish_reason(model: &str, reason: &str) -> Result<Option<Fi
 }
 
 /// Parses the reason for which a response of the Responses API is incomplete.
-///
-/// # Errors
-/// As for [`parse_finish_reason`].
 pub(super) fn parse_incomplete_reason(model: &str, response: &Value) -> Result<FinishReason, Value> {
     let reason = read_text_at(response, "/incomplete_details/reason");
     Ok(match parse_finish_reason(model, reason)? {

@@ -21,7 +21,6 @@ const FOREIGN_CALL_SIGNATURE: &str = "skip_thought_signature_validator";
 /// Families of models, and the first generation of each that has levels of thinking and verifies signatures.
 const FAMILIES_WITH_LEVELS: [(&str, u32); 2] = [("gemini-", 3), ("gemma-", 4)];
 
-/// Returns the request body.
 pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     let settings = &endpoint.settings;
     let mut config = json!({

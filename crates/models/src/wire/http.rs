@@ -19,9 +19,7 @@ const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The body of a successful response.
 pub(super) enum ResponseBody {
-    /// A stream of events.
     EventStream(EventStream),
-    /// One JSON value.
     Json(Value),
 }
 

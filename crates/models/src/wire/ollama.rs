@@ -16,7 +16,6 @@ use crate::model::{Delta, DeltaListener, FinishReason, Message, Reply, Request};
 /// model; the model's own limit applies anyway. `extra_body: {options: {num_ctx: …}}` takes precedence.
 const CONTEXT_WINDOW_RANGE: (u64, u64) = (16_384, 131_072);
 
-/// Returns the request body.
 pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     let limit = endpoint.max_output_tokens(request);
     let mut body = json!({"model": endpoint.model, "messages": messages_to_json(request), "stream": true});

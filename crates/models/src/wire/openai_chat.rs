@@ -26,7 +26,6 @@ const RESULTS_READ: &str = "I have read the results.";
 /// The type of the parts of the content in which Mistral sends reasoning and expects it back.
 const THINKING_PART: &str = "thinking";
 
-/// Returns the request body.
 pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     let settings = &endpoint.settings;
     let limit = if endpoint.is_openai_host() { "max_completion_tokens" } else { "max_tokens" };

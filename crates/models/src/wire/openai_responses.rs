@@ -16,7 +16,6 @@ use crate::model::{Delta, DeltaListener, FinishReason, Image, Message, Reply, Re
 /// OpenAI's minimum for the limit.
 const MIN_OUTPUT_TOKENS: u32 = 16;
 
-/// Returns the request body.
 pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     let settings = &endpoint.settings;
     let mut body = json!({

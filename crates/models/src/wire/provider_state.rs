@@ -25,7 +25,6 @@ pub(super) struct MessagePartOrder {
 }
 
 impl MessagePartOrder {
-    /// Adds an opaque item.
     pub(super) fn add_opaque_item(&mut self, item: Value) {
         self.has_state = true;
         self.items.push(json!({ "kept": item }));

@@ -68,9 +68,6 @@ pub type JournalError = AppendError;
 
 impl Journal {
     /// Claims the work of an order for `worker`, whose software is `build`. Optimistic: the first claim takes a single append.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn claim_work(
         bus: &Bus,
         order: &Order,
@@ -216,17 +213,11 @@ impl Journal {
     }
 
     /// Appends a note, which also shows that the work makes progress.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn append_note(&mut self, text: String) -> Result<(), JournalError> {
         self.append_entry(&JournalEntry::Note { text, provider: None }).await
     }
 
     /// Appends a note on the wait of the work for its provider.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn append_provider_status(
         &mut self,
         text: String,
@@ -245,9 +236,6 @@ impl Journal {
 
     /// Releases the claim because the provider stayed away for too long. The run pauses, and the work continues from this
     /// journal when it is resumed. Nothing may be appended after it.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn release_for_provider(&mut self, wait: ProviderWait) -> Result<(), JournalError> {
         let why = format!("the provider of {} does not answer: {}", wait.model, wait.error);
         let why = why.chars().take(MAX_MESSAGE).collect();
@@ -262,9 +250,6 @@ impl Journal {
     }
 
     /// Releases the claim with a reason, so that it does not count against the work. Nothing may be appended after it.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn append_release(&mut self, why: &str) -> Result<(), JournalError> {
         let why = why.chars().take(MAX_MESSAGE).collect();
         self.append_entry(&JournalEntry::Released {
@@ -277,9 +262,6 @@ impl Journal {
     }
 
     /// Releases the claim because the first request needs more than was reserved. Nothing may be appended after it.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn release_for_reservation(&mut self, needs: ResourceAmounts) -> Result<(), JournalError> {
         let why = format!("the first request needs {needs}, more than was reserved");
         self.append_entry(&JournalEntry::Released { worker: self.worker.clone(), why, provider: None, needs })
@@ -287,17 +269,11 @@ impl Journal {
     }
 
     /// Parks the attempt: it continues from this journal when all of these waits have ended. Nothing may be appended after it.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn park(&mut self, waits: Vec<Wait>, children: Vec<TaskSpec>) -> Result<(), JournalError> {
         self.append_entry(&JournalEntry::Parked { worker: self.worker.clone(), waits, children }).await
     }
 
     /// Starts, cancels or instructs children of the attempt.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn append_delegation(&mut self, delegation: Delegation) -> Result<(), JournalError> {
         self.append_entry(&JournalEntry::Delegated { worker: self.worker.clone(), delegation }).await
     }
@@ -310,9 +286,6 @@ impl Journal {
 
     /// Releases the claim of `worker` after its runner was killed together with its journal. Does nothing if another
     /// worker has claimed the work since.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn append_release_for_worker(
         bus: &Bus,
         order: &Order,
@@ -341,9 +314,6 @@ impl Journal {
     }
 
     /// Appends the outcome. The order may be acknowledged after it.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn append_outcome(&mut self, outcome: WorkOutcome) -> Result<(), JournalError> {
         let (worker, review) = (self.worker.clone(), self.review);
         self.append_entry(&JournalEntry::Outcome { worker, review, outcome }).await

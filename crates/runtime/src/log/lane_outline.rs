@@ -30,9 +30,6 @@ const MIN_SUBJECT_BYTES: u64 = 16 << 10;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns `true` if a lane is read faster without its journals.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn has_large_journals(bus: &Bus, lane: Lane) -> Result<bool, Fault> {
     let name = lane_stream(lane);
     let stream = bus
@@ -70,9 +67,6 @@ pub fn read_last_of_subjects(bus: &Bus, lane: Lane) -> BoxFuture<'_, Result<Vec<
 }
 
 /// Starts a scan of the decisions of all runs of a lane, oldest first.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn scan_decisions(bus: &Bus, lane: Lane) -> Result<ConsumerScan, Fault> {
     let filter_subject = subject::plan_subjects_of_lane(lane);
     ConsumerScan::open(bus, lane, pull::Config { filter_subject, ..lane_consumer_config() }).await

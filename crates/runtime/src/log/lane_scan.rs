@@ -42,9 +42,6 @@ impl LaneScan {
     }
 
     /// Returns the next messages, or none after the last.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub fn next_records<'a>(&'a mut self) -> BoxFuture<'a, Result<Vec<StreamRecord>, Fault>> {
         async move {
             if let MessageSource::NotStarted = self.source {

@@ -18,9 +18,6 @@ use crate::nats::record::StreamRecord;
 use crate::nats::topology::lane_stream;
 
 /// Returns all messages of a run in its lane, oldest first; none if the run is archived or does not exist.
-///
-/// # Errors
-/// The server does not respond.
 pub fn read_run<'a>(
     bus: &'a Bus,
     lane: Lane,
@@ -41,9 +38,6 @@ pub fn read_run<'a>(
 
 /// Returns the submitted runs that are still in their lanes, live or ended, in the order of their ids. Invalid
 /// submissions are ignored.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn list_submitted_runs(bus: &Bus) -> Result<BTreeSet<RunId>, Fault> {
     let (mut pages, mut runs) = (SubmittedRuns::default(), BTreeSet::new());
     while let Some(page) = pages.next_page(bus).await? {
@@ -65,9 +59,6 @@ pub fn scan_lane(bus: &Bus, lane: Lane) -> LaneScan {
 }
 
 /// Returns all messages of one topic of a run, oldest first.
-///
-/// # Errors
-/// The server does not respond.
 pub fn read_topic<'a>(
     bus: &'a Bus,
     lane: Lane,
@@ -87,9 +78,6 @@ pub fn read_topic<'a>(
 }
 
 /// Returns the message of a lane with this sequence; `None` if it was removed.
-///
-/// # Errors
-/// The server does not respond.
 pub fn read_message<'a>(
     bus: &'a Bus,
     lane: Lane,
@@ -107,9 +95,6 @@ pub fn read_message<'a>(
 }
 
 /// Returns `true` if a lane contains the submission of a run, as its leader knows it.
-///
-/// # Errors
-/// The server does not respond.
 pub fn has_submission<'a>(bus: &'a Bus, lane: Lane, run: &'a RunId) -> BoxFuture<'a, Result<bool, Fault>> {
     async move {
         let name = lane_stream(lane);
@@ -158,9 +143,6 @@ async fn read_message_from_leader(
 }
 
 /// Returns the number of messages of a lane after sequence `through`, as its leader knows it.
-///
-/// # Errors
-/// The server does not respond.
 pub fn measure_lane_lag<'a>(bus: &'a Bus, lane: Lane, through: u64) -> BoxFuture<'a, Result<u64, Fault>> {
     async move {
         let name = lane_stream(lane);
@@ -179,9 +161,6 @@ pub fn measure_lane_lag<'a>(bus: &'a Bus, lane: Lane, through: u64) -> BoxFuture
 }
 
 /// Returns the sequence of the last message of a lane, as its leader knows it; 0 if it has had none.
-///
-/// # Errors
-/// The server does not respond.
 pub fn read_lane_end<'a>(bus: &'a Bus, lane: Lane) -> BoxFuture<'a, Result<u64, Fault>> {
     async move {
         let name = lane_stream(lane);
@@ -195,9 +174,6 @@ pub fn read_lane_end<'a>(bus: &'a Bus, lane: Lane) -> BoxFuture<'a, Result<u64, 
 }
 
 /// Removes the messages of a run from its lane, up to and including sequence `through`. Returns how many were removed.
-///
-/// # Errors
-/// The server does not respond.
 pub fn purge_run<'a>(
     bus: &'a Bus,
     lane: Lane,

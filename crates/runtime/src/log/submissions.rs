@@ -12,11 +12,9 @@ use crate::{Bus, Fault};
 /// A run that was submitted.
 #[derive(Debug, Clone)]
 pub struct SubmittedRun {
-    /// The run.
     pub run: RunId,
     /// When the server stored the submission.
     pub at: Timestamp,
-    /// The submission.
     pub submission: Submission,
 }
 

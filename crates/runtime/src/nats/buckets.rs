@@ -17,7 +17,6 @@ pub(crate) async fn open_bucket(context: &jetstream::Context, name: &str) -> Res
         .map_err(|error| fault_from_client_error(&format!("bucket {name}"), error))
 }
 
-/// An entry of a bucket.
 pub(crate) struct BucketEntry {
     pub key: String,
     pub value: Bytes,
@@ -26,9 +25,6 @@ pub(crate) struct BucketEntry {
 }
 
 /// Returns the current entries of a bucket, as keys and values. Deleted keys are left out.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn read_bucket_entries(
     client: &Client,
     bucket: &str,
@@ -37,9 +33,6 @@ pub(crate) async fn read_bucket_entries(
 }
 
 /// Returns the current entries of a bucket with their times. Deleted keys are left out.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn entries_with_times(client: &Client, bucket: &str) -> Result<Vec<BucketEntry>, Fault> {
     let prefix = format!("$KV.{bucket}.");
     let records = direct_get::read_matching(client, &bucket_stream(bucket), ALL_SUBJECTS, 1).await?;

@@ -172,7 +172,6 @@ impl Bus {
         }
     }
 
-    /// Returns the NATS client.
     #[must_use]
     pub fn client(&self) -> &async_nats::Client {
         &self.0.client
@@ -185,7 +184,6 @@ impl Bus {
         is_connected.then(|| self.0.client.server_info().server_id)
     }
 
-    /// Returns the settings of the cluster.
     #[must_use]
     pub fn settings(&self) -> &ClusterSettings {
         &self.0.settings
@@ -199,7 +197,6 @@ impl Bus {
         Box::pin(topology::ensure_buckets(&self.0.control, &self.0.settings)).await
     }
 
-    /// Returns the lane of a run.
     #[must_use]
     pub fn lane_of_run(&self, run: &millrace_protocol::ids::RunId) -> Lane {
         run.lane(self.0.settings.lanes)

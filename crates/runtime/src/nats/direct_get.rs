@@ -93,9 +93,6 @@ impl PagedReader {
     }
 
     /// Returns the next messages, or none after the last.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub fn next_page<'a>(&'a mut self) -> BoxFuture<'a, Result<Vec<StreamRecord>, Fault>> {
         async move {
             if self.reads_single {
@@ -164,9 +161,6 @@ impl PagedReader {
 }
 
 /// Returns all messages of `stream` whose subject matches `filter`, from sequence `from` on, oldest first.
-///
-/// # Errors
-/// The server does not respond.
 pub fn read_matching<'a>(
     client: &'a Client,
     stream: &'a str,
@@ -189,9 +183,6 @@ pub fn read_matching<'a>(
 
 /// Returns the last message of each subject of `stream` that matches one of `filters`, oldest first; `None` if there
 /// are more subjects than a server returns at once (1,024).
-///
-/// # Errors
-/// The server does not respond.
 pub fn read_last_per_subject<'a>(
     client: &'a Client,
     stream: &'a str,
@@ -227,9 +218,6 @@ pub fn read_last_per_subject<'a>(
 }
 
 /// Returns the message of `stream` with this sequence; `None` if it was removed.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_at_sequence(
     client: &Client,
     stream: &str,
@@ -240,9 +228,6 @@ pub async fn read_at_sequence(
 }
 
 /// Returns the last message of an exact subject of `stream`; `None` if there is none. Costs a server much less than a page.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_last_of_subject(
     client: &Client,
     stream: &str,
@@ -285,7 +270,6 @@ async fn request_message(
     }
 }
 
-/// The end of a page.
 enum PageEnd {
     /// There are no more messages.
     Last,

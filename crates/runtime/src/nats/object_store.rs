@@ -57,7 +57,6 @@ pub(crate) struct ObjectInfo {
 pub(crate) struct StoredObjectInfo {
     /// Its sequence in the stream.
     pub sequence: u64,
-    /// Its provenance.
     pub provenance: Provenance,
     /// When the server stored it.
     pub at: jiff::Timestamp,
@@ -94,9 +93,6 @@ impl ObjectInfo {
 }
 
 /// Returns all descriptions of an object, oldest first. Unreadable ones are ignored.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn read_object_descriptions(
     client: &Client,
     bucket: &str,
@@ -110,9 +106,6 @@ pub(crate) async fn read_object_descriptions(
 }
 
 /// Returns the sequence of the last description of an object, valid or not; 0 if there is none.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn read_last_description_sequence(
     client: &Client,
     bucket: &str,
@@ -124,9 +117,6 @@ pub(crate) async fn read_last_description_sequence(
 }
 
 /// Returns the valid description of an object: the last one that is not forged.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn read_valid_description(
     client: &Client,
     bucket: &str,
@@ -147,9 +137,6 @@ pub(crate) async fn read_valid_description(
 
 /// Returns the content of an object if it matches its description; `None` if it is incomplete or differs. Forged parts
 /// are ignored.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn read_verified_object(
     client: &Client,
     bucket: &str,
@@ -160,9 +147,6 @@ pub(crate) async fn read_verified_object(
 }
 
 /// Returns the content of an object without checking its digest; `None` if parts are missing, or not yet there.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn read_unverified_object(
     client: &Client,
     bucket: &str,
@@ -173,9 +157,6 @@ pub(crate) async fn read_unverified_object(
 
 /// Returns the SHA-256 of the content of an object, one part in memory at a time; `None` if parts are missing, or not yet
 /// there.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn hash_object(
     client: &Client,
     bucket: &str,
@@ -223,9 +204,6 @@ impl ObjectParts {
     }
 
     /// Returns the next part that `is_part` accepts; `None` after the last byte of the object, or if parts are missing.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn next_part(
         &mut self,
         is_part: &(dyn Fn(&StreamRecord) -> bool + Sync),
@@ -262,7 +240,6 @@ pub(crate) enum ObjectContent<'a> {
     Bytes(&'a [u8]),
     /// It is in a file, which is read when it is sent.
     File {
-        /// The file.
         file: Arc<File>,
         /// The number of its bytes.
         size: u64,
@@ -394,9 +371,6 @@ pub(crate) async fn append_description(
 }
 
 /// Removes the descriptions of an object before sequence `before`.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn remove_descriptions(
     context: &Context,
     bucket: &str,
@@ -425,9 +399,6 @@ async fn purge_subject(
 }
 
 /// Removes the content of a version of an object.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn remove_object_parts(
     context: &Context,
     bucket: &str,

@@ -26,17 +26,13 @@ const OPERATION_HEADER: &str = "KV-Operation";
 /// An entry of a bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedEntry<T> {
-    /// Its key.
     pub key: String,
-    /// Its value.
     pub value: T,
-    /// Its sequence.
     pub sequence: u64,
     /// When the server stored it.
     pub at: jiff::Timestamp,
 }
 
-/// A change of a bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BucketChange<T> {
     /// A key has a value.
@@ -72,7 +68,6 @@ fn parse_change<T: DeserializeOwned>(bucket: &str, record: &StreamRecord) -> Opt
     Some(BucketChange::Set(PublishedEntry { key, value, sequence, at }))
 }
 
-/// The current state of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyState<T> {
     /// The entry; `None` if there is none, or an invalid one.
@@ -82,9 +77,6 @@ pub struct KeyState<T> {
 }
 
 /// Returns the state of a key. On a replicated stream it may be an earlier one, and a write that expects it fails.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_key<T: DeserializeOwned>(bus: &Bus, bucket: &str, key: &str) -> Result<KeyState<T>, Fault> {
     let subject = [key_subject(bucket, key)];
     let records = direct_get::read_last_per_subject(bus.client(), &bucket_stream(bucket), &subject).await?;
@@ -99,9 +91,6 @@ pub async fn read_key<T: DeserializeOwned>(bus: &Bus, bucket: &str, key: &str) -
 
 /// Returns the entries whose keys begin with `prefix`, which ends with a dot or is empty, in the order in which they were
 /// written.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_entries<T: DeserializeOwned>(
     bus: &Bus,
     bucket: &str,
@@ -191,9 +180,6 @@ impl BucketChanges {
     }
 
     /// Returns the next changes, and `true` if there were no more at this time. Forged and unreadable entries are left out.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn next_page<T: DeserializeOwned>(&mut self) -> Result<(Vec<BucketChange<T>>, bool), Fault> {
         let records = self.tail.next_page(self.bus.client()).await?;
         let changes = records.iter().filter_map(|record| parse_change(&self.bucket, record));

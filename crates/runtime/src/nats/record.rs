@@ -13,9 +13,7 @@ use super::provenance::{DeliveryPath, Provenance};
 pub struct StreamRecord {
     /// Its sequence in the stream.
     pub sequence: u64,
-    /// Its subject.
     pub subject: async_nats::Subject,
-    /// Its payload.
     pub payload: Bytes,
     /// The encoding of its payload.
     pub encoding: Encoding,

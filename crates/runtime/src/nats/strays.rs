@@ -127,9 +127,6 @@ impl StrayScan {
 
     /// Reads the messages that were stored since the last scan, and adds the forged ones to `strays`. The first scan reads
     /// a limited number of the newest messages.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub fn scan_new_messages<'a>(
         &'a mut self,
         strays: &'a mut StrayMessages,

@@ -26,9 +26,7 @@ use crate::ops::metrics::names::{
 };
 use crate::work::registry;
 
-/// The interval of reads.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
-/// The timeout of one read.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// The maximum age of values; older ones are not exported.
 const MAX_AGE: Duration = Duration::from_secs(30);

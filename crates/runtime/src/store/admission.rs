@@ -18,10 +18,6 @@ const CAPS: &str = "runs.caps";
 /// The maximum number of attempts to change the board while others change it.
 const MAX_ATTEMPTS: u32 = 8;
 
-/// Returns the caps.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_caps(bus: &Bus) -> Result<CurrentCaps, Fault> {
     let state = read_key::<AdmissionCaps>(bus, LIMITS, CAPS).await?;
     Ok(match state.entry {
@@ -39,9 +35,6 @@ pub async fn set_caps(bus: &Bus, caps: &AdmissionCaps) -> Result<(), Fault> {
 }
 
 /// Returns the attendance, as a supervisor last wrote it.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_attendance(bus: &Bus) -> Result<Option<Attendance>, Fault> {
     let state = read_key::<Attendance>(bus, LIMITS, ATTENDANCE).await?;
     Ok(state.entry.map(|entry| entry.value))
@@ -56,9 +49,6 @@ pub async fn write_attendance(bus: &Bus, attendance: &Attendance) -> Result<(), 
 }
 
 /// Returns the board, as the owners of the lanes last wrote it.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_board(bus: &Bus) -> Result<AdmissionBoard, Fault> {
     let state = read_key::<AdmissionBoard>(bus, LIMITS, ADMISSION_BOARD).await?;
     Ok(state.entry.map(|entry| entry.value).unwrap_or_default())

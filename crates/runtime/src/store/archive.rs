@@ -36,7 +36,6 @@ use crate::nats::topology::{ARCHIVE, lane_stream};
 use crate::work::registry;
 use crate::{Fault, log};
 
-/// A message in an archive.
 #[derive(Serialize, Deserialize)]
 struct ArchivedMessage {
     sequence: u64,
@@ -51,7 +50,6 @@ struct ArchivedMessage {
 /// The sequences of the archived messages of a run in its lane.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ArchivedSpan {
-    /// The first one.
     pub first: u64,
     /// The last one; 0 if nothing was archived.
     pub last: u64,
@@ -147,9 +145,6 @@ pub struct NewArchive {
 }
 
 /// Reads a run for its archive, and writes nothing. For the arguments see [`archive_run`].
-///
-/// # Errors
-/// The server does not respond.
 pub async fn prepare_archive(
     bus: &Bus,
     lane: Lane,
@@ -272,9 +267,6 @@ pub async fn read_archived_run(bus: &Bus, run: &RunId) -> Result<Option<Vec<Stre
 
 /// Returns `true` if the archive contains a complete and valid copy of a run. Waits for one as long as a replica may
 /// lag.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn is_archived(bus: &Bus, run: &RunId) -> Result<bool, Fault> {
     let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
     let mut tries = 0;
@@ -400,9 +392,6 @@ fn last_decision_sequence(records: &[StreamRecord]) -> u64 {
 }
 
 /// Returns all messages of a run, oldest first, from its lane, its archive, or both. Empty if there is no such run.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_run_from_log_or_archive(
     bus: &Bus,
     lane: Lane,
@@ -413,9 +402,6 @@ pub async fn read_run_from_log_or_archive(
 }
 
 /// Returns the decisions of a run, oldest first, from its lane, its archive, or both. Forged ones are among them.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_decisions_from_log_or_archive(
     bus: &Bus,
     lane: Lane,
@@ -448,9 +434,6 @@ async fn read_matching_from_log_or_archive(
 }
 
 /// `true` if the lane holds a command of a run after sequence `after` that may reopen it.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn has_reopening_command(bus: &Bus, lane: Lane, run: &RunId, after: u64) -> Result<bool, Fault> {
     for record in log::read_topic(bus, lane, run, &Topic::Control).await? {
         if record.sequence > after && may_reopen_run(bus, &record).await? {
@@ -461,9 +444,6 @@ pub async fn has_reopening_command(bus: &Bus, lane: Lane, run: &RunId, after: u6
 }
 
 /// `true` if a message is a command that may reopen an archived run.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn may_reopen_run(bus: &Bus, record: &StreamRecord) -> Result<bool, Fault> {
     if record.is_forged() || !is_command(record) {
         return Ok(false);
@@ -490,9 +470,6 @@ async fn begins_with_submission(bus: &Bus, records: &[StreamRecord]) -> Result<b
 }
 
 /// `true` if the first decision among these messages is the first one of its run.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn begins_with_first_decision(bus: &Bus, records: &[StreamRecord]) -> Result<bool, Fault> {
     let Some(first) = records.iter().find(|record| record.is_decision()) else { return Ok(false) };
     match bus.decode_record::<Decision>(first).await {

@@ -26,9 +26,6 @@ pub async fn record_action(bus: &Bus, record: &AuditRecord) -> Result<(), Fault>
 }
 
 /// Returns the actions after a sequence, oldest first, each with its sequence, at most `limit`.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_actions(bus: &Bus, after: u64, limit: usize) -> Result<Vec<(u64, AuditRecord)>, Fault> {
     let mut pages = PagedReader::new(
         bus.client(),

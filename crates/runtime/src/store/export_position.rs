@@ -23,10 +23,8 @@ pub struct ExportPosition {
     pub summaries: u64,
 }
 
-/// A stored position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredPosition {
-    /// The position.
     pub position: ExportPosition,
     /// Its version, which the next write expects.
     pub revision: u64,
@@ -47,9 +45,6 @@ pub async fn read_position(bus: &Bus, name: &str) -> Result<Option<StoredPositio
 
 /// Writes a position in place of the one with this revision, 0 for the first. Returns the new revision; `None` if another process has
 /// written one since.
-///
-/// # Errors
-/// As for [`read_position`].
 pub async fn write_position(
     bus: &Bus,
     name: &str,

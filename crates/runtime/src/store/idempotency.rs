@@ -21,12 +21,10 @@ use crate::nats::published_bucket::{ExpectedEntry, read_key, remove_key, write_k
 use crate::nats::topology::KEYS;
 use crate::store::blobs::sha256_hex;
 
-/// The scope of a key.
 #[derive(Debug, Clone)]
 pub struct KeyScope<'a> {
     /// The author of the request.
     pub author: &'a str,
-    /// The operation.
     pub operation: &'a str,
     /// What it acts on, such as a run; empty if that is the cluster.
     pub resource: &'a str,
@@ -72,7 +70,6 @@ pub struct KeyedReply {
 /// A record of a key, with the sequence that the next write must expect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRecord {
-    /// The request.
     pub keyed: KeyedRequest,
     sequence: u64,
 }
@@ -124,9 +121,6 @@ pub async fn store_reply(bus: &Bus, name: &str, record: KeyRecord, reply: KeyedR
 }
 
 /// Gives the key of a refused request free, unless its record has changed.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn release_key(bus: &Bus, name: &str, record: &KeyRecord) -> Result<(), Fault> {
     remove_key(bus, KEYS, name, ExpectedEntry::Sequence(record.sequence)).await.map(drop)
 }

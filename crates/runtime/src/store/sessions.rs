@@ -12,7 +12,6 @@ use crate::nats::topology::SESSIONS;
 /// The number of runs of a session that its record names: the newest ones.
 pub const MAX_SESSION_RUNS: usize = 1_000;
 
-/// The record of a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionRecord {
     /// The number of runs so far.

@@ -111,9 +111,6 @@ fn parse_token(record: &StreamRecord) -> Option<StoredToken> {
 }
 
 /// Returns the tokens, oldest first.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_tokens(bus: &Bus) -> Result<Vec<StoredToken>, Fault> {
     let (stream, subjects) = (bucket_stream(TOKENS), format!("$KV.{TOKENS}.>"));
     let records = direct_get::read_matching(bus.client(), &stream, &subjects, 1).await?;
@@ -123,9 +120,6 @@ pub async fn read_tokens(bus: &Bus) -> Result<Vec<StoredToken>, Fault> {
 }
 
 /// Returns a token; `None` if there is none with this id.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_token(bus: &Bus, id: &TokenId) -> Result<Option<StoredToken>, Fault> {
     Ok(read_record(bus, id).await?.and_then(|record| parse_token(&record)))
 }
@@ -137,9 +131,6 @@ async fn read_record(bus: &Bus, id: &TokenId) -> Result<Option<StreamRecord>, Fa
 }
 
 /// Revokes a token, and returns it; `None` if there is none with this id. One that was revoked before stays as it is.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn revoke_token(bus: &Bus, id: &TokenId, by: &str) -> Result<Option<StoredToken>, Fault> {
     let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
     let (sequence, token) = loop {

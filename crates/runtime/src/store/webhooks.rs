@@ -60,9 +60,6 @@ pub fn new_webhook_id() -> WebhookId {
 }
 
 /// Returns the ends of all lanes, after which a new webhook tells of events.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_lane_ends(bus: &Bus) -> Result<std::collections::BTreeMap<u16, u64>, Fault> {
     let mut ends = std::collections::BTreeMap::new();
     for lane in 0..bus.settings().lanes {
@@ -86,9 +83,6 @@ pub async fn create_webhook(bus: &Bus, webhook: &StoredWebhook) -> Result<(), Cr
 }
 
 /// Returns the webhooks, oldest first.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_webhooks(bus: &Bus) -> Result<Vec<PublishedEntry<StoredWebhook>>, Fault> {
     let mut all = read_entries::<StoredWebhook>(bus, WEBHOOKS, "").await?;
     all.retain(|entry| entry.key == entry.value.id.as_str());
@@ -97,35 +91,23 @@ pub async fn read_webhooks(bus: &Bus) -> Result<Vec<PublishedEntry<StoredWebhook
 }
 
 /// Returns a webhook with its sequence; `None` if there is none with this id.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_webhook(bus: &Bus, id: &WebhookId) -> Result<Option<PublishedEntry<StoredWebhook>>, Fault> {
     let state = read_key::<StoredWebhook>(bus, WEBHOOKS, id.as_str()).await?;
     Ok(state.entry.filter(|entry| entry.value.id == *id))
 }
 
 /// Replaces a webhook that has this sequence. Returns `false` if it was changed since.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn write_webhook(bus: &Bus, webhook: &StoredWebhook, sequence: u64) -> Result<bool, Fault> {
     let expected = ExpectedEntry::Sequence(sequence);
     Ok(write_key(bus, WEBHOOKS, webhook.id.as_str(), webhook, expected).await?.is_some())
 }
 
 /// Removes a webhook. Its deliveries end with it.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn remove_webhook(bus: &Bus, id: &WebhookId) -> Result<(), Fault> {
     remove_key(bus, WEBHOOKS, id.as_str(), ExpectedEntry::Any).await.map(drop)
 }
 
 /// Returns the push configs of a run, oldest first.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_push_configs(
     bus: &Bus,
     run: &RunId,
@@ -140,18 +122,12 @@ pub async fn read_push_configs(
 }
 
 /// Returns the state of the key of a subscription.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_subscription(bus: &Bus, key: &str) -> Result<KeyState<StoredSubscription>, Fault> {
     let KeyState { entry, last } = read_key::<StoredSubscription>(bus, WEBHOOKS, key).await?;
     Ok(KeyState { entry: entry.filter(|entry| entry.value.key() == key), last })
 }
 
 /// Writes a subscription in place of the one with this sequence; 0 is none. Returns `false` if it was changed since.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn write_subscription(
     bus: &Bus,
     subscription: &StoredSubscription,
@@ -162,9 +138,6 @@ pub async fn write_subscription(
 }
 
 /// Removes a push config. Its deliveries end with it.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn remove_push_config(bus: &Bus, config: &StoredPushConfig) -> Result<(), Fault> {
     remove_key(bus, WEBHOOKS, &config.key(), ExpectedEntry::Any).await.map(drop)
 }
@@ -174,9 +147,6 @@ fn delivery_key(webhook: &WebhookId, id: &MessageId) -> String {
 }
 
 /// Stores new deliveries. Those that exist stay as they are.
-///
-/// # Errors
-/// The server does not respond.
 pub fn create_deliveries<'a>(
     bus: &'a Bus,
     deliveries: &'a [StoredDelivery],
@@ -193,9 +163,6 @@ pub fn create_deliveries<'a>(
 }
 
 /// Writes a delivery in place of the one with this sequence. Returns the new sequence; `None` if it was changed since.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn write_delivery(
     bus: &Bus,
     delivery: &StoredDelivery,
@@ -206,9 +173,6 @@ pub async fn write_delivery(
 }
 
 /// Returns a delivery with its sequence; `None` if there is none.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_delivery(
     bus: &Bus,
     webhook: &WebhookId,
@@ -220,9 +184,6 @@ pub async fn read_delivery(
 }
 
 /// Returns the deliveries of a webhook that changed last before a sequence, newest change first, at most `limit`.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_deliveries(
     bus: &Bus,
     webhook: &WebhookId,

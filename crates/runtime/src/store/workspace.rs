@@ -40,11 +40,9 @@ pub struct RunWorkspace {
 /// A version of a file, without its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileVersionInfo {
-    /// Its path.
     pub path: FilePath,
     /// Its number, from 1.
     pub version: u64,
-    /// Its author.
     pub author: String,
     /// The size of its content in bytes.
     pub size: u64,
@@ -183,9 +181,6 @@ impl RunWorkspace {
     }
 
     /// Returns the files below a folder, or all files, by path. On a replicated stream the responding replica may lag.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub fn list_files<'a>(
         &'a self,
         folder: Option<&'a FilePath>,
@@ -208,9 +203,6 @@ impl RunWorkspace {
     }
 
     /// Returns the files below a folder as they were at a time, by path. It reads all versions.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn list_files_at(
         &self,
         folder: Option<&FilePath>,
@@ -249,9 +241,6 @@ impl RunWorkspace {
     }
 
     /// Returns a version of a file; `None` if there is no such version, or it is a deletion.
-    ///
-    /// # Errors
-    /// As for [`RunWorkspace::read_file`].
     pub fn read_file_version<'a>(
         &'a self,
         path: &'a FilePath,
@@ -301,17 +290,11 @@ impl RunWorkspace {
     }
 
     /// Returns all versions of a file, oldest first, including deletions.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn list_versions(&self, path: &FilePath) -> Result<Vec<FileVersionInfo>, Fault> {
         Ok(self.read_history(path).await?.into_iter().map(|head| head.entry).collect())
     }
 
     /// Returns the version that was written with this key; `None` if there is none.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub fn find_version_by_key<'a>(
         &'a self,
         path: &'a FilePath,

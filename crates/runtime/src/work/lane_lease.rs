@@ -31,7 +31,6 @@ pub struct LaneLeaseManager {
 /// The lease of a lane that this supervisor owns.
 #[derive(Debug, Clone)]
 pub struct LaneLease {
-    /// The lane.
     pub lane: Lane,
     revision: u64,
     renewed: Instant,
@@ -48,18 +47,12 @@ impl LaneLease {
 
 impl LaneLeaseManager {
     /// Opens the buckets.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn open(bus: &Bus, id: WorkerId) -> Result<Self, Fault> {
         let (leases, members) = (bus.bucket(LEASES).await?, bus.bucket(MEMBERS).await?);
         Ok(Self { bus: bus.clone(), id, leases, members })
     }
 
     /// Renews the membership of this supervisor, and returns all members.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn join_members(&self) -> Result<BTreeSet<WorkerId>, Fault> {
         self.members
             .put(self.id.as_str(), "".into())
@@ -80,9 +73,6 @@ impl LaneLeaseManager {
     }
 
     /// Acquires a lane without an owner; `None` if it has one.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn acquire_lease(&self, lane: Lane) -> Result<Option<LaneLease>, Fault> {
         let renewed = Instant::now();
         match self.leases.create(lease_key(lane), self.id.to_string().into()).await {

@@ -121,9 +121,6 @@ async fn create_queue_once(bus: &Bus, queue: &str) -> Result<(), Fault> {
 
 /// Creates the consumer of a queue that holds orders and has no consumer, unless orders for the capability were never
 /// meant to have a queue. Returns `true` if it was created.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn create_lost_queue(bus: &Bus, capability: &Capability) -> Result<bool, Fault> {
     let had_queue = bus.lock_created_queues().remove(capability);
     create_queue_once(bus, capability.as_str()).await?;
@@ -149,9 +146,6 @@ async fn publish_order(bus: &Bus, order: &Order) -> Result<bool, Fault> {
 }
 
 /// Removes one order from its queue, if it is there.
-///
-/// # Errors
-/// The server does not respond.
 pub fn withdraw_order<'a>(
     bus: &'a Bus,
     run: &'a RunId,
@@ -163,9 +157,6 @@ pub fn withdraw_order<'a>(
 }
 
 /// Removes all orders of a run from all queues, and publishes a stop for the run.
-///
-/// # Errors
-/// The server does not respond.
 pub fn withdraw_orders_of_run<'a>(bus: &'a Bus, run: &'a RunId) -> BoxFuture<'a, Result<(), Fault>> {
     async move {
         // No consumer has a filter that contains this subject, so the server leaves the consumers' positions alone. A
@@ -199,7 +190,6 @@ pub async fn publish_stop(bus: &Bus, run: &RunId, work: Option<&Work>) -> Result
         .map_err(|error| Fault::unavailable(format!("publishing a stop for run {run}"), error))
 }
 
-/// A subscription to stops.
 pub struct StopSubscription(async_nats::Subscriber);
 
 impl StopSubscription {

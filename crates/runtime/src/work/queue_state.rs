@@ -156,9 +156,6 @@ async fn request_with_timeout<T>(request: impl Future<Output = Result<T, Fault>>
 
 /// Removes this order if its queue will never deliver it, and returns `true` then: its sequence is one that the consumer
 /// counts as acknowledged, or, if `is_overdue`, as delivered.
-///
-/// # Errors
-/// The server does not respond.
 pub fn remove_if_stranded<'a>(
     bus: &'a Bus,
     subject: &'a str,
@@ -179,9 +176,6 @@ pub fn remove_if_stranded<'a>(
 }
 
 /// Returns the sequence of the order on this subject; `None` if there is none.
-///
-/// # Errors
-/// The server does not respond.
 pub fn find_order<'a>(bus: &'a Bus, subject: &'a str) -> BoxFuture<'a, Result<Option<u64>, Fault>> {
     async move {
         let stream = bus
@@ -201,9 +195,6 @@ pub fn find_order<'a>(bus: &'a Bus, subject: &'a str) -> BoxFuture<'a, Result<Op
 /// Removes the order on this subject, if there is one. It deletes the message by its sequence: if the exact subject
 /// were purged, the server (2.15.1) would move the consumer past orders of other tasks that are in flight, and never
 /// redeliver them.
-///
-/// # Errors
-/// The server does not respond.
 pub fn remove_order<'a>(bus: &'a Bus, subject: &'a str) -> BoxFuture<'a, Result<(), Fault>> {
     async move {
         let Some(sequence) = find_order(bus, subject).await? else { return Ok(()) };

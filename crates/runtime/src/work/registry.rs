@@ -47,9 +47,6 @@ struct CapabilityEntry {
 }
 
 /// Registers a capability. It stays registered when no process provides it.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn register_capability(bus: &Bus, capability: &CapabilityDescription) -> Result<(), Fault> {
     let what = format!("registering the capability {}", capability.name);
     let bytes = serde_json::to_vec(capability).expect("values of the registry serialise to JSON");
@@ -61,9 +58,6 @@ pub async fn register_capability(bus: &Bus, capability: &CapabilityDescription) 
 
 /// Registers a capability again if its entry is missing or invalid. An entry of another release of the same capability
 /// stays.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn restore_capability(bus: &Bus, capability: &CapabilityDescription) -> Result<(), Fault> {
     let subject = capability_subject(&capability.name);
     let stream = bucket_stream(CAPABILITIES);
@@ -101,9 +95,6 @@ async fn read_capability_entries(bus: &Bus) -> Result<Vec<CapabilityEntry>, Faul
 }
 
 /// Returns the registered capabilities by name. Invalid entries are ignored, and so are those over the maximum number.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_capabilities(bus: &Bus) -> Result<BTreeMap<Capability, CapabilityDescription>, Fault> {
     let entries = read_capability_entries(bus).await?;
     let descriptions = entries.into_iter().filter_map(|entry| entry.description);
@@ -111,9 +102,6 @@ pub async fn read_capabilities(bus: &Bus) -> Result<BTreeMap<Capability, Capabil
 }
 
 /// Returns the registered capabilities of these names. Invalid entries are ignored.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_named_capabilities(
     bus: &Bus,
     names: &BTreeSet<&Capability>,
@@ -134,18 +122,12 @@ pub async fn read_named_capabilities(
 }
 
 /// Returns the names of the registered capabilities.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_capability_names(bus: &Bus) -> Result<BTreeSet<Capability>, Fault> {
     Ok(read_capabilities(bus).await?.into_keys().collect())
 }
 
 /// Removes the invalid entries of the capability bucket that are older than `age`; returns how many. Called by
 /// supervisors: every reader reads the whole bucket.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn remove_invalid_capabilities(bus: &Bus, age: Duration) -> Result<u64, Fault> {
     let (what, now) = ("removing invalid capabilities", Timestamp::now());
     let is_old = |at: Timestamp| now.duration_since(at).unsigned_abs() >= age;
@@ -170,9 +152,6 @@ pub async fn remove_invalid_capabilities(bus: &Bus, age: Duration) -> Result<u64
 }
 
 /// Sends the heartbeat of a process.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn send_heartbeat(bus: &Bus, heartbeat: &Heartbeat) -> Result<(), Fault> {
     let key = heartbeat_key(heartbeat);
     let sending = put_value(bus, HEARTBEATS, &key, heartbeat);
@@ -196,24 +175,17 @@ pub async fn remove_heartbeat(bus: &Bus, heartbeat: &Heartbeat) -> Result<(), Fa
 /// A heartbeat with the time at which the server stored it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceivedHeartbeat {
-    /// The heartbeat.
     pub heartbeat: Heartbeat,
     /// When the server stored it.
     pub at: Timestamp,
 }
 
 /// Returns the current heartbeats. A heartbeat under the key of another process is ignored.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_heartbeats(bus: &Bus) -> Result<Vec<Heartbeat>, Fault> {
     Ok(read_received_heartbeats(bus).await?.into_iter().map(|received| received.heartbeat).collect())
 }
 
 /// Returns the current heartbeats with their times. A heartbeat under the key of another process is ignored.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_received_heartbeats(bus: &Bus) -> Result<Vec<ReceivedHeartbeat>, Fault> {
     let mut heartbeats = Vec::new();
     for BucketEntry { key, value, at } in entries_with_times(bus.client(), HEARTBEATS).await? {
@@ -228,19 +200,12 @@ pub async fn read_received_heartbeats(bus: &Bus) -> Result<Vec<ReceivedHeartbeat
     Ok(heartbeats)
 }
 
-/// Writes the summary of a run.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn write_summary(bus: &Bus, summary: &RunSummary) -> Result<(), Fault> {
     put_value(bus, RUNS, summary.run.as_str(), summary).await
 }
 
 /// Writes the summary of a run if `is_wanted` accepts the stored one, which is none if there is no valid one. A summary that is written
 /// meanwhile is checked, too.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn write_summary_if(
     bus: &Bus,
     summary: &RunSummary,
@@ -272,9 +237,6 @@ pub async fn write_summary_if(
 }
 
 /// Removes the summary of a deleted run. Readers of changes learn of it by the marker that stays.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn remove_summary(bus: &Bus, run: &RunId) -> Result<(), Fault> {
     let deleted = bus.bucket(RUNS).await?.delete(run.as_str()).await;
     deleted.map_err(|error| fault_from_client_error("removing the summary of a run", error))
@@ -282,9 +244,6 @@ pub async fn remove_summary(bus: &Bus, run: &RunId) -> Result<(), Fault> {
 
 /// Returns the summary of a run; `None` if there is no such run, or it was only just submitted. A summary of another
 /// run under this key is ignored.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_summary(bus: &Bus, run: &RunId) -> Result<Option<RunSummary>, Fault> {
     let bytes = bus
         .bucket(RUNS)
@@ -300,9 +259,6 @@ pub async fn read_summary(bus: &Bus, run: &RunId) -> Result<Option<RunSummary>, 
 pub const MAX_SUMMARIES: usize = 500;
 
 /// Returns the summaries of these runs, at most [`MAX_SUMMARIES`], in any order; of runs without one, none.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_summaries(bus: &Bus, runs: &[RunId]) -> Result<Vec<RunSummary>, Fault> {
     let subjects: Vec<String> = runs.iter().map(|run| format!("$KV.{RUNS}.{run}")).collect();
     let records = direct_get::read_last_per_subject(bus.client(), &bucket_stream(RUNS), &subjects).await?;
@@ -317,9 +273,6 @@ fn summary_of_key(record: &StreamRecord) -> Option<RunSummary> {
 }
 
 /// Returns the summaries of all runs, oldest first. A summary under the key of another run is ignored.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_run_summaries(bus: &Bus) -> Result<Vec<RunSummary>, Fault> {
     let mut runs = Vec::new();
     for (key, bytes) in read_bucket_entries(bus.client(), RUNS).await? {

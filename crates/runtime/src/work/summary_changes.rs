@@ -19,7 +19,6 @@ use crate::{Bus, Fault};
 pub enum SummaryChange {
     /// The run has this summary.
     Written {
-        /// The summary.
         summary: Box<RunSummary>,
         /// Its sequence in the bucket; it grows with each change.
         revision: u64,

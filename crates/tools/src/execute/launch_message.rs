@@ -79,7 +79,6 @@ pub struct Confinement {
     pub signals: bool,
     /// The kernel limits its number of processes. Otherwise they are counted a few times per second.
     pub processes: bool,
-    /// Its access to the network.
     pub network: NetworkAccess,
 }
 

@@ -44,7 +44,6 @@ impl Launcher {
         Self { executable: executable.into() }
     }
 
-    /// Returns the path of the executable.
     #[must_use]
     pub fn executable(&self) -> &Path {
         &self.executable

@@ -56,7 +56,6 @@ pub(super) fn readable_paths(request: &LaunchRequest) -> Vec<PathBuf> {
     SYSTEM_PATHS.iter().chain(names).map(PathBuf::from).chain(request.read.iter().cloned()).collect()
 }
 
-/// An entry of the new root.
 enum RootEntry {
     Link { at: PathBuf, to: PathBuf },
     Mounted { at: PathBuf, from: PathBuf, writable: bool },

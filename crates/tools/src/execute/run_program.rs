@@ -11,7 +11,6 @@ use super::tool::MAX_COMMAND;
 /// The input file in the working folder; it exists while the program runs.
 const INPUT_FILE: &str = "input";
 
-/// The outcome of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramOutcome {
     /// Its exit code as in shells: 128 plus the signal number if a signal ended it. `None` if it was killed because of the

@@ -49,7 +49,6 @@ pub enum ExecuteError {
     /// The working folder does not exist or cannot be created.
     #[error("cannot use the working folder {}: {error}", path.display())]
     WorkFolder {
-        /// The path.
         path: PathBuf,
         /// The I/O error.
         error: io::Error,
@@ -65,7 +64,6 @@ pub enum ExecuteError {
     /// The launcher cannot be started, or cannot even run `true`.
     #[error("{} cannot run commands: {reason}", launcher.display())]
     Launcher {
-        /// The launcher.
         launcher: PathBuf,
         /// The reason it reported.
         reason: String,
@@ -84,7 +82,6 @@ pub enum ExecuteError {
     NotConfined {
         /// The available confinement.
         detected: Confinement,
-        /// The missing one.
         missing: ConfinementKind,
         /// The reason reported by the launcher.
         reason: String,
@@ -122,7 +119,6 @@ pub(super) struct MeasuredFolder {
 }
 
 impl MeasuredFolder {
-    /// Returns its path.
     pub(super) fn path(&self) -> &Path {
         &self.folder.path
     }
@@ -284,15 +280,11 @@ impl ExecuteTool {
         Ok(measure_folder(WorkFolder::open(None)?, self.bytes).await)
     }
 
-    /// Returns the settings.
     pub(super) fn settings(&self) -> &ExecuteSettings {
         &self.settings
     }
 
     /// Runs the command of a call in a folder, and returns its output and its end for the model.
-    ///
-    /// # Errors
-    /// See [`ToolError`].
     pub(super) async fn run_tool_call(
         &self,
         arguments: Arguments,

@@ -52,7 +52,6 @@ pub(super) struct PoolEntry {
 }
 
 impl PoolEntry {
-    /// Sets the amount.
     pub(super) fn set(&self, amount: u64) {
         self.pool.amounts.lock().unwrap_or_else(PoisonError::into_inner).insert(self.id, amount);
     }

@@ -57,7 +57,6 @@ const MAX_ERROR: usize = 1_000;
 pub struct McpError {
     /// The name of the server in the settings.
     pub server: String,
-    /// The reason.
     pub reason: String,
 }
 

@@ -56,9 +56,6 @@ impl McpTool {
     }
 
     /// Calls the tool over another connection.
-    ///
-    /// # Errors
-    /// See [`ToolError`].
     pub(super) async fn call_on(
         &self,
         connection: &Arc<Connection>,

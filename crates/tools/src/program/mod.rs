@@ -54,7 +54,6 @@ pub struct Program {
     pub command: Vec<OsString>,
     /// Its working directory; that of this process by default.
     pub folder: Option<PathBuf>,
-    /// All of its environment.
     pub environment: BTreeMap<OsString, OsString>,
 }
 

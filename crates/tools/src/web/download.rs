@@ -23,7 +23,6 @@ pub struct Download {
 pub struct DownloadError {
     /// The address.
     pub url: String,
-    /// The reason.
     reason: String,
 }
 

@@ -5,7 +5,6 @@ use millrace_protocol::foreign_json::parse_foreign_json;
 use serde::Deserialize;
 use url::Url;
 
-/// A search result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SearchResult {
     pub(crate) title: String,

@@ -71,7 +71,6 @@ struct Arguments {
     start: Option<u32>,
 }
 
-/// A fetched page.
 struct FetchedPage {
     url: Url,
     content_type: String,
@@ -94,7 +93,6 @@ impl FetchedPage {
     }
 }
 
-/// An error of a fetch.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FetchError {
     #[error("{0}")]
@@ -204,7 +202,6 @@ impl FetchTool {
         cache.iter().find(fresh).map(|one| Arc::clone(&one.page))
     }
 
-    /// Downloads a file as it is.
     pub(super) async fn download_file(&self, url: &str, max_bytes: usize) -> Result<Download, FetchError> {
         let url = self.settings.parse_allowed_url(url)?;
         let work = async {

@@ -34,7 +34,6 @@ pub(crate) enum TextKind {
 /// The kind of a body by its content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BodyKind {
-    /// Text.
     Text(TextKind),
     /// A document in a binary format, or bytes of unknown format that may be one.
     Document,

@@ -116,7 +116,6 @@ impl JsonSchema for Endpoint {
     }
 }
 
-/// An error of a search.
 #[derive(Debug, thiserror::Error)]
 enum SearchCallError {
     #[error("the query must have 1 to {MAX_QUERY} characters")]
@@ -223,17 +222,11 @@ impl Engine {
 
 impl SearchTool {
     /// Creates the tool with the engine chosen by the settings and the environment.
-    ///
-    /// # Errors
-    /// See [`SearchError`].
     pub fn new(settings: SearchSettings) -> Result<Self, SearchError> {
         Self::with_environment(settings, |name| std::env::var(name).ok())
     }
 
     /// Creates the tool with another environment.
-    ///
-    /// # Errors
-    /// See [`SearchError`].
     pub fn with_environment(
         settings: SearchSettings,
         env: impl Fn(&str) -> Option<String>,

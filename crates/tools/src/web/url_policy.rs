@@ -93,7 +93,6 @@ pub enum UrlRefusal {
     /// It is not a URL.
     #[error("{0:?} is not a URL: {1}; write the full URL, such as \"https://example.org/page\"")]
     NotAUrl(String, String),
-    /// It is too long.
     #[error("the URL is longer than {MAX_URL} characters")]
     TooLong,
     /// Its scheme is not http or https.
@@ -102,7 +101,6 @@ pub enum UrlRefusal {
     /// It contains a user name or password.
     #[error("URLs with a user name or password are not allowed; remove them")]
     Credentials,
-    /// It has no host.
     #[error("the URL has no host")]
     NoHost,
     /// Its port is not allowed.

@@ -13,7 +13,6 @@ pub struct ExportTraceServiceRequest {
     pub resource_spans: Vec<ResourceSpans>,
 }
 
-/// The spans of a resource.
 #[derive(Clone, PartialEq, Message, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceSpans {
@@ -33,7 +32,6 @@ pub struct Resource {
     pub attributes: Vec<KeyValue>,
 }
 
-/// The spans of a scope.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct ScopeSpans {
     /// The program that made them.
@@ -55,7 +53,6 @@ pub struct InstrumentationScope {
     pub version: String,
 }
 
-/// A span.
 #[derive(Clone, PartialEq, Message, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Span {
@@ -97,11 +94,9 @@ pub struct Span {
     pub status: Option<Status>,
 }
 
-/// The kind of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
 pub enum SpanKind {
-    /// Unspecified.
     Unspecified = 0,
     /// Inside a program.
     Internal = 1,
@@ -137,13 +132,11 @@ pub struct Status {
     pub code: i32,
 }
 
-/// The code of a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
 pub enum StatusCode {
     /// Not set.
     Unset = 0,
-    /// An error.
     Error = 2,
 }
 

@@ -88,7 +88,6 @@ pub fn export_request(spans: &[Span], resource: &TraceResource) -> ExportTraceSe
     }
 }
 
-/// Returns spans as protobuf.
 #[must_use]
 pub fn to_protobuf(spans: &[Span], resource: &TraceResource) -> Vec<u8> {
     export_request(spans, resource).encode_to_vec()

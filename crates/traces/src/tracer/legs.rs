@@ -19,7 +19,6 @@ use crate::span::{LinkRelation, Span, SpanContext, SpanId, SpanLink};
 #[derive(Debug, Default)]
 pub(super) struct JournalTrace {
     pub leg: Option<Leg>,
-    /// The last leg that has ended.
     pub last: Option<EndedLeg>,
     pub open_waits: Vec<OpenWait>,
     /// Waits that have ended, until the next leg begins.
@@ -41,7 +40,6 @@ pub(super) struct Leg {
     last_entry: Timestamp,
 }
 
-/// A leg that has ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EndedLeg {
     pub context: SpanContext,
@@ -49,7 +47,6 @@ pub(super) struct EndedLeg {
     next: LinkRelation,
 }
 
-/// The end of a leg.
 pub(super) struct LegEnd {
     outcome: &'static str,
     /// The kind and the message of an error.
@@ -84,7 +81,6 @@ impl LegEnd {
 }
 
 impl RunTracer {
-    /// Adds an event of a journal.
     pub(super) fn add_journal_event(&mut self, journal: &JournalKey, event: &TranscriptEvent) {
         let at = self.now.0;
         if let Some(leg) = self.journals.get_mut(journal).and_then(|trace| trace.leg.as_mut()) {

@@ -37,7 +37,6 @@ pub const DEFAULT_SPLIT: Duration = Duration::from_secs(3_600);
 /// The maximum length of a text of content, in bytes; of a longer one, the beginning is kept.
 const MAX_CONTENT: usize = 32 * 1024;
 
-/// The options of a trace.
 #[derive(Debug, Clone)]
 pub struct TraceOptions {
     /// The time without any message, and without work in progress, after which a run continues in its next trace.
@@ -105,7 +104,6 @@ impl RunTracer {
         }
     }
 
-    /// The run.
     #[must_use]
     pub fn run(&self) -> &RunId {
         &self.run

@@ -15,7 +15,6 @@ use crate::names::{self, operation, own};
 use crate::span::{AttributeValue, Span, SpanContext, SpanId, SpanKind};
 
 impl RunTracer {
-    /// Adds a step of a journal.
     pub(super) fn add_step(&mut self, journal: &JournalKey, step: &TranscriptStep) {
         match step {
             TranscriptStep::ModelCall(call) => self.add_model_call(journal, call),

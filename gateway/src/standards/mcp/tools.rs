@@ -17,7 +17,6 @@ use super::results::{
 };
 use crate::standards::run_view::{QuestionsView, RunView};
 
-/// The tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolName {
     StartRun,
@@ -75,7 +74,6 @@ impl ToolName {
         Self::ALL.into_iter().find(|tool| tool.name() == name)
     }
 
-    /// The name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::StartRun => "start_run",

@@ -8,7 +8,6 @@ use crate::plan::state::{AttemptEnd, Plan, PlanIndex, Task, TaskPhase, TaskState
 use crate::wait::WaitCondition;
 
 impl PlanIndex {
-    /// Counts a new task.
     pub(in crate::plan) fn count_new_task(&mut self, spec: &TaskSpec, state: TaskState) {
         self.counts[state as usize] += 1;
         self.child_counts[state as usize] += u32::from(spec.is_child());

@@ -72,7 +72,6 @@ impl Plan {
         }
     }
 
-    /// Unlinks a task from its dependencies.
     fn unlink_from_dependencies(&mut self, spec: &TaskSpec, position: u32) {
         for dependency in &spec.depends_on {
             let linked = match self.task_position(dependency) {

@@ -44,7 +44,6 @@ fn percentage_of(amount: u64, percent: u64) -> u64 {
 
 /// The result of a reservation request.
 enum ReservationDecision {
-    /// It fits.
     Fits(ResourceAmounts),
     /// It may fit when work in flight of this pool has ended.
     Later(BudgetPool),
@@ -61,7 +60,6 @@ enum BudgetPool {
 }
 
 impl BudgetPool {
-    /// Describes its exhaustion.
     fn describe_exhaustion(self, why: &str) -> String {
         match self {
             Self::Run => format!("the run's budget is exhausted: {why}"),
@@ -71,7 +69,6 @@ impl BudgetPool {
     }
 }
 
-/// The state of one pool.
 struct BudgetPoolState<'a> {
     pool: BudgetPool,
     limits: ResourceAmounts,

@@ -20,12 +20,10 @@ use super::{
 use crate::ids::TaskId;
 use crate::result::MAX_MESSAGE;
 
-/// The author of an edit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::plan) enum EditAuthor {
     /// The planner, with the permissions that it has in this run.
     Planner,
-    /// A user.
     User,
 }
 

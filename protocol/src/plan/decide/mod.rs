@@ -79,7 +79,6 @@ pub const MAX_IDLE_TURNS: u32 = 3;
 const STALE_JOURNAL: &str = "its journal has entries from before it was dispatched: the server has lost messages, or \
                              somebody forged them";
 
-/// The input of a decision.
 #[derive(Debug, Clone, Copy)]
 pub enum DecisionInput<'a> {
     /// A message in the log.
@@ -129,7 +128,6 @@ impl OverdueInput {
     }
 }
 
-/// The status of an unknown capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnknownCapabilityStatus {
     /// It counts as missing.
@@ -147,59 +145,38 @@ pub enum Fact {
     Claimed(Work, WorkerId, Option<Arc<Build>>),
     /// An attempt at a planning turn ended.
     Planned {
-        /// The turn.
         turn: u32,
-        /// The attempt.
         attempt: u32,
         /// The proposal, or the error.
         outcome: Result<PlanningResult, TaskError>,
     },
     /// A worker's attempt ended.
-    Ended {
-        /// The task.
-        task: TaskId,
-        /// The attempt.
-        attempt: u32,
-        /// The worker.
-        worker: WorkerId,
-        /// The result, or the error.
-        outcome: Result<AttemptResult, TaskError>,
-    },
+    Ended { task: TaskId, attempt: u32, worker: WorkerId, outcome: Result<AttemptResult, TaskError> },
     /// A worker parked its attempt.
     Parked {
-        /// The task.
         task: TaskId,
-        /// The attempt.
         attempt: u32,
-        /// The worker.
         worker: WorkerId,
-        /// The waits.
         waits: Vec<Wait>,
         /// The children that the waits are for and that are not in the plan yet.
         children: Vec<TaskSpec>,
     },
     /// A running attempt changed its children.
     Delegated {
-        /// The task.
         task: TaskId,
-        /// The attempt.
         attempt: u32,
-        /// The worker.
         worker: WorkerId,
         /// The changes.
         delegation: Delegation,
     },
     /// A critic's review ended.
     Reviewed {
-        /// The task.
         task: TaskId,
         /// The attempt under review.
         attempt: u32,
         /// The number of this try at the review, from 1.
         review: u32,
-        /// The critic.
         critic: WorkerId,
-        /// The verdict, or the error.
         outcome: Result<Verdict, TaskError>,
     },
     /// The wait of claimed work for its provider has changed.
@@ -217,7 +194,6 @@ pub enum Fact {
 pub struct AttemptResult {
     /// The sequence of its journal entry in the lane.
     pub at_sequence: u64,
-    /// Its summary.
     pub summary: String,
     /// `true` if it has no usable content.
     pub is_empty: bool,
@@ -236,7 +212,6 @@ pub struct AttemptResult {
 /// The outcome of a planning turn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanningResult {
-    /// The proposal.
     pub proposal: PlanProposal,
     /// The usage of the attempt.
     pub usage: Usage,

@@ -146,7 +146,6 @@ fn check_is_open(found: &RunQuestion<'_>, asked: &QuestionId) -> Result<(), Stri
 
 /// The consequence of an expired question. It is never an approval.
 pub(super) enum ExpiredQuestion {
-    /// The wait ends.
     Ended(EndedWait),
     /// The question gets another round.
     Renewed(Event),

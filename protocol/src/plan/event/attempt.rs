@@ -20,9 +20,7 @@ pub enum AttemptEvent {
     /// A worker claimed the attempt.
     #[serde(rename = "AttemptClaimed")]
     Claimed {
-        /// The task.
         task: TaskId,
-        /// The attempt.
         attempt: u32,
         /// The claimant.
         worker: WorkerId,
@@ -33,9 +31,7 @@ pub enum AttemptEvent {
     /// The attempt produced a result.
     #[serde(rename = "AttemptFinished")]
     Finished {
-        /// The task.
         task: TaskId,
-        /// The attempt.
         attempt: u32,
         /// The worker that produced the result.
         worker: WorkerId,
@@ -51,21 +47,16 @@ pub enum AttemptEvent {
         /// The review of the result, if it is not the one in the task's specification.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         review: Option<Box<ReviewPolicy>>,
-        /// The usage.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
-        /// The usage by model.
         #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
         models: ModelUsage,
     },
     /// The attempt ended without a result.
     #[serde(rename = "AttemptErrored")]
     Errored {
-        /// The task.
         task: TaskId,
-        /// The attempt.
         attempt: u32,
-        /// The error.
         error: Box<TaskError>,
         /// The time of the next attempt; `None` if there is none.
         #[serde(with = "optional_micros")]
@@ -74,9 +65,7 @@ pub enum AttemptEvent {
     /// The attempt timed out.
     #[serde(rename = "AttemptTimedOut")]
     TimedOut {
-        /// The task.
         task: TaskId,
-        /// The attempt.
         attempt: u32,
         /// The clock that ran out.
         clock: AttemptClock,
@@ -90,28 +79,17 @@ pub enum AttemptEvent {
     /// The attempt waits for something outside; it holds no worker meanwhile.
     #[serde(rename = "AttemptParked")]
     Parked {
-        /// The task.
         task: TaskId,
-        /// The attempt.
         attempt: u32,
         /// The waits, at least one.
         waits: Vec<Wait>,
     },
     /// A wait of the parked attempt has ended.
     #[serde(rename = "AttemptWaitEnded")]
-    WaitEnded {
-        /// The task.
-        task: TaskId,
-        /// The attempt.
-        attempt: u32,
-        /// The wait and its end.
-        ended: EndedWait,
-    },
+    WaitEnded { task: TaskId, attempt: u32, ended: EndedWait },
     /// A question of the parked attempt expired and is asked again: its next round.
     QuestionRenewed {
-        /// The task.
         task: TaskId,
-        /// The attempt.
         attempt: u32,
         /// The key of its wait.
         key: String,
@@ -120,24 +98,10 @@ pub enum AttemptEvent {
     },
     /// A task that the attempt delegated was refused.
     #[serde(rename = "ChildRefused")]
-    ChildRefused {
-        /// The task.
-        task: TaskId,
-        /// The attempt.
-        attempt: u32,
-        /// The child.
-        child: TaskId,
-        /// The reason.
-        reason: String,
-    },
+    ChildRefused { task: TaskId, attempt: u32, child: TaskId, reason: String },
     /// All waits of the parked attempt have ended: it waits for a worker again.
     #[serde(rename = "AttemptWoken")]
-    Woken {
-        /// The task.
-        task: TaskId,
-        /// The attempt.
-        attempt: u32,
-    },
+    Woken { task: TaskId, attempt: u32 },
 }
 
 fn default_is_answered() -> bool {
@@ -149,7 +113,6 @@ fn is_true(value: &bool) -> bool {
 }
 
 impl AttemptEvent {
-    /// The task.
     #[must_use]
     pub fn task(&self) -> &TaskId {
         match self {

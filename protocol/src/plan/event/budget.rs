@@ -13,7 +13,6 @@ use crate::plan::{JournalKey, Work};
 pub enum BudgetEvent {
     /// Part of the budget is reserved for work until it ends.
     Reserved {
-        /// The work.
         work: Work,
         /// The reserved amounts.
         amounts: ResourceAmounts,

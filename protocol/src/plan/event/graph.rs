@@ -13,7 +13,6 @@ use crate::plan::spec::TaskSpec;
 pub enum GraphEvent {
     /// The plan gets one more task.
     TaskAdded {
-        /// The task.
         spec: Arc<TaskSpec>,
         /// `true` if all dependencies are met, so that the task is ready at once.
         ready: bool,
@@ -26,10 +25,7 @@ pub enum GraphEvent {
         attempt: u32,
     },
     /// The task becomes the one final task: its result is the deliverable.
-    FinalMarked {
-        /// The task.
-        task: TaskId,
-    },
+    FinalMarked { task: TaskId },
 }
 
 impl GraphEvent {

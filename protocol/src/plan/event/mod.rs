@@ -169,7 +169,6 @@ impl Decision {
     }
 }
 
-/// The answer to one input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InputAnswer {
     /// The input.
@@ -181,7 +180,6 @@ pub struct InputAnswer {
     pub refusal: Option<Refusal>,
 }
 
-/// The cause of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AnswerCause {
     /// A fact, by its sequence in the lane.

@@ -16,7 +16,6 @@ pub enum PlanningEvent {
     /// Something happened that the planner's next turn must consider.
     #[serde(rename = "OccasionRaised")]
     TriggerRaised {
-        /// The trigger.
         #[serde(rename = "occasion")]
         trigger: PlannerTrigger,
     },
@@ -36,18 +35,14 @@ pub enum PlanningEvent {
     /// A planner claimed the turn.
     #[serde(rename = "PlanningClaimed")]
     Claimed {
-        /// The turn.
         turn: u32,
-        /// The attempt.
         attempt: u32,
         /// The claimant.
         worker: WorkerId,
     },
     /// The planner's turn is over; the events of the edits that were accepted follow.
     ProposalAccepted {
-        /// The turn.
         turn: u32,
-        /// The attempt.
         attempt: u32,
         /// The planner's reasons.
         reasoning: String,
@@ -62,20 +57,15 @@ pub enum PlanningEvent {
         /// `true` if all that the turn changed was to repeat what had failed.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_repetition: bool,
-        /// The usage.
         usage: Usage,
-        /// The usage by model.
         #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
         models: ModelUsage,
     },
     /// The planner's attempt failed.
     #[serde(rename = "PlanningErrored")]
     Errored {
-        /// The turn.
         turn: u32,
-        /// The attempt.
         attempt: u32,
-        /// The error.
         error: String,
         /// The time of the next attempt; `None` if there is none.
         #[serde(with = "optional_micros")]
@@ -86,10 +76,8 @@ pub enum PlanningEvent {
         /// `true` if the provider refused the request for good.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_refused_by_provider: bool,
-        /// The usage.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
-        /// The usage by model.
         #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
         models: ModelUsage,
     },

@@ -16,7 +16,6 @@ pub enum ProviderEvent {
     Awaited {
         /// The journal of the work.
         journal: JournalKey,
-        /// The wait.
         wait: ProviderWait,
     },
     /// The provider answered.
@@ -30,7 +29,6 @@ pub enum ProviderEvent {
     GivenUp {
         /// The journal of the work.
         journal: JournalKey,
-        /// The wait.
         wait: ProviderWait,
     },
 }

@@ -15,47 +15,36 @@ pub enum ReviewEvent {
     /// A try at the review failed.
     #[serde(rename = "ReviewErrored")]
     Errored {
-        /// The task.
         task: TaskId,
         /// The attempt under review.
         attempt: u32,
         /// The number of the try at the review, from 1.
         review: u32,
-        /// The error.
         error: String,
         /// `true` if the review is retried.
         again: bool,
         /// The time of the next try; `None` is at once.
         #[serde(with = "optional_micros")]
         retry_at: Option<Timestamp>,
-        /// The usage.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
-        /// The usage by model.
         #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
         models: ModelUsage,
     },
     /// The next try at the review may be dispatched.
     #[serde(rename = "ReviewReady")]
-    Ready {
-        /// The task.
-        task: TaskId,
-    },
+    Ready { task: TaskId },
     /// A critic gave its verdict on a result.
     VerdictGiven {
-        /// The task.
         task: TaskId,
         /// The attempt under review.
         attempt: u32,
-        /// The critic.
         critic: WorkerId,
-        /// The verdict.
         verdict: Box<Verdict>,
     },
 }
 
 impl ReviewEvent {
-    /// The task.
     #[must_use]
     pub fn task(&self) -> &TaskId {
         match self {

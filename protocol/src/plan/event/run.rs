@@ -32,7 +32,6 @@ pub enum RunEvent {
         models: BTreeMap<Capability, String>,
         /// `true` if the first failed task ends the run.
         fail_fast: bool,
-        /// The budget.
         #[serde(default, skip_serializing_if = "Budget::is_default")]
         budget: Box<Budget>,
         /// When the planner is consulted.
@@ -46,10 +45,8 @@ pub enum RunEvent {
         /// The runs that this run follows up on.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         after: Vec<EarlierRun>,
-        /// The labels.
         #[serde(default, skip_serializing_if = "Labels::is_empty")]
         labels: Labels,
-        /// The session.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         session: Option<SessionId>,
     },
@@ -88,10 +85,7 @@ pub enum RunEvent {
         again: bool,
     },
     /// The question about the plan has ended. If it was approved, tasks start.
-    PlanQuestionEnded {
-        /// Its end.
-        end: WaitEnd,
-    },
+    PlanQuestionEnded { end: WaitEnd },
     /// Clocks have not counted the time in which a worker, or every supervisor, was absent.
     ClocksStopped(StoppedClocks),
     /// From now on no work is dispatched.
@@ -106,7 +100,6 @@ pub enum RunEvent {
     },
     /// The run winds down: only work that the deliverable needs still starts; then the run ends for this reason.
     WindingDown {
-        /// The reason.
         reason: EndReason,
         /// Details for a person.
         detail: String,
@@ -120,7 +113,6 @@ pub enum RunEvent {
     /// The run ends.
     #[serde(rename = "RunEnded")]
     Ended {
-        /// The reason.
         reason: EndReason,
         /// Details for a person; may be empty.
         detail: String,

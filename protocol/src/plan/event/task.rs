@@ -13,20 +13,15 @@ pub enum TaskEvent {
     /// The next attempt may be dispatched.
     #[serde(rename = "TaskReady")]
     Ready {
-        /// The task.
         task: TaskId,
         /// The attempt, from 1.
         attempt: u32,
     },
     /// The task waits for its dependencies again.
     #[serde(rename = "TaskPending")]
-    Pending {
-        /// The task.
-        task: TaskId,
-    },
+    Pending { task: TaskId },
     /// The task can't start because no worker offers its capability.
     CapabilityMissing {
-        /// The task.
         task: TaskId,
         /// The missing capability.
         capability: Capability,
@@ -34,7 +29,6 @@ pub enum TaskEvent {
     /// The task can't start because its capability does not accept its parameters.
     #[serde(rename = "ParametersWrong")]
     ParametersRejected {
-        /// The task.
         task: TaskId,
         /// The problem with the parameters.
         problem: String,
@@ -42,7 +36,6 @@ pub enum TaskEvent {
     /// The task runs again.
     #[serde(rename = "TaskReopened")]
     Reopened {
-        /// The task.
         task: TaskId,
         /// The next attempt.
         attempt: u32,
@@ -55,7 +48,6 @@ pub enum TaskEvent {
     /// A task that this one depends on runs again, and so must this one.
     #[serde(rename = "TaskInvalidated")]
     Invalidated {
-        /// The task.
         task: TaskId,
         /// The next attempt.
         attempt: u32,
@@ -66,7 +58,6 @@ pub enum TaskEvent {
     /// The result is accepted: the task is completed.
     #[serde(rename = "TaskAccepted")]
     Accepted {
-        /// The task.
         task: TaskId,
         /// The attempt with the result.
         attempt: u32,
@@ -74,23 +65,16 @@ pub enum TaskEvent {
     /// The result is rejected; the next attempt may be dispatched.
     #[serde(rename = "TaskRerun")]
     Rerun {
-        /// The task.
         task: TaskId,
         /// The next attempt.
         attempt: u32,
     },
     /// The task failed for good.
     #[serde(rename = "TaskFailed")]
-    Failed {
-        /// The task.
-        task: TaskId,
-        /// The reason.
-        reason: String,
-    },
+    Failed { task: TaskId, reason: String },
     /// The parent of the task wrote instructions for it.
     #[serde(rename = "TaskInstructed")]
     Instructed {
-        /// The task.
         task: TaskId,
         /// The first attempt that gets them.
         attempt: u32,
@@ -100,9 +84,7 @@ pub enum TaskEvent {
     /// The task is cancelled.
     #[serde(rename = "TaskCancelled")]
     Cancelled {
-        /// The task.
         task: TaskId,
-        /// The reason.
         reason: String,
         /// The dependency whose loss cancelled this task, if one did.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -114,7 +96,6 @@ pub enum TaskEvent {
 }
 
 impl TaskEvent {
-    /// The task.
     #[must_use]
     pub fn task(&self) -> &TaskId {
         match self {

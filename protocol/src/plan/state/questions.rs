@@ -14,15 +14,11 @@ pub struct RunQuestion<'a> {
     pub id: QuestionId,
     /// The task whose attempt asks; `None` for a question about the plan.
     pub task: Option<&'a Task>,
-    /// The wait that it is.
     pub wait: &'a AttemptWait,
-    /// The question.
     pub question: &'a Question,
-    /// Its state.
     pub state: QuestionState<'a>,
 }
 
-/// The state of a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QuestionState<'a> {
     /// It can be answered.
@@ -31,7 +27,6 @@ pub enum QuestionState<'a> {
     Answered {
         /// The person, as the client named them.
         by: &'a str,
-        /// The answer.
         answer: &'a Answer,
     },
     /// It expired without an answer.

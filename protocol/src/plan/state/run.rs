@@ -147,10 +147,8 @@ pub struct UsageBreakdown {
     pub by_model: ModelUsage,
 }
 
-/// The end of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RunEnd {
-    /// The reason.
     pub reason: EndReason,
     /// Details for a person.
     pub detail: String,
@@ -220,7 +218,6 @@ pub struct RunState {
     pub paused_for: SignedDuration,
     /// Why the run is winding down, if it is.
     pub winding_down: Option<(EndReason, String)>,
-    /// The end of the run.
     pub end: Option<RunEnd>,
     /// The sequence up to which every fact is answered.
     pub through: u64,
@@ -323,7 +320,6 @@ pub struct RunParameters {
     pub models: BTreeMap<Capability, String>,
     /// `true` if the first failed task ends the run.
     pub fail_fast: bool,
-    /// The budget.
     pub budget: Budget,
     /// When the planner is consulted.
     pub consult: PlannerConsultMode,
@@ -336,10 +332,8 @@ pub struct RunParameters {
     /// The runs that this run follows up on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<EarlierRun>,
-    /// The labels.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// The session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionId>,
     /// The time of the start.
@@ -353,7 +347,6 @@ impl Plan {
         &self.tasks
     }
 
-    /// A task by its id.
     #[must_use]
     pub fn task(&self, id: &TaskId) -> Option<&Task> {
         self.task_position(id).map(|at| &self.tasks[at as usize])

@@ -132,7 +132,6 @@ impl fmt::Display for AttemptClock {
     }
 }
 
-/// The end of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptEnd {
@@ -150,7 +149,6 @@ pub enum AttemptEnd {
     },
     /// It failed.
     Errored(Box<TaskError>),
-    /// It timed out.
     TimedOut(AttemptClock),
 }
 
@@ -176,7 +174,6 @@ pub struct Attempt {
     pub worked: SignedDuration,
     /// Its end: a result, an error or a timeout.
     pub end: Option<AttemptEnd>,
-    /// The usage.
     pub usage: Usage,
     /// The review of its result, if it has one.
     pub review: Option<AttemptReview>,
@@ -186,10 +183,8 @@ pub struct Attempt {
     pub refused_children: Vec<(TaskId, String)>,
 }
 
-/// A wait of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AttemptWait {
-    /// The wait.
     #[serde(flatten)]
     pub wait: Wait,
     /// When it began; for a question, when its current round began.
@@ -383,13 +378,9 @@ pub enum TaskPhase {
     /// [`TaskState::Errored`], with the event that the task waits for; `None` if it is about to fail for good.
     Errored(Option<ErroredTaskWait>),
     /// [`TaskState::Failed`].
-    Failed {
-        /// The reason.
-        reason: String,
-    },
+    Failed { reason: String },
     /// [`TaskState::Cancelled`].
     Cancelled {
-        /// The reason.
         reason: String,
         /// The dependency whose loss cancelled the task, if one did: the task comes back with it.
         with: Option<TaskId>,
@@ -404,7 +395,6 @@ pub enum TaskPhase {
 }
 
 impl TaskPhase {
-    /// The state.
     #[must_use]
     pub fn state(&self) -> TaskState {
         match self {
@@ -452,7 +442,6 @@ pub struct Task {
 }
 
 impl Task {
-    /// The state.
     #[must_use]
     pub fn state(&self) -> TaskState {
         self.phase.state()
@@ -685,7 +674,6 @@ impl Task {
         }
     }
 
-    /// The current attempt as work.
     pub(in crate::plan) fn attempt_work(&self) -> Work {
         Work::Task { task: self.spec.id.clone(), attempt: self.attempt }
     }

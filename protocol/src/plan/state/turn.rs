@@ -67,22 +67,15 @@ pub enum PlannerTrigger {
     /// There is no plan.
     NoPlan,
     /// A task failed for good, or was cancelled with one that did.
-    TaskLost {
-        /// The task.
-        task: TaskId,
-    },
+    TaskLost { task: TaskId },
     /// A task can't start: no worker offers its capability, or the capability does not accept its parameters.
     TaskStuck {
-        /// The task.
         task: TaskId,
         /// The problem, and the alternatives.
         problem: String,
     },
     /// A result was accepted.
-    Accepted {
-        /// The task.
-        task: TaskId,
-    },
+    Accepted { task: TaskId },
     /// No task is open, or no open task can start.
     Standstill {
         /// The open tasks, each with the reason why it waits.

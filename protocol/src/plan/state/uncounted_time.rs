@@ -18,7 +18,6 @@ pub struct UncountedTime {
 }
 
 impl UncountedTime {
-    /// The current wait for the provider.
     #[must_use]
     pub fn current_wait(&self) -> Option<&ProviderWait> {
         self.current.as_deref().map(|(wait, _)| wait)

@@ -43,7 +43,6 @@ const ADMISSION_TICKS: u64 = 2;
 /// The maximum number of characters of an objective in a log line.
 const MAX_OBJECTIVE: usize = 100;
 
-/// The state of a lane owner.
 pub struct LaneOwnerState {
     args: LaneOwnerArgs,
     io: LaneOwnerIo,
@@ -70,7 +69,6 @@ pub struct LaneOwnerState {
 }
 
 impl LaneOwnerState {
-    /// Starts to read the lane.
     pub(super) fn start_reading_lane(myself: ActorRef<LaneMessage>, args: LaneOwnerArgs) -> Self {
         let io = LaneOwnerIo::new(args.bus.clone(), args.lane, myself);
         let mut background = JoinSet::new();

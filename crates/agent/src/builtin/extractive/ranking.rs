@@ -114,7 +114,6 @@ pub(super) fn score_sentences(
     candidates
 }
 
-/// The selected sentences.
 pub(super) struct SelectedSentences {
     /// The sentences, grouped by document, the document with the best one first.
     pub quoted: Vec<CandidateSentence>,

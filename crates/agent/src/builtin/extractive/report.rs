@@ -43,7 +43,6 @@ pub(super) fn reply_to_report_task(request: &Request, task: &WorkTask) -> Reply 
 const CLOSING: &str =
     "\nCompiled from verbatim quotations, selected by keywords, without a language model.\n";
 
-/// The parts of a report.
 #[derive(Default)]
 struct ReportParts {
     sections: Vec<ReportSection>,

@@ -8,20 +8,16 @@ use crate::citations::collapse_whitespace;
 pub(super) struct Sentence {
     /// Its text, with white space collapsed.
     pub text: String,
-    /// Its first line.
     pub first_line: usize,
-    /// Its last line.
     pub last_line: usize,
     /// For a list item, the index of the sentence that introduces the list ("The licensee may:"); for a table row, that of
     /// the table's header row.
     pub introduction: Option<usize>,
     /// The indices of the headings above it, the outermost first.
     pub headings: Vec<usize>,
-    /// Its kind.
     pub kind: SentenceKind,
 }
 
-/// The kind of a sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SentenceKind {
     /// A sentence or a fragment of running text.

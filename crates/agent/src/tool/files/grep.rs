@@ -71,7 +71,6 @@ pub(super) fn grep_tool(session: &Arc<FileSession>) -> Arc<dyn Tool> {
     Arc::new(FileTool::new("grep", description, session, run_grep))
 }
 
-/// The matching lines of one file.
 struct MatchingLinesOfFile {
     path: FilePath,
     lines: Vec<MatchingLine>,

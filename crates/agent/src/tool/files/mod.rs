@@ -51,7 +51,6 @@ pub fn create_file_tools(files: Arc<dyn Files>, rules: CompiledPermissions) -> V
     ]
 }
 
-/// The function of a tool.
 type FileToolFunction<A> =
     for<'a> fn(&'a FileSession, A, &'a Call) -> BoxFuture<'a, Result<String, ToolError>>;
 /// Restores state from a recorded call.

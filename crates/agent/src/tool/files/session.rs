@@ -20,7 +20,6 @@ const PARALLEL: &str = "Error: parallel file mutations to the same path are not 
 pub(super) enum KnownFileState {
     /// There is no file.
     Absent,
-    /// This version of it.
     Version(u64),
 }
 
@@ -168,7 +167,6 @@ impl FileSession {
         taken.into_iter().map(|(_, change)| change).collect()
     }
 
-    /// The known files below a folder.
     pub fn list_known_files_below(&self, folder: &FilePath) -> Vec<FilePath> {
         self.lock_seen_files()
             .versions
@@ -263,7 +261,6 @@ pub(super) fn refused_error(text: impl Into<String>) -> ToolError {
     ToolError::Refused(text.into())
 }
 
-/// Converts a file error.
 pub(super) fn convert_files_error(error: FilesError) -> ToolError {
     match error {
         FilesError::Unavailable(why) => ToolError::Unavailable(why),

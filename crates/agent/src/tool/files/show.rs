@@ -57,7 +57,6 @@ pub(super) fn decode_text(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
 }
 
-/// Describes a binary file.
 pub(super) fn describe_binary_file(content: &FileContent) -> String {
     let FileEntry { path, size, .. } = &content.entry;
     let kind = identify_file_type(&content.bytes)

@@ -21,7 +21,6 @@ pub(super) struct SimilarText<'a> {
     pub text: &'a str,
     /// The kind of its differences, to follow "with".
     pub kind: String,
-    /// The differences.
     pub differences: String,
 }
 

@@ -14,7 +14,6 @@ use crate::tool::check_value_against_schema;
 /// One version: its author, its key and its content.
 type FileVersion = (String, String, Option<Vec<u8>>);
 
-/// Files in memory, with all versions.
 #[derive(Default)]
 struct InMemoryFiles(Mutex<BTreeMap<FilePath, Vec<FileVersion>>>);
 
@@ -111,7 +110,6 @@ impl Files for InMemoryFiles {
 struct ToolUser {
     tools: Vec<Arc<dyn Tool>>,
     turn: u64,
-    /// The calls and their results.
     record: Vec<(String, Value, ToolResult, Call)>,
 }
 

@@ -96,7 +96,6 @@ pub(crate) struct ContextStep {
 pub(crate) enum HistoryState {
     /// It has the whole conversation.
     Saved {
-        /// Its path.
         path: FilePath,
         /// `true` if the agent can read it.
         is_readable: bool,

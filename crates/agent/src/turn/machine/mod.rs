@@ -66,7 +66,6 @@ pub struct AgentBrief {
     pub tools: ToolSpecs,
     /// The form of its answer; `None` for plain text.
     pub answer: Option<AnswerSchema>,
-    /// Its limits.
     pub limits: Limits,
     /// The maximum number of tokens of one reply.
     pub max_output_tokens: u32,
@@ -94,9 +93,7 @@ pub enum MachineStep<'a, A> {
 pub struct ValidatedToolCall {
     /// The model's id for the call.
     pub call_id: String,
-    /// The tool.
     pub tool: String,
-    /// Its arguments.
     pub arguments: Value,
 }
 
@@ -179,7 +176,6 @@ enum MachineState<A> {
     Calling {
         /// One entry per call of the last reply, in its order.
         calls: Vec<CheckedCall>,
-        /// The calls to run.
         run: Vec<ValidatedToolCall>,
     },
     Checking(A),
@@ -249,7 +245,6 @@ impl<A: Answer> Machine<A> {
         self.ability
     }
 
-    /// The usage so far.
     #[must_use]
     pub fn usage_so_far(&self) -> &UsageTotals {
         &self.spent

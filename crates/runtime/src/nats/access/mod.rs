@@ -412,13 +412,11 @@ impl PermissionsBuilder {
         add_subject_once(&mut self.permissions.publish, api_mapping::mapped_subject(subject.into()));
     }
 
-    /// Allows subscribing to a subject.
     fn allow_subscribe(&mut self, subject: impl Into<String>) {
         add_subject_once(&mut self.permissions.subscribe, subject.into());
     }
 }
 
-/// Adds a subject once.
 fn add_subject_once(to: &mut Vec<String>, subject: String) {
     if !to.contains(&subject) {
         to.push(subject);

@@ -76,7 +76,6 @@ pub fn cluster_stream_names(lanes: u16) -> Vec<String> {
     lanes.chain([WORK.into(), FILES.into()]).chain(buckets).chain(stores).collect()
 }
 
-/// The buckets.
 const BUCKETS: [&str; 14] = [
     CLUSTER,
     LEASES,

@@ -57,9 +57,6 @@ pub async fn ensure_queue(
 }
 
 /// Returns `true` if a capability has a queue.
-///
-/// # Errors
-/// The server does not respond.
 pub(crate) async fn has_queue(context: &jetstream::Context, capability: &Capability) -> Result<bool, Fault> {
     let what = format!("the queue of {capability}");
     // A NATS cluster accepts an empty object in place of an empty payload, but not `null`.

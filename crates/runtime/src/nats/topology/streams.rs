@@ -45,7 +45,6 @@ fn bucket_stream_config(config: kv::Config) -> stream::Config {
     }
 }
 
-/// The stream of an object store.
 pub(super) fn object_store_stream_config(name: &str, replicas: usize, allow_rollup: bool) -> stream::Config {
     stream::Config {
         name: object_stream(name),
@@ -60,7 +59,6 @@ pub(super) fn object_store_stream_config(name: &str, replicas: usize, allow_roll
     }
 }
 
-/// The stream of a lane.
 pub(super) fn lane_stream_config(lane: Lane, replicas: usize) -> stream::Config {
     stream::Config {
         name: lane_stream(lane),

@@ -50,17 +50,14 @@ pub struct ClusterStatus {
     pub processes: Vec<ReceivedHeartbeat>,
     /// The capabilities: the registered ones, and those of the processes.
     pub capabilities: Vec<CapabilityStatus>,
-    /// The lanes.
     pub lanes: Vec<LaneState>,
     /// The number of runs by status.
     pub runs: BTreeMap<String, u64>,
-    /// The storage of the account.
     pub storage: AccountStorage,
 }
 
 /// The state of a capability.
 pub struct CapabilityStatus {
-    /// Its name.
     pub name: Capability,
     /// Its description; `None` if it is not registered.
     pub description: Option<CapabilityDescription>,
@@ -81,9 +78,7 @@ pub struct CapabilitySlots {
     pub busy: u32,
 }
 
-/// The state of a lane.
 pub struct LaneState {
-    /// The lane.
     pub lane: Lane,
     /// The supervisor that owns it.
     pub owner: Option<WorkerId>,
@@ -107,9 +102,6 @@ pub struct AccountStorage {
 
 impl ClusterStatus {
     /// Reads the state of the cluster.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read(bus: &Bus) -> Result<Self, Fault> {
         let mut processes = registry::read_received_heartbeats(bus).await?;
         processes.sort_by(|a, b| {
@@ -162,9 +154,6 @@ pub struct LaneOwners(BTreeMap<String, WorkerId>);
 
 impl LaneOwners {
     /// Reads the leases.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read(bus: &Bus) -> Result<Self, Fault> {
         let leases = read_bucket_entries(bus.client(), LEASES).await?.into_iter();
         let owner = |id: &[u8]| WorkerId::new(String::from_utf8_lossy(id)).ok();
@@ -179,9 +168,6 @@ impl LaneOwners {
 }
 
 /// Returns the registered capabilities, those of the processes, `critic` and `planner`.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn known_capabilities(bus: &Bus, heartbeats: &[Heartbeat]) -> Result<BTreeSet<Capability>, Fault> {
     let mut names = registry::read_capability_names(bus).await?;
     names.extend([CRITIC, PLANNER].into_iter().filter_map(|name| Capability::new(name).ok()));
@@ -218,9 +204,6 @@ pub fn busy_slots(heartbeat: &Heartbeat, capability: &Capability) -> u32 {
 }
 
 /// Reads the state of the queues of these capabilities, as far as they have one.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_queues(bus: &Bus, capabilities: BTreeSet<Capability>) -> Result<Vec<QueueState>, Fault> {
     let mut queues = Vec::new();
     for chunk in group_for_concurrent_requests(capabilities) {
@@ -234,9 +217,6 @@ pub async fn read_queues(bus: &Bus, capabilities: BTreeSet<Capability>) -> Resul
 }
 
 /// Reads the state of these streams, by name. A stream that does not exist, as in an older cluster, is left out.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_stream_states(bus: &Bus, names: Vec<String>) -> Result<BTreeMap<String, State>, Fault> {
     let mut states = BTreeMap::new();
     for chunk in group_for_concurrent_requests(names) {
@@ -248,10 +228,6 @@ pub async fn read_stream_states(bus: &Bus, names: Vec<String>) -> Result<BTreeMa
     Ok(states)
 }
 
-/// Reads the storage of the account.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_account_storage(bus: &Bus) -> Result<AccountStorage, Fault> {
     let account = bus.request_context().query_account().await;
     let account =

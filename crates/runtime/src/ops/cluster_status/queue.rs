@@ -15,10 +15,8 @@ use crate::nats::error::fault_from_client_error;
 use crate::nats::record::timestamp_from_nanoseconds;
 use crate::nats::topology::WORK;
 
-/// The state of a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueState {
-    /// The capability.
     pub capability: Capability,
     /// Pending orders.
     pub pending: u64,

@@ -39,9 +39,6 @@ impl Default for RunStatusTable {
 
 impl RunStatusTable {
     /// Reads the summaries that changed. `last` is the last sequence of the bucket.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read_changed_summaries(&mut self, bus: &Bus, last: u64) -> Result<(), Fault> {
         if last < self.changes.seen() {
             // The bucket was created again: the cluster was restored from a backup.

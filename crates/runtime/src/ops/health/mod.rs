@@ -52,7 +52,6 @@ struct NamedHealthCheck {
     gauge: Gauge,
 }
 
-/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthCheckResult {
     /// The name of the check.

@@ -32,7 +32,6 @@ const MAX_RESPONSE_AGE: Duration = Duration::from_secs(10);
     "cannot serve health and metrics at {address}: {why}; set another address with --http or MILLRACE_HTTP"
 )]
 pub struct ListenError {
-    /// The address.
     pub address: SocketAddr,
     /// The error of the operating system.
     pub why: std::io::Error,

@@ -134,12 +134,10 @@ impl Counter {
 pub struct Histogram(prometheus::Histogram);
 
 impl Histogram {
-    /// Records a duration.
     pub fn record(&self, duration: Duration) {
         self.record_value(duration.as_secs_f64());
     }
 
-    /// Records a value.
     pub fn record_value(&self, value: f64) {
         self.0.observe(value);
     }
@@ -151,7 +149,6 @@ impl Histogram {
 pub struct Gauge(Arc<AtomicU64>);
 
 impl Gauge {
-    /// Sets the value.
     pub fn set(&self, value: f64) {
         self.0.store(value.to_bits(), Ordering::Relaxed);
     }

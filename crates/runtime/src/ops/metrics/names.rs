@@ -34,12 +34,10 @@ impl fmt::Display for ProcessKind {
     }
 }
 
-/// The definition of a metric.
 #[derive(Debug, Clone, Copy)]
 pub struct MetricDefinition {
     /// Its full name, with its unit.
     pub name: &'static str,
-    /// Its kind.
     pub kind: MetricKind,
     /// Its unit in UCUM notation; `1` for a plain number.
     pub unit: &'static str,
@@ -51,7 +49,6 @@ pub struct MetricDefinition {
     pub on: &'static [ProcessKind],
 }
 
-/// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MetricKind {
     /// A value that only grows while a process lives.
@@ -62,15 +59,12 @@ pub enum MetricKind {
     Histogram(&'static [f64]),
 }
 
-/// The definition of a counter.
 #[derive(Debug, Clone, Copy)]
 pub struct CounterDefinition(pub MetricDefinition);
 
-/// The definition of a gauge.
 #[derive(Debug, Clone, Copy)]
 pub struct GaugeDefinition(pub MetricDefinition);
 
-/// The definition of a histogram.
 #[derive(Debug, Clone, Copy)]
 pub struct HistogramDefinition(pub MetricDefinition);
 
@@ -171,7 +165,6 @@ pub const NATS_CONNECTED: GaugeDefinition = define_gauge(
     ALL_PROCESSES,
     "1 if this process is connected to a NATS server, else 0.",
 );
-/// Reconnects.
 pub const NATS_RECONNECTS: CounterDefinition = define_counter(
     "millrace_nats_reconnects_total",
     "1",
@@ -187,7 +180,6 @@ pub const NATS_REFUSED: CounterDefinition = define_counter(
     ALL_PROCESSES,
     "Permission errors of the NATS server: subjects that this process may not publish or subscribe to.",
 );
-/// Expiry of certificates.
 pub const CERTIFICATE_EXPIRY: GaugeDefinition = define_gauge(
     "millrace_certificate_expiry_timestamp_seconds",
     "s",
@@ -221,7 +213,6 @@ pub const TENANT_CONNECTED: GaugeDefinition = define_gauge(
     GATEWAY,
     "1 if this gateway serves the tenant, 0 while it cannot connect to its account. Gateways with --tenants only.",
 );
-/// The requests of a tenant.
 pub const TENANT_REQUESTS: CounterDefinition = define_counter(
     "millrace_tenant_requests_total",
     "1",
@@ -289,7 +280,6 @@ pub const ATTEMPT_SECONDS: HistogramDefinition = define_seconds_histogram(
     "Duration of an attempt in this process.",
 );
 
-/// Requests to models.
 pub const MODEL_REQUESTS: CounterDefinition = define_counter(
     "millrace_model_requests_total",
     "1",
@@ -305,7 +295,6 @@ pub const MODEL_REQUEST_SECONDS: HistogramDefinition = define_seconds_histogram(
     HOSTS,
     "Duration of a request to a model, successful or not.",
 );
-/// Tokens.
 pub const MODEL_TOKENS: CounterDefinition = define_counter(
     "millrace_model_tokens_total",
     "1",
@@ -330,7 +319,6 @@ pub const GEN_AI_TOKEN_USAGE: HistogramDefinition = HistogramDefinition(define_m
     HOSTS,
     "Tokens of a request to a model, by type: input or output.",
 ));
-/// Cost of models.
 pub const MODEL_COST: CounterDefinition = define_counter(
     "millrace_model_cost_dollars_total",
     "1",
@@ -342,7 +330,6 @@ pub const MODEL_COST: CounterDefinition = define_counter(
 /// Lanes of a supervisor.
 pub const LANES_HELD: GaugeDefinition =
     define_gauge("millrace_lanes_held", "1", &[], SUPERVISOR, "Lanes that this process owns.");
-/// Lag of a lane.
 pub const LANE_LAG: GaugeDefinition = define_gauge(
     "millrace_lane_lag_messages",
     "1",
@@ -350,7 +337,6 @@ pub const LANE_LAG: GaugeDefinition = define_gauge(
     SUPERVISOR,
     "Lag of a lane: messages that its owner has not read yet, updated every few seconds.",
 );
-/// Lane takeovers.
 pub const LANE_TAKEOVERS: CounterDefinition = define_counter(
     "millrace_lane_takeovers_total",
     "1",
@@ -358,7 +344,6 @@ pub const LANE_TAKEOVERS: CounterDefinition = define_counter(
     SUPERVISOR,
     "Lanes that this process acquired, for the first time or again.",
 );
-/// Lost leases.
 pub const LANE_LEASES_LOST: CounterDefinition = define_counter(
     "millrace_lane_leases_lost_total",
     "1",
@@ -374,7 +359,6 @@ pub const LANE_FOLD_SECONDS: HistogramDefinition = define_seconds_histogram(
     SUPERVISOR,
     "Duration of reading an acquired lane, up to the first decision.",
 );
-/// Live runs.
 pub const RUNS_LIVE: GaugeDefinition = define_gauge(
     "millrace_runs_live",
     "1",
@@ -382,7 +366,6 @@ pub const RUNS_LIVE: GaugeDefinition = define_gauge(
     SUPERVISOR,
     "Live runs: those that the owner of a lane holds in memory.",
 );
-/// Decisions.
 pub const DECISIONS: CounterDefinition = define_counter(
     "millrace_decisions_total",
     "1",
@@ -481,7 +464,6 @@ pub const CAPABILITY_BUSY: GaugeDefinition = define_gauge(
     CLUSTER,
     "Busy slots of a capability in all live processes, as their heartbeats report.",
 );
-/// Runs.
 pub const RUNS: GaugeDefinition =
     define_gauge("millrace_runs", "1", &["status"], CLUSTER, "Runs by status, or by the reason they ended.");
 /// Lane ownership.

@@ -30,7 +30,6 @@ use crate::store::archive;
 /// The maximum number of attempts to read something that is missing.
 const MAX_ATTEMPTS: u32 = 12;
 
-/// A dangling reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DanglingReference {
     /// The missing item: a blob by its SHA-256, or the archive of a run.
@@ -41,7 +40,6 @@ pub struct DanglingReference {
 
 /// A description of an object. One object may have several descriptions, of which each replaces the one before.
 pub struct ObjectDescription {
-    /// Its name.
     pub name: String,
     /// The subject of the description.
     pub subject: String,
@@ -49,7 +47,6 @@ pub struct ObjectDescription {
     pub parts: String,
     /// `true` if all its parts exist.
     pub is_complete: bool,
-    /// Its provenance.
     pub provenance: Provenance,
 }
 

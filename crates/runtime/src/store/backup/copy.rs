@@ -44,7 +44,6 @@ type EntryFilter = fn(&str, &str) -> bool;
 /// An entry of a bucket: one line of a backup file.
 #[derive(Serialize, Deserialize)]
 pub struct BucketEntryLine {
-    /// Its key.
     pub key: String,
     /// Its value, which is JSON text.
     pub value: String,

@@ -13,14 +13,12 @@ use tokio_util::sync::CancellationToken;
 use super::manifest::{BackupManifest, BackupPart};
 use super::{BackupError, BackupProgress, OnBackupProgress};
 
-/// The manifest.
 const MANIFEST: &str = "manifest.json";
 /// The checksum of the manifest.
 const MANIFEST_SUM: &str = "manifest.json.sha256";
 /// The mode of the folder: only its owner may enter. It contains everything that the runs of a cluster have read and
 /// written.
 const FOLDER_MODE: u32 = 0o700;
-/// The mode of its files.
 const FILE_MODE: u32 = 0o600;
 /// The size of one read.
 const BUFFER_SIZE: usize = 256 * 1024;

@@ -33,7 +33,6 @@ pub struct LeaderReader {
 }
 
 impl LeaderReader {
-    /// Starts a read.
     pub async fn start_reading(
         context: &Context,
         stream: &str,

@@ -5,7 +5,6 @@ use millrace_protocol::registry::ClusterSettings;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The manifest of a backup.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BackupManifest {
     /// The format of the folder and of what it holds; see [`millrace_protocol::format`].
@@ -14,7 +13,6 @@ pub struct BackupManifest {
     pub version: String,
     /// When it was started.
     pub taken: Timestamp,
-    /// The settings of the cluster.
     pub settings: ClusterSettings,
     /// For each lane, the last sequence of the files stream that may be older than the copy of the lane.
     pub files_through: Vec<u64>,
@@ -31,7 +29,6 @@ pub struct BackupPart {
     pub bytes: u64,
     /// Its SHA-256 in hexadecimal.
     pub sha256: String,
-    /// Its content.
     pub content: BackupPartContent,
 }
 
@@ -39,9 +36,7 @@ pub struct BackupPart {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BackupPartContent {
-    /// A stream.
     Stream {
-        /// Its name.
         name: String,
         /// Its configuration, as the server returned it.
         config: Value,
@@ -50,7 +45,6 @@ pub enum BackupPartContent {
     },
     /// The entries of a bucket.
     Bucket {
-        /// Its name.
         name: String,
         /// The number of lines.
         entries: u64,

@@ -81,10 +81,7 @@ pub use restore::{RestoreOptions, RestoreReport, restore_backup};
 pub enum BackupError {
     /// The folder exists already.
     #[error("{} exists already; choose a folder that does not", .folder.display())]
-    Exists {
-        /// The folder.
-        folder: PathBuf,
-    },
+    Exists { folder: PathBuf },
     /// A file can't be written or read.
     #[error("{what} {}: {why}", .path.display())]
     File {
@@ -98,23 +95,16 @@ pub enum BackupError {
     /// The folder is not a backup.
     #[error("{} is not a backup: {why}; choose the folder of a backup", .folder.display())]
     NotABackup {
-        /// The folder.
         folder: PathBuf,
         /// The missing or invalid part.
         why: String,
     },
     /// The backup has another format.
     #[error("the backup {} {format}; nothing was restored", .folder.display())]
-    OtherFormat {
-        /// The folder.
-        folder: PathBuf,
-        /// Its format.
-        format: OtherFormat,
-    },
+    OtherFormat { folder: PathBuf, format: OtherFormat },
     /// A file of the backup is damaged.
     #[error("{} is damaged: {why}; nothing was restored; use another copy of this backup, or an older backup", .file.display())]
     Damaged {
-        /// The file.
         file: PathBuf,
         /// The difference.
         why: String,
@@ -124,7 +114,6 @@ pub enum BackupError {
     Stream {
         /// `copying` or `restoring`.
         what: &'static str,
-        /// The stream.
         stream: String,
         /// The cause.
         why: String,

@@ -41,7 +41,6 @@ use crate::nats::topology::{
 /// The maximum number of bucket entries that wait for acknowledgements.
 const MAX_IN_FLIGHT: usize = 256;
 
-/// The options of a restore.
 #[derive(Debug, Clone, Default)]
 pub struct RestoreOptions {
     /// The folder of the backup.
@@ -55,7 +54,6 @@ pub struct RestoreOptions {
 /// The result of a restore.
 #[derive(Debug)]
 pub struct RestoreReport {
-    /// The manifest of the backup.
     pub manifest: BackupManifest,
     /// The settings of the restored cluster.
     pub settings: ClusterSettings,
@@ -63,7 +61,6 @@ pub struct RestoreReport {
     pub archived: usize,
     /// The runs in the lanes: live, or ended and not archived yet.
     pub live: Vec<RunId>,
-    /// The dangling references.
     pub missing: Vec<DanglingReference>,
 }
 
@@ -93,9 +90,7 @@ pub fn restore_backup<'a>(
     .boxed()
 }
 
-/// The state of an account.
 enum RestoreAccountState {
-    /// It has no settings.
     NoSettings,
     /// A restore is in progress there, or was killed.
     Unfinished,
@@ -179,7 +174,6 @@ impl RestoreOperation<'_> {
         Ok(names)
     }
 
-    /// Returns the state of the account.
     async fn read_account_state(&self) -> Result<RestoreAccountState, Fault> {
         let Ok(store) = self.context.get_key_value(CLUSTER).await else {
             return Ok(RestoreAccountState::NoSettings);

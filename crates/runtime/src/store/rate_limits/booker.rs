@@ -37,7 +37,6 @@ pub(super) enum BookerMessage {
     },
     /// Hold all requests for a while, or no longer.
     Pause {
-        /// The change.
         change: PauseChange,
         /// Notified when it is written.
         done: oneshot::Sender<()>,
@@ -64,7 +63,6 @@ impl PauseChange {
 
 /// A request that waits to be booked.
 pub(super) struct WaitingRequest {
-    /// The limit.
     pub limit: RateLimit,
     /// The maximum number of tokens of the request.
     pub tokens: u64,

@@ -92,10 +92,6 @@ pub struct LimitStatus {
     pub paused_until: Option<jiff::Timestamp>,
 }
 
-/// Sets a limit.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn set_limit(bus: &Bus, name: &LimitName, limit: RateLimit) -> Result<(), Fault> {
     let store = bus.bucket(LIMITS).await?;
     let bytes = serde_json::to_vec(&limit).expect("a limit serialises to JSON");
@@ -105,17 +101,11 @@ pub async fn set_limit(bus: &Bus, name: &LimitName, limit: RateLimit) -> Result<
 }
 
 /// `true` if there is a limit of a model, or a pause or a count of its requests.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn has_limit(bus: &Bus, name: &LimitName) -> Result<bool, Fault> {
     Ok(read_entries(bus).await?.contains_key(&name.0))
 }
 
 /// Removes a limit and its pause.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn remove_limit(bus: &Bus, name: &LimitName) -> Result<(), Fault> {
     let store = bus.bucket(LIMITS).await?;
     for key in [limit_key(&name.0), state_key(&name.0)] {
@@ -128,9 +118,6 @@ pub async fn remove_limit(bus: &Bus, name: &LimitName) -> Result<(), Fault> {
 }
 
 /// Returns the status of all limits, by name.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_rate_limit_statuses(bus: &Bus) -> Result<Vec<LimitStatus>, Fault> {
     let now = now_micros();
     let status = |(name, entry): (String, LimitEntry)| {

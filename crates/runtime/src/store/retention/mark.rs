@@ -196,9 +196,6 @@ async fn last_sequence(bus: &Bus, stream: &str) -> Result<u64, Fault> {
 }
 
 /// Computes what the deletion of these runs would free, by a mark without them.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn forecast_prune(bus: &Bus, runs: &HashSet<RunId>) -> Result<PruneForecast, Fault> {
     let none = HashSet::new();
     let (mut with, mut without) =

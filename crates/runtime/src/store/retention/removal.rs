@@ -127,9 +127,6 @@ async fn purge_stream(bus: &Bus, stream: &str, subject: String, before: Option<u
 
 /// Removes the records of deletions that ended longer ago than `age`, with the idempotency keys of their runs and the markers of
 /// their summaries. Returns the number of records.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn expire_records(bus: &Bus, age: Duration) -> Result<usize, Fault> {
     let now = Timestamp::now();
     let is_old = |at: Timestamp| now.duration_since(at).unsigned_abs() >= age;

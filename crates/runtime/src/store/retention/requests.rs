@@ -50,7 +50,6 @@ pub enum DeletionError {
     /// There is no such run.
     #[error("there is no run {0}")]
     NotFound(RunId),
-    /// The run is live.
     #[error("run {0} has not ended; cancel it first with `millrace cancel {0}`")]
     Live(RunId),
     /// The cluster does not respond.
@@ -74,9 +73,6 @@ pub(super) fn deletion_key(run: &RunId) -> String {
 }
 
 /// Returns the deletion record of a run, if there is one.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_deletion(bus: &Bus, run: &RunId) -> Result<Option<DeletionRecord>, Fault> {
     Ok(read_deletion_entry(bus, run).await?.0)
 }
@@ -173,9 +169,6 @@ pub async fn wait_for_deletion(bus: &Bus, run: &RunId, patience: Duration) -> Re
 }
 
 /// Returns the deletion records, oldest change first.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn list_deletions(bus: &Bus) -> Result<Vec<PublishedEntry<DeletionRecord>>, Fault> {
     let mut entries = read_entries::<DeletionRecord>(bus, RETENTION, "deletion.").await?;
     entries.retain(|entry| entry.key == deletion_key(&entry.value.run));
@@ -208,9 +201,6 @@ impl DeletionFeed {
     }
 
     /// Returns the runs whose pending records were written since the last call.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read_new(&mut self) -> Result<Vec<RunId>, Fault> {
         let changes = self.changes.read_new::<DeletionRecord>().await?;
         let pending = changes.into_iter().filter_map(|change| match change {
@@ -226,9 +216,6 @@ impl DeletionFeed {
 }
 
 /// Returns the ended runs that a selection selects, oldest first.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn select_runs(bus: &Bus, selection: &PruneSelection) -> Result<Vec<RunSummary>, Fault> {
     let now = Timestamp::now();
     let mut runs = registry::read_run_summaries(bus).await?;
@@ -236,18 +223,11 @@ pub async fn select_runs(bus: &Bus, selection: &PruneSelection) -> Result<Vec<Ru
     Ok(runs)
 }
 
-/// Sets a rule.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn set_rule(bus: &Bus, name: &RunId, rule: &RetentionRule) -> Result<(), Fault> {
     write_key(bus, RETENTION, &format!("rule.{name}"), rule, ExpectedEntry::Any).await.map(drop)
 }
 
 /// Removes a rule; returns `false` if there is none of this name.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn remove_rule(bus: &Bus, name: &RunId) -> Result<bool, Fault> {
     let key = format!("rule.{name}");
     let state = read_key::<RetentionRule>(bus, RETENTION, &key).await?;
@@ -258,27 +238,17 @@ pub async fn remove_rule(bus: &Bus, name: &RunId) -> Result<bool, Fault> {
 }
 
 /// Returns the rules with their names, in the order of their last changes.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn list_rules(bus: &Bus) -> Result<Vec<(String, RetentionRule)>, Fault> {
     let entries = read_entries::<RetentionRule>(bus, RETENTION, "rule.").await?.into_iter();
     Ok(entries.filter_map(|entry| Some((entry.key.strip_prefix("rule.")?.to_owned(), entry.value))).collect())
 }
 
-/// Returns the settings of sweeps.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_sweep_settings(bus: &Bus) -> Result<SweepSettings, Fault> {
     let state = read_key::<SweepSettings>(bus, RETENTION, SWEEP_SETTINGS).await?;
     Ok(state.entry.map(|entry| entry.value).unwrap_or_default())
 }
 
 /// Changes the settings of sweeps.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn set_sweep_settings(bus: &Bus, settings: &SweepSettings) -> Result<(), Fault> {
     write_key(bus, RETENTION, SWEEP_SETTINGS, settings, ExpectedEntry::Any).await.map(drop)
 }
@@ -290,35 +260,22 @@ struct SweepRequest {
 }
 
 /// Requests a sweep now.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn request_sweep(bus: &Bus, by: &str) -> Result<(), Fault> {
     let request = SweepRequest { by: by.to_owned() };
     write_key(bus, RETENTION, SWEEP_REQUEST, &request, ExpectedEntry::Any).await.map(drop)
 }
 
 /// Returns `true` if a sweep was requested after `since`.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn was_sweep_requested_since(bus: &Bus, since: Timestamp) -> Result<bool, Fault> {
     let state = read_key::<SweepRequest>(bus, RETENTION, SWEEP_REQUEST).await?;
     Ok(state.entry.is_some_and(|entry| entry.at > since))
 }
 
 /// Returns the record of the last sweep.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn read_sweep_record(bus: &Bus) -> Result<Option<SweepRecord>, Fault> {
     Ok(read_key::<SweepRecord>(bus, RETENTION, LAST_SWEEP).await?.entry.map(|entry| entry.value))
 }
 
-/// Writes the record of a sweep.
-///
-/// # Errors
-/// The server does not respond.
 pub async fn write_sweep_record(bus: &Bus, record: &SweepRecord) -> Result<(), Fault> {
     write_key(bus, RETENTION, LAST_SWEEP, record, ExpectedEntry::Any).await.map(drop)
 }

@@ -24,7 +24,6 @@ const CONCURRENT: usize = 4;
 /// The number of subjects that are looked up at once.
 const MAX_LOOKUPS: usize = 500;
 
-/// The options of a sweep.
 #[derive(Debug, Clone, Copy)]
 pub struct SweepOptions {
     /// The age below which unreferenced blobs stay.

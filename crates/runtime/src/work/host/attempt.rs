@@ -91,7 +91,6 @@ impl AttemptContext {
         }
     }
 
-    /// Returns the order.
     #[must_use]
     pub fn order(&self) -> &Arc<Order> {
         &self.order
@@ -165,9 +164,6 @@ impl AttemptContext {
 
     /// Returns the next recorded step, whose name must be one of `names` (concurrent steps are recorded in the order in
     /// which they end): the index of its name, and its value. `None` if no recorded steps are left.
-    ///
-    /// # Errors
-    /// As for [`AttemptContext::next_recorded_value`].
     pub async fn next_recorded_value_of_any(
         &mut self,
         names: &[impl AsRef<str>],
@@ -237,9 +233,6 @@ impl AttemptContext {
     }
 
     /// Stores a value that a step or a delegated task refers to: in the blob store if it has more than [`MAX_INLINE_VALUE`] bytes.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn store_value(&mut self, bytes: Vec<u8>) -> Result<InlineOrStoredBytes, TaskError> {
         self.check_journal_is_writable()?;
         if bytes.len() <= MAX_INLINE_VALUE {
@@ -263,9 +256,6 @@ impl AttemptContext {
     }
 
     /// Stores the content of a file, which may be larger than the memory.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn store_file(&mut self, file: Arc<File>) -> Result<BlobRef, TaskError> {
         self.check_journal_is_writable()?;
         match self.bus.blobs().put_blob_from_file(file).await {
@@ -286,9 +276,6 @@ impl AttemptContext {
     }
 
     /// Stores bytes in the blob store, under their SHA-256.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn store_blob(&mut self, bytes: &[u8]) -> Result<(), TaskError> {
         self.check_journal_is_writable()?;
         match self.bus.blobs().put_blob(bytes).await {
@@ -298,9 +285,6 @@ impl AttemptContext {
     }
 
     /// Appends a note for observers, which also counts as progress for time limits.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn append_note(&mut self, text: impl Into<String>) -> Result<(), TaskError> {
         self.check_journal_is_writable()?;
         let appended = self.journal.append_note(text.into()).await;
@@ -308,9 +292,6 @@ impl AttemptContext {
     }
 
     /// Reports a change in the wait of the handler for its provider.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn report_provider(
         &mut self,
         text: impl Into<String>,
@@ -361,9 +342,6 @@ impl AttemptContext {
     }
 
     /// Waits as [`AttemptContext::wait_for`] does, for children that are added to the plan when the attempt is parked.
-    ///
-    /// # Errors
-    /// As for [`AttemptContext::wait_for`].
     pub async fn wait_for_children(
         &mut self,
         key: &str,
@@ -384,9 +362,6 @@ impl AttemptContext {
     }
 
     /// Waits for all of these at once, as [`AttemptContext::wait_for`] does for one; returns their ends in the same order.
-    ///
-    /// # Errors
-    /// As for [`AttemptContext::wait_for`].
     pub async fn wait_for_all(&mut self, waits: Vec<Wait>) -> Result<Vec<WaitEnd>, TaskError> {
         let is_open = |wait: &&Wait| self.ended_wait(&wait.key).is_none();
         let open: Vec<Wait> = waits.iter().filter(is_open).cloned().collect();
@@ -407,9 +382,6 @@ impl AttemptContext {
     }
 
     /// Starts, cancels or instructs children of the attempt, which goes on.
-    ///
-    /// # Errors
-    /// As for a step.
     pub async fn append_delegation(&mut self, delegation: Delegation) -> Result<(), TaskError> {
         self.check_journal_is_writable()?;
         let appended = self.journal.append_delegation(delegation).await;

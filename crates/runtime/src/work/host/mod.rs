@@ -76,7 +76,6 @@ pub trait OrderHandler: Send + Sync + 'static {
 
 /// A queue that a process serves.
 pub struct HostedHandler {
-    /// The handler of its orders.
     pub handler: Arc<dyn OrderHandler>,
     /// The maximum number of concurrent orders, at least 1.
     pub slots: u32,
@@ -86,13 +85,11 @@ pub struct HostedHandler {
 pub struct HostConfig {
     /// The id of the process in journals and heartbeats.
     pub id: WorkerId,
-    /// Its role.
     pub role: ProcessRole,
     /// The queues that it serves.
     pub services: Vec<HostedHandler>,
     /// The grace period for work in flight after a shutdown was requested.
     pub grace: Duration,
-    /// Its health.
     pub health: Health,
 }
 

@@ -52,9 +52,6 @@ struct ServerOrders {
 impl OrderCheck {
     /// Returns `true` if the log does not contain the decision that this order names. `sequence` is the sequence of the order
     /// in its stream.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn is_stale(&self, bus: &Bus, order: &Order, sequence: u64) -> Result<bool, Fault> {
         let Some(decided) = order.decided else { return Ok(false) };
         let mut orders = self.0.lock().await;

@@ -121,16 +121,12 @@ impl OrderLease {
         }
     }
 
-    /// Renews the lease.
     pub async fn renew_lease(&self) {
         self.send_ack(Bytes::from_static(b"+WPI")).await;
     }
 
     /// Returns `true` if the order is no longer in the queue: it was withdrawn, or another process has acknowledged it.
     /// A queue that was created after the order was published does not count.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn is_order_gone(&self) -> Result<bool, Fault> {
         let what = || format!("checking the queue for {}", self.subject());
         let no_delivery = || Fault::unavailable(what(), "it was not delivered by a JetStream consumer");

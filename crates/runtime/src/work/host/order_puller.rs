@@ -48,9 +48,6 @@ pub(super) struct OrderPuller {
 impl OrderPuller {
     /// Opens the queue of a capability, and waits for a supervisor to create it if necessary. A queue without a leader
     /// is assumed to exist.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn open(bus: &Bus, capability: &Capability) -> Result<Self, Fault> {
         let mut tries = 0;
         let is_confirmed = loop {

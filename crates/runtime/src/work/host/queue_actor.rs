@@ -45,7 +45,6 @@ pub(super) struct QueueActorState {
     capability: Capability,
     build: Arc<Build>,
     in_flight: HashMap<OrderNumber, OrderInFlight>,
-    /// The number of the last order.
     last_number: OrderNumber,
     draining: CancellationToken,
     filler_runs: bool,

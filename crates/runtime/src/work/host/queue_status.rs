@@ -11,7 +11,6 @@ use millrace_protocol::work::WorkOutcome;
 use crate::ops::metrics::names::{ATTEMPT_SECONDS, ATTEMPTS, ORDERS, REDELIVERIES, SLOTS, SLOTS_BUSY};
 use crate::ops::metrics::{Counter, Gauge, Histogram};
 
-/// The status of a queue.
 pub(super) struct QueueStatus {
     /// The reason why the queue can't deliver orders yet.
     missing: Mutex<Option<String>>,

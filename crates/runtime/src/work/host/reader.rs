@@ -87,9 +87,6 @@ impl ClusterReader {
 
     /// Returns the values of the steps of an attempt at a task of the run whose names begin with `prefix`, in the order of its
     /// journal. Forged entries are ignored.
-    ///
-    /// # Errors
-    /// As for [`ClusterReader::read_step`].
     pub async fn read_steps(&self, task: &TaskId, attempt: u32, prefix: &str) -> Result<Vec<Vec<u8>>, Fault> {
         let steps = self.read_matching_steps(task, attempt, |name| name.starts_with(prefix)).await?;
         let mut values = Vec::with_capacity(steps.len());
@@ -148,17 +145,11 @@ impl ClusterReader {
     }
 
     /// Returns the registered capabilities, by name.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read_capabilities(&self) -> Result<Vec<CapabilityDescription>, Fault> {
         Ok(registry::read_capabilities(&self.bus).await?.into_values().collect())
     }
 
     /// Returns the slots of all live workers, by capability.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read_live_slots(&self) -> Result<BTreeMap<Capability, u32>, Fault> {
         let mut slots = BTreeMap::new();
         for (capability, count) in
@@ -194,9 +185,6 @@ impl ClusterReader {
     }
 
     /// Returns the plan of a run as of the last decision that can be read now, which is at least `through`.
-    ///
-    /// # Errors
-    /// As for [`ClusterReader::read_plan`].
     pub async fn read_current_plan(&self, run: &RunId, through: u64) -> Result<Plan, Fault> {
         self.read_decisions(run, through).await?;
         let decisions = read_decisions_of_live_run(&self.bus, self.lane, run).await?;
