@@ -22,7 +22,7 @@ use super::work::Work;
 use crate::ids::WorkerId;
 
 /// The longest time without a sign that is no absence: supervisors give one every second, workers one every three.
-const MAX_SILENCE: SignedDuration = SignedDuration::from_secs(5);
+pub(super) const MAX_SILENCE: SignedDuration = SignedDuration::from_secs(5);
 /// Shorter absences are not recorded: a heartbeat comes every few seconds.
 const MIN_ABSENCE: SignedDuration = SignedDuration::from_secs(1);
 /// The number of absences of supervisors that are kept, the last ones.

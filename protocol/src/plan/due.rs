@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 
 use super::AttemptClock;
-use super::attendance::{Attendance, StoppedClocks};
+use super::attendance::{Attendance, MAX_SILENCE, StoppedClocks};
 use super::spec::TaskLimits;
 use super::state::{ErroredTaskWait, Plan, Task, TaskPhase, TaskState, UncountedTime};
 use super::work::Work;
@@ -365,7 +365,9 @@ impl ClaimantSigns {
     ) -> Self {
         match attendance.lost_claimant(worker, since) {
             Some((seen, lost)) => {
-                let until = last_entry().map_or(seen, |at| at.max(seen)).min(now);
+                // A later entry may be the first one after a suspension, of which the next heartbeat tells.
+                let last = last_entry().filter(|at| at.duration_since(seen) <= MAX_SILENCE);
+                let until = last.map_or(seen, |at| at.max(seen)).min(now);
                 Self { until, lost: Some(lost) }
             }
             None => Self { until: now, lost: None },

@@ -196,6 +196,8 @@ fn run_time_is_the_sum_over_park_kill_power_off_and_suspension() {
     let from = scene.now;
     pass_with_workers(&mut scene, 60, &[]);
     assert_eq!(scene.overdue_inputs_now(), [], "its worker is lost");
+    scene.last_entries.insert(task_a(), scene.now);
+    assert_eq!(scene.overdue_inputs_now(), [], "it writes to the journal before its next heartbeat");
     let suspended = Some(Absence { from, until: scene.now });
     give_signs(&mut scene, &["w3"], suspended);
     assert_eq!(record_absences(&mut scene), 1);
