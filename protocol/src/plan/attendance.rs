@@ -16,6 +16,7 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use super::decide::Fact;
 use super::event::truncate_to_micros;
 use super::state::{ErroredTaskWait, Plan, PlanningTurn, Task, TaskPhase, UncountedTime};
 use super::work::Work;
@@ -245,6 +246,26 @@ impl Plan {
             found.extend(self.has_counted(&stopped).then_some(stopped));
         }
         found
+    }
+
+    /// Returns the time without the worker that reports the end or a wait of its attempt, if its heartbeats are still missed.
+    #[must_use]
+    pub fn absence_before_report(
+        &self,
+        fact: &Fact,
+        attendance: &Attendance,
+        now: Timestamp,
+    ) -> Option<StoppedClocks> {
+        let (Fact::Ended { task, attempt, worker, .. } | Fact::Parked { task, attempt, worker, .. }) = fact
+        else {
+            return None;
+        };
+        let task =
+            self.task(task).filter(|task| task.attempt == *attempt && task.claimant() == Some(worker))?;
+        let presence = attendance.workers.get(worker).filter(|presence| presence.missed.is_some())?;
+        let from = presence.seen.max(task.since);
+        is_long(from, now)
+            .then(|| StoppedClocks { worker: Some(worker.clone()), absence: Absence { from, until: now } })
     }
 
     /// Returns the time without its claimant, if this claim takes work over. `last_entry` is the time of the last entry in the

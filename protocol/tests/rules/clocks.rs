@@ -216,6 +216,24 @@ fn run_time_is_the_sum_over_park_kill_power_off_and_suspension() {
 }
 
 #[test]
+fn report_of_a_worker_before_its_next_heartbeat_does_not_count_its_suspension() {
+    let mut scene = scene_with_limited_task();
+    pass_with_workers(&mut scene, 3, &["w1"]);
+    claim_with_attendance(&mut scene, "w1");
+    pass_with_workers(&mut scene, 10, &["w1"]);
+    let until = cast::time_after(scene.now, 900);
+    let wait = millrace_protocol::wait::Wait::new("go", millrace_protocol::wait::WaitCondition::Until(until));
+    let report = cast::parked_fact(&task_a(), 1, "w1", vec![wait]);
+    assert_eq!(scene.plan.absence_before_report(&report, &scene.attendance, scene.now), None);
+    pass_with_workers(&mut scene, 60, &[]);
+    if let Some(stopped) = scene.plan.absence_before_report(&report, &scene.attendance, scene.now) {
+        scene.decide_overdue_input(&OverdueInput::Absence(stopped)).unwrap();
+    }
+    scene.decide_fact(&report).unwrap();
+    assert_eq!(worked_seconds(&scene), 10);
+}
+
+#[test]
 fn work_without_its_claimant_waits_for_another_as_long_as_in_a_queue() {
     let mut scene = scene_with_limited_task();
     pass_with_workers(&mut scene, 1, &["w1"]);

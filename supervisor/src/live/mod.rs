@@ -451,10 +451,13 @@ impl LiveRun {
             if fact.is_run_cancellation() && !decision.events.is_empty() {
                 self.append_follow_up_events(&mut decision);
             }
-            if let Fact::Claimed(work, by, _) = &fact
-                && let last_entry = work.task().and_then(|task| self.last_activity.get(task)).copied()
-                && let Some(stopped) = self.plan.absence_before_claim(work, by, attendance, last_entry, now)
-            {
+            let stopped = if let Fact::Claimed(work, by, _) = &fact {
+                let last_entry = work.task().and_then(|task| self.last_activity.get(task)).copied();
+                self.plan.absence_before_claim(work, by, attendance, last_entry, now)
+            } else {
+                self.plan.absence_before_report(&fact, attendance, now)
+            };
+            if let Some(stopped) = stopped {
                 let input = DecisionInput::Absence(&stopped);
                 self.decide_and_append_answer(&mut decision, AnswerCause::Clock, &input);
             }
