@@ -82,7 +82,7 @@ async fn secrets_in_files_of_a_program_are_not_kept() {
 
     let cluster = Cluster::start().await;
     let folder = tempfile::tempdir().unwrap();
-    let script = "cat > /dev/null; printf 'a %s b' \"${1#--token=}\" > plain.txt; echo none > other.txt
+    let script = "cat > /dev/null; printf 'a %s b' \"${1#--token=}\" > plain.txt; echo none > other.txt; echo x > \"in-${1#--token=}.txt\"
         { head -c 40000000 /dev/zero; printf %s \"${1#--token=}\"; echo; } > large.bin; echo done";
     std::fs::write(folder.path().join("tell.sh"), script).unwrap();
     let text = format!(
@@ -101,7 +101,8 @@ async fn secrets_in_files_of_a_program_are_not_kept() {
     let notes = result.notes.unwrap();
     assert!(
         notes.contains("a secret of the worker in /plain.txt")
-            && notes.contains("/large.bin contains a secret"),
+            && notes.contains("/large.bin contains a secret")
+            && notes.contains("/in-[hidden].txt has a secret of the worker in its name"),
         "{notes}"
     );
     stop.cancel();

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use millrace_protocol::file::{MAX_FILE, WriteCondition};
 use millrace_protocol::result::Artifact;
-use millrace_protocol::secrets::{HIDDEN, contains_secret, redact_bytes};
+use millrace_protocol::secrets::{HIDDEN, contains_secret, redact_bytes, redact_text};
 use millrace_protocol::wire::InlineOrStoredBytes;
 use serde::{Deserialize, Serialize};
 
@@ -142,6 +142,11 @@ async fn store_content(
     journal: &mut dyn Journal,
 ) -> Result<Option<RecordedChange>, FileChangesError> {
     let (path, base) = (change.path.clone(), change.base);
+    if contains_secret(path.as_str().as_bytes()) {
+        let name = redact_text(path.as_str());
+        exclusions.push(format!("{name} has a secret of the worker in its name: give it another one"));
+        return Ok(None);
+    }
     let Some(digest) = &change.content else {
         return Ok(Some(RecordedChange { path, base, content: None }));
     };
