@@ -31,7 +31,7 @@
 //! | waiting | completed, rerun, failed | the judgement of persons | enough votes accept the result; or not, and attempts are left or not |
 //! | running | errored | an outcome, a clock | an error, an empty result or a timeout, and attempts are left |
 //! | running | failed | an outcome, a clock | the same, and no attempts are left or a retry can't help |
-//! | ready, rerun | errored, failed | the queue-wait clock | as above |
+//! | ready, rerun, running | errored, failed | the queue-wait clock | as above; an attempt whose worker is lost waits for another |
 //! | errored | failed | the queue-wait clock | no worker offers its capability, or accepts its parameters |
 //! | errored | ready | the clock | its backoff is over |
 //! | needs_review | completed | a verdict | it passed |
