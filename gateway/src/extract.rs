@@ -78,6 +78,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ClientTrace {
     }
 }
 
+/// A body of JSON.
 pub struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {

@@ -123,6 +123,9 @@ impl HeldPosition<'_> {
     }
 
     /// Shows that this process still holds the position.
+    ///
+    /// # Errors
+    /// As for [`Self::write`].
     pub async fn renew(&mut self) -> Result<(), FollowerStop> {
         let position = self.stored.position.clone();
         self.write(position).await

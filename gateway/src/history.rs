@@ -24,6 +24,7 @@ const MAX_KEPT: usize = 32 * 1024 * 1024;
 /// A run up to a decision.
 #[derive(Clone, Default)]
 pub struct RunState {
+    /// Its history.
     pub history: RunHistory,
     /// The sequence and the time of the last decision.
     pub last: Option<(u64, Timestamp)>,
@@ -50,6 +51,7 @@ impl ArchiveMark {
 }
 
 impl RunState {
+    /// Returns the plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.history.plan

@@ -108,6 +108,7 @@ fn settings() -> SchemaSettings {
     settings
 }
 
+/// Returns the schemas of answers.
 fn answer_schemas() -> Map<String, Value> {
     let (mut all, mut output) = (Map::new(), settings().for_serialize().into_generator());
     let generator = &mut output;
@@ -164,6 +165,7 @@ fn answer_schemas() -> Map<String, Value> {
     all
 }
 
+/// Returns the schemas of requests.
 fn request_schemas() -> Map<String, Value> {
     let (mut all, mut input) = (Map::new(), settings().for_deserialize().into_generator());
     let generator = &mut input;

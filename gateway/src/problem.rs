@@ -40,6 +40,7 @@ pub enum ProblemKind {
     NotAcceptable,
     /// The body has another media type than the resource needs.
     UnsupportedMediaType,
+    /// The body is too large.
     BodyTooLarge,
     /// The content has no such range.
     RangeNotSatisfiable,
@@ -71,6 +72,7 @@ pub enum ProblemKind {
     DeliveryNotFound,
     /// There are too many webhooks.
     TooManyWebhooks,
+    /// The webhook is disabled.
     WebhookDisabled,
     /// The run has no such push config.
     PushConfigNotFound,
@@ -96,7 +98,9 @@ pub enum ProblemKind {
     CommandRefused,
     /// The answer does not fit its question.
     AnswerRefused,
+    /// The question is closed.
     QuestionClosed,
+    /// The run has not ended.
     RunNotEnded,
     /// The log of the run is damaged.
     LogDamaged,

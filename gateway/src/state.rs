@@ -166,6 +166,7 @@ pub fn resume_command(run: &RunId, plan: &Plan) -> Option<String> {
     resume_arguments(run, plan).map(|arguments| format!("millrace {arguments}"))
 }
 
+/// Returns a response with JSON.
 pub fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
     text_response(status, serde_json::to_string(value).expect("the types of the API serialise to JSON"))
 }

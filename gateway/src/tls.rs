@@ -17,6 +17,7 @@ use tracing::{info, warn};
 /// The interval at which the files are looked at.
 const INTERVAL: Duration = Duration::from_secs(2);
 
+/// The files of a certificate.
 #[derive(Debug, Clone)]
 pub struct CertificateFiles {
     /// The certificate and those of its issuers, in PEM.

@@ -133,17 +133,21 @@ fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp, hold: Option<&str>
         let resume = command_hint(&format!("resume {run}"));
         match reason {
             PauseReason::Provider(wait) => format!(
-                "paused: the provider of {} has not answered since {}; `{resume}` tries again at once{}",
+                "paused: the provider of {} has not answered since {}; last error: {}",
                 single_line(&wait.model),
                 format_clock(wait.since),
-                describe_requested_wait(wait, now)
+                single_line(&wait.error)
             ),
             PauseReason::Interruption => format!("interrupted: nothing of it runs until `{resume}`"),
             PauseReason::User => format!("paused: no new tasks start until `{resume}`"),
         }
     });
-    let error = match plan.pause_reason() {
-        Some(PauseReason::Provider(wait)) => Some(format!("last error: {}", single_line(&wait.error))),
+    // In a line of its own, because long lines are cut.
+    let advice = match plan.pause_reason() {
+        Some(PauseReason::Provider(wait)) => {
+            let resume = command_hint(&format!("resume {run}"));
+            Some(format!("`{resume}` tries again at once{}", describe_requested_wait(wait, now)))
+        }
         Some(PauseReason::Interruption | PauseReason::User) | None => None,
     };
     let winding = plan.run.winding_down.as_ref().filter(|_| is_live);
@@ -160,7 +164,7 @@ fn render_run_lines(run: &RunId, plan: &Plan, now: Timestamp, hold: Option<&str>
         .filter(|end| !end.detail.is_empty() && (end.reason != EndReason::Completed || is_plain));
     let end = end.map(|end| format!("{}: {}", end.reason, single_line(&end.detail)));
     let more = resume_command_hint(run, plan).map(|how| format!("resume it: {how}"));
-    [paused, error, planning, winding, budget, describe_usage_by_role(plan), lost, end, more]
+    [paused, advice, planning, winding, budget, describe_usage_by_role(plan), lost, end, more]
         .into_iter()
         .flatten()
         .collect()

@@ -22,6 +22,7 @@ use crate::problem::{Problem, ProblemKind};
 /// The header with which the holder of a token for several tenants chooses one.
 pub const TENANT_HEADER: &str = "millrace-tenant";
 
+/// The settings of access.
 #[derive(Debug, Clone)]
 pub struct AccessSettings {
     /// The names by which clients may call this server.
@@ -50,7 +51,9 @@ pub struct Authenticator {
 
 /// The parts of a request that say who sends it.
 pub struct RequestHead<'a> {
+    /// The method.
     pub method: &'a Method,
+    /// The headers.
     pub headers: &'a HeaderMap,
     /// The address of the client.
     pub address: Option<IpAddr>,

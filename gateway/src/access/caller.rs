@@ -68,6 +68,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ClientAddress {
 #[derive(Clone)]
 pub struct Access {
     gateway: SharedGateway,
+    /// The caller.
     pub caller: Arc<Caller>,
     limits: Arc<LimitEnforcer>,
     slot: RequestSlot,

@@ -15,6 +15,7 @@ use crate::problem::{Problem, ProblemKind};
 /// The number of keys from which those that were not used lately are forgotten.
 const MAX_KEYS: usize = 10_000;
 
+/// The limits of a caller.
 #[derive(Debug, Clone, Copy)]
 pub struct CallerLimits {
     /// The maximum number of requests per second; `None` for no limit.
@@ -23,6 +24,7 @@ pub struct CallerLimits {
     pub streams: Option<NonZeroU32>,
 }
 
+/// The key of a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum LimitKey {
     /// The holder of a token, by the id of the token or by its name.

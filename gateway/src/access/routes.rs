@@ -29,6 +29,7 @@ enum RequiredAccess {
     Scope(Scope),
 }
 
+/// Routes of the API.
 #[derive(Default)]
 pub struct ApiRoutes(OpenApiRouter);
 

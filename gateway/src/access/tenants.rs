@@ -140,6 +140,7 @@ impl TenantDirectory {
         });
     }
 
+    /// Removes a tenant.
     pub fn remove(&self, name: &TenantName) {
         self.change(|tenants| tenants.remove(name));
     }

@@ -47,6 +47,7 @@ const MAX_SELECTED: usize = 10_000;
 pub enum StreamStart {
     /// With the next event, after the summaries of all runs that have not ended.
     Now,
+    /// After a position.
     After(StreamPosition),
 }
 
@@ -55,6 +56,7 @@ pub enum StreamStart {
 pub struct AllRunsRequest {
     /// The beginning.
     pub start: StreamStart,
+    /// The events.
     pub filter: EventFilter,
     /// Only events of these runs; all if empty.
     pub runs: BTreeSet<RunId>,

@@ -31,6 +31,7 @@ pub enum EventLevel {
 /// A filter of events. The default has the events of all decisions.
 #[derive(Debug, Clone, Default)]
 pub struct EventFilter {
+    /// The level.
     pub level: EventLevel,
     /// Only events with these names; all if empty.
     types: BTreeSet<String>,

@@ -16,6 +16,7 @@ pub const STEP: &str = "step";
 /// The name of the frames with summaries of runs.
 pub const RUN_SUMMARY: &str = "run_summary";
 
+/// An event with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PositionedEvent {
     /// Its position.
@@ -49,6 +50,7 @@ impl PositionedEvent {
         decision.events.iter().enumerate().map(line).collect()
     }
 
+    /// Returns an entry of a journal.
     pub fn of_entry(run: &RunId, journal: &JournalKey, entry: &TranscriptEntry) -> Self {
         let task: Option<&TaskId> = match journal {
             JournalKey::Task(task, _) | JournalKey::Review(task, _) => Some(task),
@@ -154,6 +156,7 @@ impl StreamNotice<'_> {
         frame_body(data["type"].as_str().unwrap_or_default(), &data)
     }
 
+    /// Returns the frame with an id.
     #[must_use]
     pub fn to_frame_with_id(&self, id: &str) -> Bytes {
         frame_with_id(id, &self.to_frame())

@@ -17,9 +17,11 @@ use super::frame::PositionedEvent;
 
 /// A message that streams send: a decision, or an entry of a journal.
 pub struct LaneMessage {
+    /// The run.
     pub run: RunId,
     /// The message.
     pub record: StreamRecord,
+    /// Its kind.
     pub kind: MessageKind,
     content: OnceCell<MessageContent>,
 }
@@ -27,7 +29,9 @@ pub struct LaneMessage {
 /// The kinds of messages that streams send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MessageKind {
+    /// A decision.
     Decision,
+    /// An entry of a journal.
     Entry(JournalKey),
 }
 

@@ -21,6 +21,7 @@ use crate::extract::JsonBody;
 use crate::problem::{Problem, ProblemKind};
 use crate::state::{Gateway, json_response};
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(read_admission)).scoped(Scope::Admin, routes!(put_admission))
 }
@@ -51,6 +52,9 @@ impl CachedCaps {
 }
 
 /// Returns the problem of a run that is submitted now, if as many runs as allowed wait for a place.
+///
+/// # Errors
+/// The cluster does not respond.
 pub async fn find_problem_of_full_cluster(gateway: &Gateway) -> Result<Option<Problem>, Problem> {
     let caps = gateway.caps.read(&gateway.bus).await?;
     let problem = find_admission_problem(&gateway.bus, &caps).await?;

@@ -12,6 +12,7 @@ use crate::content::{Content, ContentInfo, respond_with_content};
 use crate::extract::PathParts;
 use crate::problem::{Problem, ProblemKind};
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(read_blob))
 }

@@ -22,6 +22,7 @@ use crate::state::json_response;
 /// The time in which the cluster must respond to a health check.
 const HEALTH_TIME: Duration = Duration::from_secs(5);
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Read, routes!(read_status))

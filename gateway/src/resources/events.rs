@@ -25,6 +25,7 @@ use crate::state::Gateway;
 /// The header by which a client that reconnects names the last event that it has received.
 const LAST_EVENT_ID: &str = "last-event-id";
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Read, routes!(stream_events))

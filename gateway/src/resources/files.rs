@@ -21,6 +21,7 @@ use crate::extract::{PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::{Gateway, json_response};
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(list_files)).scoped(Scope::Read, routes!(read_file))
 }

@@ -15,6 +15,7 @@ use crate::extract::{JsonBody, PathParts};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::json_response;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Read, routes!(list_limits))

@@ -38,6 +38,7 @@ const DEFAULT_LIMIT: usize = 100;
 /// The maximum number of decisions or entries in a part.
 const MAX_LIMIT: usize = 1_000;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Read, routes!(read_log))

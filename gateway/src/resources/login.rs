@@ -16,6 +16,7 @@ use crate::access::{
 use crate::extract::JsonBody;
 use crate::problem::{Problem, ProblemKind};
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().public(routes!(log_in)).public(routes!(log_out))
 }

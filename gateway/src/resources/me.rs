@@ -11,6 +11,7 @@ use utoipa_axum::routes;
 use crate::access::{Access, ApiRoutes, Caller};
 use crate::state::json_response;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().authenticated(routes!(read_caller))
 }
@@ -43,6 +44,7 @@ async fn read_caller(access: Access) -> Response {
     caller_response(&access)
 }
 
+/// Returns a response with the caller.
 pub fn caller_response(access: &Access) -> Response {
     let Caller { name, scopes, token, .. } = &*access.caller;
     json_response(

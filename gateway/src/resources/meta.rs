@@ -10,6 +10,7 @@ use crate::access::ApiRoutes;
 use crate::openapi::api_document_text;
 use crate::state::json_response;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().public(routes!(read_version)).public(routes!(read_document))
 }

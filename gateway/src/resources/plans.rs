@@ -19,6 +19,7 @@ use crate::extract::JsonBody;
 use crate::problem::Problem;
 use crate::state::json_response;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(check_plan))
 }

@@ -33,6 +33,7 @@ const READS: usize = 8;
 /// The time that a supervisor has to decide on an answer.
 const DECISION_TIME: std::time::Duration = std::time::Duration::from_secs(10);
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Read, routes!(list_all_questions))

@@ -31,6 +31,7 @@ const DEFAULT_WAIT: u64 = 10;
 /// The longest such wait in seconds.
 const MAX_WAIT: u64 = 300;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Admin, routes!(delete_run))

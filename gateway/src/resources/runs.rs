@@ -36,6 +36,7 @@ const MAX_WAIT: u64 = 300;
 /// The wait in seconds if the client does not choose one.
 const DEFAULT_WAIT: u64 = 30;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Read, routes!(list_runs))

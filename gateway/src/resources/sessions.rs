@@ -25,6 +25,7 @@ const DEFAULT_LIMIT: usize = 50;
 /// The maximum number of sessions in a list, and of runs of a session.
 const MAX_LIMIT: usize = 1_000;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(list_sessions)).scoped(Scope::Read, routes!(read_session))
 }

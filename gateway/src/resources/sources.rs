@@ -23,6 +23,7 @@ const DEFAULT_LINES: usize = 400;
 /// The maximum number of lines.
 const MAX_LINES: usize = 5_000;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(read_source)).scoped(Scope::Read, routes!(read_task_source))
 }

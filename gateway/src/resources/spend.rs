@@ -17,6 +17,7 @@ use crate::problem::{Problem, ProblemKind};
 use crate::run_filter::RunFilter;
 use crate::state::json_response;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(read_spend)).scoped(Scope::Read, routes!(read_run_spend))
 }

@@ -15,6 +15,7 @@ use crate::extract::{PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::versioned_json_response;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(list_tasks)).scoped(Scope::Read, routes!(read_task))
 }

@@ -21,6 +21,7 @@ use crate::state::json_response;
 /// The maximum number of actions in a reply.
 const MAX_ACTIONS: usize = 1_000;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Admin, routes!(list_tokens, post_token))

@@ -20,6 +20,7 @@ use crate::extract::{PathParts, QueryParts};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::json_response;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(read_trace))
 }

@@ -40,6 +40,7 @@ pub struct ApiClient {
 /// A request was refused, or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiProblem {
+    /// The status.
     pub status: StatusCode,
     /// The kind, as `docs/api.md` lists them, such as `run-not-found`.
     pub kind: String,

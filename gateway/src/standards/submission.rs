@@ -9,6 +9,7 @@ use super::api::{ApiClient, ApiProblem};
 pub struct SubmittedDocument {
     /// The path under which agents see and cite it.
     pub path: String,
+    /// The content.
     pub content: Vec<u8>,
 }
 

@@ -36,8 +36,10 @@ pub struct TenantEntry {
     pub version: String,
 }
 
+/// The contents of the folder.
 #[derive(Debug, Default)]
 pub struct FolderContents {
+    /// The tenants.
     pub tenants: BTreeMap<TenantName, TenantEntry>,
     /// The entries that can't be used, with the reason: texts for the log.
     pub problems: Vec<String>,
@@ -98,6 +100,7 @@ fn read_key_file(path: &Path, shared: &ConnectionSettings) -> Result<TenantEntry
     Ok(TenantEntry { connection, version: sha256_hex(text.as_bytes()) })
 }
 
+/// Reads the folder of a tenant.
 fn read_tenant_folder(path: &Path, shared: &ConnectionSettings) -> Result<TenantEntry, String> {
     let mut texts = BTreeMap::new();
     for file in FILES {

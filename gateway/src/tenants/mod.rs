@@ -37,10 +37,13 @@ const MAX_PAUSE: Duration = Duration::from_secs(15);
 /// The time that the first attempts have before requests are served.
 const START_TIME: Duration = Duration::from_secs(6);
 
+/// The settings of tenants.
 pub struct TenantSettings {
+    /// The folder.
     pub folder: PathBuf,
     /// The server and the certificates of tenants without their own.
     pub connection: ConnectionSettings,
+    /// The settings of all accounts.
     pub account: AccountSettings,
     /// Polls the servers for the health of the process.
     pub poller: Option<ServerPoller>,

@@ -100,6 +100,7 @@ impl TraceExporter {
         }
     }
 
+    /// Exports from a position on.
     async fn export(&self, mut held: HeldPosition<'_>) -> FollowerStop {
         info!(receiver = self.receiver.url(), "exporting traces");
         let stop = match Box::pin(self.follow(&mut held)).await {

@@ -12,6 +12,7 @@ const TRACES_PATH: &str = "v1/traces";
 /// The timeout of a request if the user chooses none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The settings of the export.
 #[derive(Debug, Clone)]
 pub struct ExportSettings {
     /// The URL of the receiver.
@@ -33,7 +34,9 @@ pub struct ExportSettings {
 /// The encoding of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtlpProtocol {
+    /// Protobuf.
     Protobuf,
+    /// JSON.
     Json,
 }
 

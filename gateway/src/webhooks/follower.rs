@@ -38,6 +38,7 @@ pub struct SubscriptionTable {
     bus: Bus,
     changes: BucketChanges,
     all: HashMap<WebhookId, PublishedEntry<StoredSubscription>>,
+    /// The webhooks.
     of_all_runs: BTreeSet<WebhookId>,
     /// The push configs of each run.
     of_run: HashMap<RunId, BTreeSet<WebhookId>>,
@@ -108,6 +109,7 @@ impl SubscriptionTable {
         }
     }
 
+    /// Returns a subscription.
     pub fn find(&self, id: &WebhookId) -> Option<&PublishedEntry<StoredSubscription>> {
         self.all.get(id)
     }
@@ -117,6 +119,7 @@ impl SubscriptionTable {
         self.all.is_empty()
     }
 
+    /// Returns the push configs.
     pub fn push_configs(&self) -> impl Iterator<Item = &StoredPushConfig> {
         self.of_run.values().flatten().filter_map(|id| match &self.all.get(id)?.value {
             StoredSubscription::Push(config) => Some(config),
@@ -168,6 +171,9 @@ pub struct DeliveryFollower {
 
 impl DeliveryFollower {
     /// Returns the position before the first one that is written: the beginning of each lane.
+    ///
+    /// # Errors
+    /// The server does not respond.
     pub async fn first_position(bus: &Bus, index: &RunIndex) -> Result<ExportPosition, Fault> {
         index.refresh(bus).await?;
         let lanes = (0..bus.settings().lanes).map(|lane| (lane, 0)).collect();
@@ -175,6 +181,9 @@ impl DeliveryFollower {
     }
 
     /// Starts from a position.
+    ///
+    /// # Errors
+    /// The server does not respond.
     pub async fn open(
         bus: &Bus,
         (index, histories): (Arc<RunIndex>, Arc<HistoryCache>),
@@ -200,6 +209,9 @@ impl DeliveryFollower {
 
     /// Reads a part of each lane and stores the deliveries of its events. Returns `true` if there may be more. `has_room` tells
     /// whether a webhook may have more deliveries; one that has none is added to the second result.
+    ///
+    /// # Errors
+    /// The server does not respond.
     pub async fn read_lanes(
         &mut self,
         webhooks: &mut SubscriptionTable,

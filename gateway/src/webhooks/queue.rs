@@ -14,6 +14,7 @@ const MAX_IN_FLIGHT_PER_WEBHOOK: usize = 8;
 /// The maximum number of deliveries of a webhook that wait.
 pub const MAX_WAITING: usize = 10_000;
 
+/// The key of a delivery.
 pub type DeliveryKey = (WebhookId, MessageId);
 
 /// The deliveries that have not ended.
@@ -59,6 +60,7 @@ impl DeliveryQueue {
         self.waiting.get(webhook).copied().unwrap_or_default()
     }
 
+    /// The last success of a webhook.
     #[must_use]
     pub fn last_success(&self, webhook: &WebhookId) -> Option<Timestamp> {
         self.delivered.get(webhook).copied()

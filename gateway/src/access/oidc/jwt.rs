@@ -172,7 +172,9 @@ struct Header {
 
 /// The required values of claims.
 pub struct ClaimRules<'a> {
+    /// The issuer.
     pub issuer: &'a str,
+    /// One of the audiences.
     pub audience: &'a str,
     /// The time.
     pub now: Timestamp,

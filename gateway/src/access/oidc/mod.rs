@@ -51,20 +51,25 @@ pub struct OidcSettings {
 /// The scopes that a value of a claim gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopeGrant {
+    /// The value.
     pub value: String,
+    /// The scopes.
     pub scopes: ScopeSet,
 }
 
 /// A claim that a token must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequiredClaim {
+    /// The name.
     pub name: String,
     /// The value, or one of its values.
     pub value: String,
 }
 
+/// The holder of a token.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TokenHolder {
+    /// The caller.
     pub caller: Caller,
     /// The names of tenants in the claim for them. Other values, such as those of groups, are left out.
     pub tenants: Vec<TenantName>,

@@ -29,6 +29,7 @@ use command::{CommandQuery, reply_to_applied, steer};
 pub use bodies::{AddBody, CancelBody, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody};
 pub use command::CommandReceipt;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Steer, routes!(cancel_run))
@@ -43,6 +44,7 @@ pub fn routes() -> ApiRoutes {
         .scoped(Scope::Steer, routes!(retry_task))
 }
 
+/// Cancel a run.
 #[utoipa::path(
     post, path = "/runs/{run}/cancel", tag = "commands",
     params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),

@@ -53,6 +53,7 @@ use upload::{check_document_path, read_request};
 /// The maximum size of a submission with its documents: some thousand documents of usual size.
 const MAX_SUBMISSION: usize = 512 * 1024 * 1024;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Submit, routes!(submit_run)).limit_body(MAX_SUBMISSION)
 }

@@ -22,6 +22,7 @@ const DEFAULT_LIMIT: usize = 100;
 /// The maximum number of deliveries in a reply.
 const MAX_LIMIT: usize = 1_000;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Admin, routes!(list_deliveries))

@@ -27,6 +27,7 @@ use crate::extract::{JsonBody, OptionalJsonBody, PathParts};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::json_response;
 
+/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Admin, routes!(list_webhooks, post_webhook))

@@ -12,6 +12,7 @@ use crate::standards::api::ApiProblem;
 /// An error, with the status of the HTTP binding.
 #[derive(Debug, Clone)]
 pub struct A2aFault {
+    /// The error.
     pub error: A2AError,
     status: StatusCode,
 }

@@ -47,6 +47,7 @@ pub struct Delivery {
     pub before: Option<u64>,
 }
 
+/// Delivers a message.
 pub async fn deliver_message(api: &ApiClient, request: &SendMessageRequest) -> Result<Delivery, A2aFault> {
     let message = &request.message;
     let configuration = request.configuration.as_ref();
@@ -122,6 +123,7 @@ pub async fn get_task(api: &ApiClient, request: GetTaskRequest) -> Result<Task, 
     Ok(task.with_artifacts(api).await?.task)
 }
 
+/// Cancels a task.
 pub async fn cancel_task(api: &ApiClient, request: CancelTaskRequest) -> Result<Task, A2aFault> {
     let run = &request.id;
     let task = RunTask::read(api, run, Some(0)).await?;

@@ -73,6 +73,7 @@ struct FileLine {
 pub struct RunTask {
     /// The task, without artifacts.
     pub task: Task,
+    /// The run.
     pub view: RunView,
     /// The sequence of the log as of which it is.
     pub sequence: u64,
@@ -164,6 +165,7 @@ fn metadata_of(view: &RunView, sequence: u64) -> HashMap<String, Value> {
     ])
 }
 
+/// Returns the status of a task.
 pub fn status_of(view: &RunView, context: &str) -> TaskStatus {
     let state = state_of(&view.state, !view.open_questions.is_empty());
     let parts = match state == TaskState::InputRequired {
@@ -219,6 +221,7 @@ fn message(run: &str, context: &str, id: String, role: Role, parts: Vec<Part>) -
     }
 }
 
+/// Reads all questions of a run.
 async fn read_questions(api: &ApiClient, run: &str) -> Result<Vec<AskedQuestion>, ApiProblem> {
     let path = format!("/runs/{}/questions?history=true", encode_part(run));
     Ok(api.get::<Questions>(&path).await?.questions)

@@ -21,6 +21,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The number of updates that wait for a client.
 const QUEUE: usize = 64;
 
+/// A part of a stream.
 #[derive(Debug)]
 pub enum StreamPart {
     /// An update, with the position of its event.
@@ -31,8 +32,10 @@ pub enum StreamPart {
     Fault(A2aFault),
 }
 
+/// The end of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamEnd {
+    /// With the task.
     Task,
     /// With the task, or when it needs input.
     TaskOrInput,

@@ -78,6 +78,7 @@ fn text(text: String) -> CallToolResult {
     CallToolResult::success(vec![ContentBlock::text(text)])
 }
 
+/// Starts a run.
 pub async fn start_run(api: &ApiClient, arguments: JsonObject) -> Result<StartedRun, ApiProblem> {
     let arguments: StartRunArguments = parse(arguments)?;
     let documents: Vec<SubmittedDocument> = arguments

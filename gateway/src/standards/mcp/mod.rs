@@ -54,6 +54,7 @@ const INSTRUCTIONS: &str = "Millrace carries out objectives as durable plans of 
 with tools. Use start_run, then wait_for_run until `end` is present; runs take minutes to days, and survive restarts. If a run has open \
 questions, ask the user and send the decision with answer_question. get_report returns the deliverable.";
 
+/// The MCP server.
 #[derive(Clone)]
 pub struct McpServer {
     api: Router,

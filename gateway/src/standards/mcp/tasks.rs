@@ -94,6 +94,7 @@ fn message_of(question: &QuestionView) -> String {
 enum QuestionForm {
     /// The fields of the value itself: the question has a schema of an object of primitives.
     Fields(Box<ElicitationSchema>),
+    /// One value.
     Value,
     /// A decision, with its reason.
     Decision,

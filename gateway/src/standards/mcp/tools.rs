@@ -17,6 +17,7 @@ use super::results::{
 };
 use crate::standards::run_view::{QuestionsView, RunView};
 
+/// The tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolName {
     StartRun,
@@ -74,6 +75,7 @@ impl ToolName {
         Self::ALL.into_iter().find(|tool| tool.name() == name)
     }
 
+    /// The name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::StartRun => "start_run",
