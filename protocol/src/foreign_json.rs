@@ -40,7 +40,7 @@ pub fn mend_json_text(json: String) -> String {
     match mend_halves(json.as_bytes()) {
         Cow::Borrowed(same) if same.len() == json.len() => json,
         // Escapes are replaced by escapes, so that it stays UTF-8.
-        mended => String::from_utf8(mended.into_owned()).unwrap_or(json),
+        mended @ (Cow::Borrowed(_) | Cow::Owned(_)) => String::from_utf8(mended.into_owned()).unwrap_or(json),
     }
 }
 
