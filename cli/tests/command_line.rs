@@ -878,7 +878,7 @@ fn resume_hint_of_a_run_with_a_capability_file_continues_it() {
     let resumed = user.run_command(&hint.split(' ').collect::<Vec<_>>());
     resumed.assert_exit_code(0).assert_stderr_contains("completed: 1 of 1 task completed");
     assert!(!resumed.err.contains("no worker provides"), "{resumed:#?}");
-    // Without the file the run waits, and the command says so.
+    // Without the file, no worker provides the capability of the run, and the command warns of it.
     let retried = ["retry", "latest", "a"];
     user.run_command(&retried).assert_exit_code(0);
     let mut waiting = CommandProcess::start(&user, &["resume", "latest"], &[]);

@@ -222,7 +222,8 @@ mod tests {
         let committed = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             committed == api_document_text(),
-            "the API has changed: UPDATE_GOLDEN=1 rewrites gateway/openapi.json"
+            "the API has changed: UPDATE_GOLDEN=1 rewrites gateway/openapi.json; then run clients/python/scripts/generate_types.py and \
+             clients/typescript/scripts/generate.mjs"
         );
     }
 

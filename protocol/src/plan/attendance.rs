@@ -4,8 +4,8 @@
 //!
 //! # Invariants
 //!
-//! - I291: Limits of running and waiting are sums: time without a claimant, or without a supervisor, does not count, whatever was
-//!   killed, suspended or switched off.
+//! - I291: The limits of running work exclude the time without its claimant, those of waiting work the time without a supervisor:
+//!   after a kill, a suspension or a power failure.
 //!   (`protocol/tests/rules/clocks.rs::run_time_is_the_sum_over_park_kill_power_off_and_suspension`,
 //!   `protocol/tests/rules/clocks.rs::queue_wait_does_not_count_the_time_without_a_supervisor`,
 //!   `tests/tests/waiting.rs::run_time_counts_only_the_time_in_which_a_worker_had_the_attempt`)

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::AttemptClock;
 use super::attendance::{Attendance, MAX_SILENCE, StoppedClocks};
 use super::spec::TaskLimits;
-use super::state::{ErroredTaskWait, Plan, Task, TaskPhase, TaskState, UncountedTime};
+use super::state::{ErroredTaskWait, Plan, Task, TaskPhase, TaskState};
 use super::work::Work;
 use crate::ids::{Capability, TaskId, WorkerId};
 use crate::subject::PLANNER;
@@ -283,7 +283,7 @@ fn find_overdue_planning_turn(plan: &Plan, now: Timestamp, attendance: &Attendan
     if planning.worker.is_none() && !may_dispatch(plan, &work) {
         return None;
     }
-    let passed = |at| time_passed(planning.since, &planning.uncounted, at);
+    let passed = |at| planning.uncounted.counted(planning.since, at);
     let clock = match &planning.worker {
         None => (passed(now) >= signed(limits.queue_wait)).then_some(AttemptClock::QueueWait),
         Some(worker) => {
@@ -304,7 +304,7 @@ fn find_expired_clock_of_task(
     last_entry: &impl Fn(&TaskId) -> Option<Timestamp>,
 ) -> Option<(Work, AttemptClock)> {
     let limits = &task.spec.limits;
-    let passed = |since, at| time_passed(since, &task.uncounted, at);
+    let passed = |since, at| task.uncounted.counted(since, at);
     let clock = match &task.phase {
         TaskPhase::Ready | TaskPhase::Rerun => {
             let is_over = passed(task.since, now) >= signed(limits.queue_wait);
@@ -379,11 +379,6 @@ impl ClaimantSigns {
         let is_over = |lost: &Timestamp| now.duration_since(*lost) >= signed(limit);
         self.lost.filter(is_over).map(|_| AttemptClock::QueueWait)
     }
-}
-
-/// The time from `since` to `at` that a clock counts.
-fn time_passed(since: Timestamp, uncounted: &UncountedTime, at: Timestamp) -> SignedDuration {
-    at.duration_since(since).saturating_sub(uncounted.total(at))
 }
 
 fn signed(limit: std::time::Duration) -> SignedDuration {

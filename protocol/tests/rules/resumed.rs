@@ -297,7 +297,7 @@ fn retry_mends_a_task_whose_parameters_were_refused() {
     let schema = serde_json::json!({"properties": {"depth": {"type": "integer"}}});
     let echo = CapabilityDescription {
         parameters: Some(schema),
-        ..CapabilityDescription::new(cast::capability_name("echo"), "it says it again")
+        ..CapabilityDescription::new(cast::capability_name("echo"), "Repeats its task.")
     };
     let registry = CapabilityRegistry::from_descriptions(&[echo]);
     retry_with_changes(&mut scene, with_depth("deep".into())).unwrap();

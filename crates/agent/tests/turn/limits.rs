@@ -99,7 +99,7 @@ async fn repeated_identical_calls_end_the_turn() {
     assert_eq!((ended.outcome, runs.load(Ordering::SeqCst)), (WorkOutcome::Stopped(stop), 2));
 }
 
-/// A call that is made in every turn beside others that find something new.
+/// The same call in every turn, next to calls with new results.
 #[tokio::test]
 async fn repetition_beside_news_does_not_count() {
     let (tools, runs) = toolbox();

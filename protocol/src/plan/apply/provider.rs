@@ -52,8 +52,7 @@ impl Plan {
             }
             JournalKey::Planning(..) => {
                 if let Some(turn) = &mut self.planning.turn {
-                    let part = at.duration_since(turn.since).saturating_sub(turn.uncounted.total(at));
-                    turn.worked = turn.worked.saturating_add(part);
+                    turn.worked = turn.worked.saturating_add(turn.uncounted.counted(turn.since, at));
                     turn.uncounted = UncountedTime::default();
                     turn.worker = None;
                     turn.since = at;

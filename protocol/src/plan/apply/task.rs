@@ -183,7 +183,7 @@ impl Task {
         if self.state() != TaskState::Running {
             return;
         }
-        let worked = at.duration_since(self.since).saturating_sub(self.uncounted.total(at));
+        let worked = self.uncounted.counted(self.since, at);
         if let Some(attempt) = self.attempts.last_mut() {
             attempt.worked = attempt.worked.saturating_add(worked);
         }

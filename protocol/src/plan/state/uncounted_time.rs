@@ -36,6 +36,11 @@ impl UncountedTime {
         self.earlier.saturating_add(current.unwrap_or_default())
     }
 
+    /// The time from `since` to `at` that a clock counts.
+    pub(in crate::plan) fn counted(&self, since: Timestamp, at: Timestamp) -> SignedDuration {
+        at.duration_since(since).saturating_sub(self.total(at))
+    }
+
     /// The part of an absence that a clock has counted, if it started at `since`.
     pub(in crate::plan) fn part_of(&self, absence: Absence, since: Timestamp) -> Option<Absence> {
         let from = absence.from.max(since).max(self.through);
