@@ -60,7 +60,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 pub use args::SupervisorArgs;
-pub use live::{LiveRun, PendingInput, RunMilestone, RunPhase};
+pub use live::{LiveRun, PendingInput, QueuedFact, RunMilestone, RunPhase};
 pub use millrace_runtime::program::{ProgramError, run_program};
 pub use reader::outline::fold_lane_without_journals;
 pub use reader::{FoldedLane, fold_lane, fold_whole_lane};

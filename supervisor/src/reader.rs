@@ -37,7 +37,7 @@ use tokio::time::Instant;
 use tracing::{debug, error, warn};
 
 use crate::ignored::{IgnoredMessage, count_ignored};
-use crate::live::{LiveRun, RunPhase};
+use crate::live::{LiveRun, QueuedFact, RunPhase};
 
 /// The number of failed reads of the same message after which the failure is logged again.
 const LOG_INTERVAL: u32 = 20;
@@ -56,7 +56,7 @@ pub enum LaneItem {
     /// run is parked.
     OpaqueSubmission,
     /// A fact to decide on.
-    Fact { sequence: u64, fact: Box<Fact> },
+    Fact(QueuedFact),
     /// The time at which the server stored the submission of the run.
     SubmittedAt(Timestamp),
     /// A worker, critic or planner claimed the work of this journal.
@@ -390,8 +390,8 @@ impl RunFoldState {
         record: &StreamRecord,
     ) -> Result<(), Fault> {
         for item in decode_record(bus, topic, record).await? {
-            if let LaneItem::Fact { fact, .. } = item
-                && let Some(work) = fact.ended_work()
+            if let LaneItem::Fact(queued) = item
+                && let Some(work) = queued.fact.ended_work()
             {
                 self.live.record_refused_outcome(work);
             }
@@ -404,7 +404,7 @@ impl RunFoldState {
         for (topic, record) in self.facts {
             for item in decode_record(bus, topic, &record).await? {
                 match item {
-                    LaneItem::Fact { sequence, fact } => self.live.queue_fact(sequence, *fact),
+                    LaneItem::Fact(queued) => self.live.queue_fact(queued),
                     LaneItem::JournalActivity(task, at) => {
                         self.live.record_activity(&task, at.min(clock::now()))
                     }
@@ -504,7 +504,7 @@ async fn decode_record_with_retry(bus: &Bus, topic: &Topic, record: &StreamRecor
 /// The server does not answer, so that a retry may succeed.
 async fn decode_record(bus: &Bus, topic: Topic, record: &StreamRecord) -> Result<Vec<LaneItem>, Fault> {
     let sequence = record.sequence;
-    let fact = |fact| vec![LaneItem::Fact { sequence, fact: Box::new(fact) }];
+    let fact = |fact| vec![fact_item(record, fact)];
     let unreadable = match &topic {
         Topic::Submitted => IgnoredMessage::UnreadableSubmission,
         Topic::Control | Topic::Answer => IgnoredMessage::UnreadableCommand,
@@ -540,9 +540,13 @@ async fn decode_record(bus: &Bus, topic: Topic, record: &StreamRecord) -> Result
     })
 }
 
+fn fact_item(record: &StreamRecord, fact: Fact) -> LaneItem {
+    LaneItem::Fact(QueuedFact { sequence: record.sequence, at: record.time, fact: Box::new(fact) })
+}
+
 /// Translates a journal entry.
 fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRecord) -> Vec<LaneItem> {
-    let sequence = record.sequence;
+    let fact = |fact| fact_item(record, fact);
     match (topic, entry) {
         (topic, JournalEntry::Claimed { worker, build, .. }) => {
             let work = match &topic {
@@ -560,10 +564,7 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
                     return vec![LaneItem::Claimed(topic)];
                 }
             };
-            vec![
-                LaneItem::Claimed(topic),
-                LaneItem::Fact { sequence, fact: Box::new(Fact::Claimed(work, worker, build)) },
-            ]
+            vec![LaneItem::Claimed(topic), fact(Fact::Claimed(work, worker, build))]
         }
         (
             Topic::Journal(journal),
@@ -574,23 +575,20 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
                 JournalKey::Task(task, _) => Some(LaneItem::JournalActivity(task.clone(), record.time)),
                 JournalKey::Review(..) | JournalKey::Planning(..) => None,
             };
-            let fact = Box::new(Fact::Provider(journal, status));
-            activity.into_iter().chain([LaneItem::Fact { sequence, fact }]).collect()
+            activity.into_iter().chain([fact(Fact::Provider(journal, status))]).collect()
         }
         (
             Topic::Journal(JournalKey::Task(task, attempt)),
             JournalEntry::Parked { worker, waits, children },
         ) => {
-            let fact = Box::new(Fact::Parked { task, attempt, worker, waits, children });
-            vec![LaneItem::Fact { sequence, fact }]
+            vec![fact(Fact::Parked { task, attempt, worker, waits, children })]
         }
         (Topic::Journal(JournalKey::Task(task, attempt)), JournalEntry::Delegated { worker, delegation }) => {
             let activity = LaneItem::JournalActivity(task.clone(), record.time);
-            let fact = Box::new(Fact::Delegated { task, attempt, worker, delegation });
-            vec![activity, LaneItem::Fact { sequence, fact }]
+            vec![activity, fact(Fact::Delegated { task, attempt, worker, delegation })]
         }
         (Topic::Journal(journal), JournalEntry::Released { needs, .. }) if !needs.is_empty() => {
-            vec![LaneItem::Fact { sequence, fact: Box::new(Fact::ReservationTooSmall(journal, needs)) }]
+            vec![fact(Fact::ReservationTooSmall(journal, needs))]
         }
         (
             Topic::Journal(JournalKey::Task(task, _)),
@@ -618,7 +616,7 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
                     models,
                     result: _,
                 } => Ok(AttemptResult {
-                    at_sequence: sequence,
+                    at_sequence: record.sequence,
                     summary,
                     is_empty,
                     is_detailed,
@@ -632,7 +630,7 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
                     Err(misplaced_outcome_error("a task"))
                 }
             };
-            vec![LaneItem::Fact { sequence, fact: Box::new(Fact::Ended { task, attempt, worker, outcome }) }]
+            vec![fact(Fact::Ended { task, attempt, worker, outcome })]
         }
         (
             Topic::Journal(JournalKey::Review(task, attempt)),
@@ -645,8 +643,7 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
                     Err(misplaced_outcome_error("a review"))
                 }
             };
-            let fact = Fact::Reviewed { task, attempt, review, critic: worker, outcome };
-            vec![LaneItem::Fact { sequence, fact: Box::new(fact) }]
+            vec![fact(Fact::Reviewed { task, attempt, review, critic: worker, outcome })]
         }
         (Topic::Journal(JournalKey::Planning(turn, attempt)), JournalEntry::Outcome { outcome, .. }) => {
             let outcome = match outcome {
@@ -658,7 +655,7 @@ fn items_from_journal_entry(topic: Topic, entry: JournalEntry, record: &StreamRe
                     Err(misplaced_outcome_error("a planning turn"))
                 }
             };
-            vec![LaneItem::Fact { sequence, fact: Box::new(Fact::Planned { turn, attempt, outcome }) }]
+            vec![fact(Fact::Planned { turn, attempt, outcome })]
         }
         (Topic::Submitted | Topic::Plan | Topic::Control | Topic::Answer, JournalEntry::Outcome { .. }) => {
             Vec::new()

@@ -14,7 +14,7 @@ use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
 use millrace_runtime::log::{AppendError, append_message, read_topic};
 use millrace_runtime::work::registry;
-use millrace_supervisor::{LiveRun, fold_lane};
+use millrace_supervisor::{LiveRun, QueuedFact, fold_lane};
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
 use millrace_tests::machine::share_machine;
@@ -104,7 +104,8 @@ async fn server_rejects_decisions_of_a_stale_owner() {
         // The most harmful decision that it could make: to end the run.
         let control = CommandAction::CancelRun { reason: "a stale owner".into() };
         let command = RunCommand { id: "stale".into(), by: "nobody".into(), control };
-        stale.queue_fact(u64::MAX / 2, Fact::Control(command));
+        let fact = Box::new(Fact::Control(command));
+        stale.queue_fact(QueuedFact { sequence: u64::MAX / 2, at: Timestamp::now(), fact });
         let offered = Offered::default();
         let decision = stale
             .decide_pending_input(

@@ -103,6 +103,29 @@ async fn run_time_counts_only_the_time_in_which_a_worker_had_the_attempt() {
     assert!((6..=20).contains(&attempt.worked.as_secs()), "{:?} of {passed:?}", attempt.worked);
 }
 
+/// The only supervisor is suspended while an attempt of 4 s ends: until it reads the report, twice the time limit passes.
+#[tokio::test(flavor = "multi_thread")]
+async fn time_until_a_supervisor_reads_a_report_is_no_run_time() {
+    let _shared = share_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 1);
+    let (bus, run) = (cluster.connect_bus().await, run_id("late"));
+    let mut task = echo_task("t", &json!({"delay_ms": 4_000, "steps": 4}));
+    task.limits.run_time = Duration::from_secs(9);
+    submit_run(&bus, &run, &fixed_submission(vec![task])).await;
+
+    wait_for_steps(&bus, &run, 1).await;
+    cluster.send_signal("supervisor-1", Signal::STOP);
+    wait_for_steps(&bus, &run, 4).await;
+    tokio::time::sleep(2 * ABSENCE).await;
+    cluster.send_signal("supervisor-1", Signal::CONT);
+
+    let history = wait_for_run_history(&bus, &run, TIMEOUT).await;
+    assert_completed(&history);
+    let attempts = &history.folded_plan().task(&task_id("t")).unwrap().attempts;
+    assert_eq!(attempts.len(), 1);
+    assert!((3..=7).contains(&attempts[0].worked.as_secs()), "{:?}", attempts[0].worked);
+}
+
 /// One slot, five attempts that wait for an event: another task runs meanwhile, every view names the wait, and one signal
 /// wakes all.
 #[tokio::test(flavor = "multi_thread")]

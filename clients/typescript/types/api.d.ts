@@ -973,6 +973,8 @@ export type EventLine = {
    * stopped.
    */
   worker: WorkerId | null
+  /** The only task whose clock stopped: no supervisor was there to read its worker's report. `null` if all of them stopped. */
+  task: TaskId | null
   /** The start of the absence. */
   began_at: Time
   /** Its end. */
@@ -2071,6 +2073,8 @@ export type EventJson = {
    * stopped.
    */
   worker: WorkerId | null
+  /** The only task whose clock stopped: no supervisor was there to read its worker's report. `null` if all of them stopped. */
+  task: TaskId | null
   /** The start of the absence. */
   began_at: Time
   /** Its end. */

@@ -108,6 +108,8 @@ pub enum EventJson<'a> {
         /// The worker: the clocks of its work stopped. `null` if every supervisor was absent: the clocks of waiting work
         /// stopped.
         worker: Option<&'a WorkerId>,
+        /// The only task whose clock stopped: no supervisor was there to read its worker's report. `null` if all of them stopped.
+        task: Option<&'a TaskId>,
         /// The start of the absence.
         began_at: Time,
         /// Its end.
@@ -845,6 +847,7 @@ fn run_event(event: &RunEvent) -> EventJson<'_> {
         },
         RunEvent::ClocksStopped(stopped) => EventJson::ClocksStopped {
             worker: stopped.worker.as_ref(),
+            task: stopped.task.as_ref(),
             began_at: stopped.absence.from.into(),
             ended_at: stopped.absence.until.into(),
         },

@@ -20,7 +20,7 @@ use super::decide::Fact;
 use super::event::truncate_to_micros;
 use super::state::{ErroredTaskWait, Plan, PlanningTurn, Task, TaskPhase, UncountedTime};
 use super::work::Work;
-use crate::ids::WorkerId;
+use crate::ids::{TaskId, WorkerId};
 
 /// The longest time without a sign that is no absence: supervisors give one every second, workers one every three.
 pub(super) const MAX_SILENCE: SignedDuration = SignedDuration::from_secs(5);
@@ -47,6 +47,9 @@ pub struct Absence {
 pub struct StoppedClocks {
     /// The worker that was absent: the clocks of its work stop. `None` if every supervisor was absent: those of waiting work stop.
     pub worker: Option<WorkerId>,
+    /// Its only task whose clock stops: it had been reported parked or ended. `None` if the clocks of all its work stop.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskId>,
     /// The time.
     #[serde(flatten)]
     pub absence: Absence,
@@ -55,9 +58,14 @@ pub struct StoppedClocks {
 impl fmt::Display for StoppedClocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let time = SignedDuration::from_secs(self.absence.until.duration_since(self.absence.from).as_secs());
-        match &self.worker {
-            Some(worker) => write!(f, "{time:#} without {worker} do not count as run time of its work"),
-            None => write!(f, "{time:#} without a supervisor do not count as waiting time"),
+        match (&self.worker, &self.task) {
+            (_, Some(task)) => {
+                write!(f, "{time:#} from the report on {task} to its decision do not count as run time")
+            }
+            (Some(worker), None) => {
+                write!(f, "{time:#} without {worker} do not count as run time of its work")
+            }
+            (None, None) => write!(f, "{time:#} without a supervisor do not count as waiting time"),
         }
     }
 }
@@ -124,6 +132,12 @@ impl Attendance {
     #[must_use]
     pub fn is_interrupted(&self, now: Timestamp) -> bool {
         now.duration_since(self.at) > MAX_SILENCE
+    }
+
+    /// Returns the last time without a supervisor. The clock of this one may not have ticked since.
+    fn last_absence(&self, now: Timestamp) -> Option<Absence> {
+        let current = self.is_interrupted(now).then_some(Absence { from: self.at, until: now });
+        current.or_else(|| self.absences.last().copied())
     }
 
     /// Records that a supervisor is present, and the last heartbeats of all workers.
@@ -210,20 +224,22 @@ impl StoppedClocks {
     pub(super) fn in_micros(&self) -> Self {
         let Absence { from, until } = self.absence;
         let absence = Absence { from: truncate_to_micros(from), until: truncate_to_micros(until) };
-        Self { worker: self.worker.clone(), absence }
+        Self { absence, ..self.clone() }
     }
 
     /// `true` if a clock of the work of a task is stopped.
     pub(super) fn concerns_task(&self, task: &Task) -> bool {
         match &self.worker {
             None => waits_in_queue(task),
-            Some(worker) => task.claimant() == Some(worker),
+            Some(worker) => {
+                task.claimant() == Some(worker) && self.task.as_ref().is_none_or(|it| *it == task.spec.id)
+            }
         }
     }
 
     /// `true` if a clock of the planner's turn is stopped.
     pub(super) fn concerns_turn(&self, turn: &PlanningTurn) -> bool {
-        turn.retry_at.is_none() && turn.worker == self.worker
+        turn.retry_at.is_none() && turn.worker == self.worker && self.task.is_none()
     }
 }
 
@@ -236,23 +252,25 @@ impl Plan {
         }
         let mut found = Vec::new();
         for absence in &attendance.absences {
-            let stopped = StoppedClocks { worker: None, absence: *absence };
+            let stopped = StoppedClocks { worker: None, task: None, absence: *absence };
             found.extend(self.has_counted(&stopped).then_some(stopped));
         }
         for (worker, presence) in &attendance.workers {
             let Some(Absence { from, until }) = presence.suspended else { continue };
             let absence = Absence { from, until: until.min(now) };
-            let stopped = StoppedClocks { worker: Some(worker.clone()), absence };
+            let stopped = StoppedClocks { worker: Some(worker.clone()), task: None, absence };
             found.extend(self.has_counted(&stopped).then_some(stopped));
         }
         found
     }
 
-    /// Returns the time without the worker that reports the end or a wait of its attempt, if its heartbeats are still missed.
+    /// Returns the time that is no run time of an attempt whose end or wait is reported: without its worker, if its heartbeats
+    /// are still missed, or from the report on without a supervisor. `reported` is the time that the server gave to the report.
     #[must_use]
     pub fn absence_before_report(
         &self,
         fact: &Fact,
+        reported: Timestamp,
         attendance: &Attendance,
         now: Timestamp,
     ) -> Option<StoppedClocks> {
@@ -262,10 +280,16 @@ impl Plan {
         };
         let task =
             self.task(task).filter(|task| task.attempt == *attempt && task.claimant() == Some(worker))?;
-        let presence = attendance.workers.get(worker).filter(|presence| presence.missed.is_some())?;
-        let from = presence.seen.max(task.since);
-        is_long(from, now)
-            .then(|| StoppedClocks { worker: Some(worker.clone()), absence: Absence { from, until: now } })
+        let worker = Some(worker.clone());
+        if let Some(missed) = attendance.workers.get(worker.as_ref()?).filter(|it| it.missed.is_some()) {
+            let from = missed.seen.max(task.since);
+            let absence = Absence { from, until: now };
+            return is_long(from, now).then_some(StoppedClocks { worker, task: None, absence });
+        }
+        let Absence { from, until } = attendance.last_absence(now)?;
+        let from = from.max(reported).max(task.since);
+        let task = Some(task.spec.id.clone());
+        is_long(from, until).then_some(StoppedClocks { worker, task, absence: Absence { from, until } })
     }
 
     /// Returns the time without its claimant, if this claim takes work over. `last_entry` is the time of the last entry in the
@@ -293,7 +317,7 @@ impl Plan {
         let absence = attendance
             .absence_before_takeover(worker, since.max(last_entry.unwrap_or(since)), now)
             .filter(|_| worker != by)?;
-        Some(StoppedClocks { worker: Some(worker.clone()), absence })
+        Some(StoppedClocks { worker: Some(worker.clone()), task: None, absence })
     }
 
     /// `true` if an absence stops a clock that has counted it.

@@ -221,16 +221,65 @@ fn report_of_a_worker_before_its_next_heartbeat_does_not_count_its_suspension() 
     pass_with_workers(&mut scene, 3, &["w1"]);
     claim_with_attendance(&mut scene, "w1");
     pass_with_workers(&mut scene, 10, &["w1"]);
-    let until = cast::time_after(scene.now, 900);
-    let wait = millrace_protocol::wait::Wait::new("go", millrace_protocol::wait::WaitCondition::Until(until));
-    let report = cast::parked_fact(&task_a(), 1, "w1", vec![wait]);
-    assert_eq!(scene.plan.absence_before_report(&report, &scene.attendance, scene.now), None);
+    let report = parked_report(&scene);
+    let reported = scene.now;
+    assert_eq!(scene.plan.absence_before_report(&report, reported, &scene.attendance, scene.now), None);
     pass_with_workers(&mut scene, 60, &[]);
-    if let Some(stopped) = scene.plan.absence_before_report(&report, &scene.attendance, scene.now) {
+    let reported = scene.now;
+    decide_report(&mut scene, &report, reported);
+    assert_eq!(worked_seconds(&scene), 10);
+}
+
+#[test]
+fn time_from_a_report_to_the_next_supervisor_is_no_run_time() {
+    let scene = || {
+        let mut scene = scene_with_limited_task();
+        pass_with_workers(&mut scene, 3, &["w1"]);
+        claim_with_attendance(&mut scene, "w1");
+        pass_with_workers(&mut scene, 10, &["w1"]);
+        scene
+    };
+    // All supervisors are away for an hour, and the worker reports 4 s after they left.
+    let away = SignedDuration::from_secs(3_600);
+    for is_restored in [false, true] {
+        for is_updated in [false, true] {
+            let mut scene = scene();
+            let report = parked_report(&scene);
+            let reported = cast::time_after(scene.now, 4);
+            scene.now += away;
+            if is_restored {
+                scene.attendance = Attendance::restore(scene.attendance.to_store(), scene.now);
+            }
+            if is_updated {
+                give_signs(&mut scene, &["w1"], None);
+            }
+            decide_report(&mut scene, &report, reported);
+            assert_eq!(worked_seconds(&scene), 14, "restored: {is_restored}, updated: {is_updated}");
+        }
+    }
+    // The clock of the server is wrong: no more than the absence is excluded.
+    for (wrong_by, worked) in [(-7_200, 10), (7_200, 10 + 3_600)] {
+        let mut scene = scene();
+        let report = parked_report(&scene);
+        let reported = scene.now + SignedDuration::from_secs(wrong_by);
+        scene.now += away;
+        decide_report(&mut scene, &report, reported);
+        assert_eq!(worked_seconds(&scene), worked);
+    }
+}
+
+fn parked_report(scene: &RunScene) -> Fact {
+    let until = cast::time_after(scene.now, 7_200);
+    let wait = millrace_protocol::wait::Wait::new("go", millrace_protocol::wait::WaitCondition::Until(until));
+    cast::parked_fact(&task_a(), 1, "w1", vec![wait])
+}
+
+fn decide_report(scene: &mut RunScene, report: &Fact, reported: Timestamp) {
+    let stopped = scene.plan.absence_before_report(report, reported, &scene.attendance, scene.now);
+    if let Some(stopped) = stopped {
         scene.decide_overdue_input(&OverdueInput::Absence(stopped)).unwrap();
     }
-    scene.decide_fact(&report).unwrap();
-    assert_eq!(worked_seconds(&scene), 10);
+    scene.decide_fact(report).unwrap();
 }
 
 #[test]
@@ -299,7 +348,7 @@ fn absence_within_a_wait_for_a_provider_is_not_excluded_twice() {
     scene.now = cast::time_after(scene.now, 100);
     let stopped = |from: Timestamp, until: Timestamp| {
         let absence = Absence { from, until };
-        OverdueInput::Absence(StoppedClocks { worker: Some(cast::worker_id("w1")), absence })
+        OverdueInput::Absence(StoppedClocks { worker: Some(cast::worker_id("w1")), task: None, absence })
     };
     assert_eq!(scene.decide_overdue_input(&stopped(from, scene.now)).unwrap(), []);
     status(&mut scene, ProviderStatus::Recovered);

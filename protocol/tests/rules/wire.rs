@@ -251,7 +251,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
 
 fn stopped_clocks(worker: Option<WorkerId>) -> StoppedClocks {
     let (from, until) = (cast::test_start_time(), cast::time_after(cast::test_start_time(), 60));
-    StoppedClocks { worker, absence: Absence { from, until } }
+    StoppedClocks { worker, task: None, absence: Absence { from, until } }
 }
 
 fn sample_model_usage() -> ModelUsage {
@@ -365,6 +365,13 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
         (
             "clocks stopped, without a worker",
             Event::Run(RunEvent::ClocksStopped(stopped_clocks(Some(worker.clone())))),
+        ),
+        (
+            "clocks stopped, of one task",
+            Event::Run(RunEvent::ClocksStopped(StoppedClocks {
+                task: Some(cast::task_id("a")),
+                ..stopped_clocks(Some(worker.clone()))
+            })),
         ),
         ("place refused", Event::Run(RunEvent::PlaceRefused { waiting: 5 })),
         (

@@ -159,6 +159,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::live::QueuedFact;
 
     /// A run in memory, and the offers of its lane.
     struct OfferTestCase {
@@ -188,7 +189,7 @@ mod tests {
                 CapabilityRegistry::with_capability_names([echo_capability()]),
             );
             self.sequence += 1;
-            self.live.queue_fact(self.sequence, fact);
+            self.live.queue_fact(QueuedFact { sequence: self.sequence, at: now, fact: Box::new(fact) });
             self.live
                 .decide_pending_input(
                     &me,

@@ -80,6 +80,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::live::QueuedFact;
 
     fn test_time() -> Timestamp {
         "2026-11-21T23:00:00Z".parse().unwrap()
@@ -91,7 +92,8 @@ mod tests {
 
     fn submitted_run() -> LiveRun {
         let mut live = LiveRun::default();
-        live.queue_fact(1, Fact::Submitted(Box::new(Submission::new("find out", PlanningMode::Llm))));
+        let fact = Box::new(Fact::Submitted(Box::new(Submission::new("find out", PlanningMode::Llm))));
+        live.queue_fact(QueuedFact { sequence: 1, at: test_time(), fact });
         live.decide_pending_input(
             &WorkerId::new("s1").unwrap(),
             (&CapabilityRegistry::default(), UnknownCapabilityStatus::MayRegisterSoon),

@@ -103,7 +103,7 @@ pub struct LiveRun {
     pub is_summary_stale: bool,
     /// The highest sequence of a decision that was read during an append: ours, if the append ends with that sequence.
     unexplained_sequence: u64,
-    inbox: VecDeque<(u64, Fact)>,
+    inbox: VecDeque<QueuedFact>,
     overdue: Vec<OverdueInput>,
     /// The work with outcomes that were refused. If it is dispatched later, its journal is stale: every worker finds the
     /// outcome and does nothing.
@@ -122,6 +122,17 @@ pub struct LiveRun {
     is_all_touched: bool,
     /// The events of the last decision that began, reopened or ended the run.
     milestones: Vec<RunMilestone>,
+}
+
+/// A fact to decide on.
+#[derive(Debug, PartialEq)]
+pub struct QueuedFact {
+    /// Its sequence in the lane.
+    pub sequence: u64,
+    /// The time at which the server stored it.
+    pub at: Timestamp,
+    /// The fact.
+    pub fact: Box<Fact>,
 }
 
 /// An event that the log of the process tells.
@@ -230,31 +241,29 @@ impl LiveRun {
     }
 
     /// Queues a fact. A fact that is already answered or queued is ignored.
-    pub fn queue_fact(&mut self, sequence: u64, fact: Fact) {
-        self.holds.record_fact(sequence, &fact);
-        let is_new = self.inbox.back().is_none_or(|(last, _)| *last < sequence);
-        if sequence > self.plan.run.through && is_new {
-            self.inbox.push_back((sequence, fact));
+    pub fn queue_fact(&mut self, queued: QueuedFact) {
+        self.holds.record_fact(queued.sequence, &queued.fact);
+        let is_new = self.inbox.back().is_none_or(|last| last.sequence < queued.sequence);
+        if queued.sequence > self.plan.run.through && is_new {
+            self.inbox.push_back(queued);
         }
     }
 
     /// Queues the facts that an earlier copy of this run had received while this one was being folded.
-    pub fn queue_facts(&mut self, inbox: VecDeque<(u64, Fact)>) {
-        for (sequence, fact) in inbox {
-            self.queue_fact(sequence, fact);
-        }
+    pub fn queue_facts(&mut self, inbox: VecDeque<QueuedFact>) {
+        inbox.into_iter().for_each(|queued| self.queue_fact(queued));
     }
 
     /// Returns the sequences of the queued facts.
     #[must_use]
     pub fn queued_sequences(&self) -> Vec<u64> {
-        self.inbox.iter().map(|(sequence, _)| *sequence).collect()
+        self.inbox.iter().map(|queued| queued.sequence).collect()
     }
 
     /// `true` if a command after this sequence waits for a decision that may reopen the run.
     #[must_use]
     pub fn has_reopening_command(&self, after: u64) -> bool {
-        self.inbox.iter().any(|(sequence, fact)| *sequence > after && may_reopen_run(fact))
+        self.inbox.iter().any(|queued| queued.sequence > after && may_reopen_run(&queued.fact))
     }
 
     /// Returns the sequence that the last message among the decisions in the lane must have when the next one is appended.
@@ -271,7 +280,7 @@ impl LiveRun {
     }
 
     /// Removes and returns the queued facts.
-    pub fn take_inbox(&mut self) -> VecDeque<(u64, Fact)> {
+    pub fn take_inbox(&mut self) -> VecDeque<QueuedFact> {
         std::mem::take(&mut self.inbox)
     }
 
@@ -395,13 +404,13 @@ impl LiveRun {
     /// `true` if the run was submitted, as far as this copy has read.
     #[must_use]
     pub fn is_submitted(&self) -> bool {
-        self.plan.run.start.is_some() || self.inbox.iter().any(|(_, fact)| matches!(fact, Fact::Submitted(_)))
+        self.plan.run.start.is_some() || self.inbox.iter().any(|it| matches!(*it.fact, Fact::Submitted(_)))
     }
 
     /// The number of its tasks, and of those that its submission brings.
     #[must_use]
     pub fn task_count(&self) -> usize {
-        let submitted = if let Some((_, Fact::Submitted(submission))) = self.inbox.front() {
+        let submitted = if let Some(Fact::Submitted(submission)) = self.inbox.front().map(|it| &*it.fact) {
             submission.tasks.len()
         } else {
             0
@@ -412,7 +421,7 @@ impl LiveRun {
     /// Returns the kind of input that can be decided on now.
     #[must_use]
     pub fn pending_input(&self) -> PendingInput {
-        let is_claim = |(_, fact): &(u64, Fact)| matches!(fact, Fact::Claimed(..));
+        let is_claim = |it: &QueuedFact| matches!(*it.fact, Fact::Claimed(..));
         let has_urgent = !self.overdue.is_empty() || !self.blocked.is_empty() || self.holds.has_changes();
         let has_input = has_urgent || !self.inbox.is_empty();
         match self.phase {
@@ -446,16 +455,16 @@ impl LiveRun {
             events: Vec::with_capacity(2 * fact_count),
         };
         for _ in 0..fact_count {
-            let Some((sequence, fact)) = self.inbox.pop_front() else { break };
+            let Some(QueuedFact { sequence, at, fact }) = self.inbox.pop_front() else { break };
             // An outcome that is earlier in the log may have completed the run.
             if fact.is_run_cancellation() && !decision.events.is_empty() {
                 self.append_follow_up_events(&mut decision);
             }
-            let stopped = if let Fact::Claimed(work, by, _) = &fact {
+            let stopped = if let Fact::Claimed(work, by, _) = &*fact {
                 let last_entry = work.task().and_then(|task| self.last_activity.get(task)).copied();
                 self.plan.absence_before_claim(work, by, attendance, last_entry, now)
             } else {
-                self.plan.absence_before_report(&fact, attendance, now)
+                self.plan.absence_before_report(&fact, at, attendance, now)
             };
             if let Some(stopped) = stopped {
                 let input = DecisionInput::Absence(&stopped);
@@ -472,7 +481,7 @@ impl LiveRun {
             if let Some(work) = fact.ended_work().filter(|_| is_refused) {
                 self.record_refused_outcome(work);
             }
-            if matches!(fact, Fact::Submitted(_)) && !is_refused && self.holds.is_place_needed {
+            if matches!(*fact, Fact::Submitted(_)) && !is_refused && self.holds.is_place_needed {
                 let change = HoldChange::WaitForPlace(self.holds.submitted_at(now));
                 self.decide_hold_change(&mut decision, &change);
             }

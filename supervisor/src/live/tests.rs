@@ -572,7 +572,7 @@ impl LiveRunTestCase {
     /// When: a message arrives with this sequence.
     fn when_fact_arrives_at(mut self, sequence: u64, fact: Fact) -> Self {
         self.sequence = self.sequence.max(sequence);
-        self.live.queue_fact(sequence, fact);
+        self.live.queue_fact(QueuedFact { sequence, at: self.now, fact: Box::new(fact) });
         self
     }
 

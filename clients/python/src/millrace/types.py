@@ -988,6 +988,10 @@ class EventLineClocksStopped(TypedDict):
     """The worker: the clocks of its work stopped. `null` if every supervisor was absent: the clocks of waiting
     work stopped.
     """
+    task: TaskId | None
+    """The only task whose clock stopped: no supervisor was there to read its worker's report. `null` if all of
+    them stopped.
+    """
     began_at: Time
     """The start of the absence."""
     ended_at: Time
@@ -3513,6 +3517,10 @@ class EventJsonClocksStopped(TypedDict):
     worker: WorkerId | None
     """The worker: the clocks of its work stopped. `null` if every supervisor was absent: the clocks of waiting
     work stopped.
+    """
+    task: TaskId | None
+    """The only task whose clock stopped: no supervisor was there to read its worker's report. `null` if all of
+    them stopped.
     """
     began_at: Time
     """The start of the absence."""

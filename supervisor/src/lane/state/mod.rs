@@ -201,14 +201,14 @@ impl LaneOwnerState {
         if self.runs.contains_key(run) {
             return true;
         }
-        let is_submission = |item: &LaneItem| matches!(item, LaneItem::Fact { fact, .. } if matches!(**fact, Fact::Submitted(_)));
+        let is_submission = |item: &LaneItem| matches!(item, LaneItem::Fact(queued) if matches!(*queued.fact, Fact::Submitted(_)));
         if items.iter().any(is_submission) {
             self.runs.entry(run.clone()).or_default();
             self.check_archive(run);
             return true;
         }
         let may_reopen =
-            |item: &LaneItem| matches!(item, LaneItem::Fact { fact, .. } if may_reopen_run(fact));
+            |item: &LaneItem| matches!(item, LaneItem::Fact(queued) if may_reopen_run(&queued.fact));
         if items.iter().any(may_reopen) {
             self.look_up_run(run);
             return true;
@@ -224,9 +224,9 @@ impl LaneOwnerState {
     fn handle_lane_item(&mut self, run: &RunId, item: LaneItem) -> Option<Capability> {
         let live = self.runs.get_mut(run)?;
         match item {
-            LaneItem::Fact { sequence, fact } => {
-                let is_submission = matches!(*fact, Fact::Submitted(_));
-                live.queue_fact(sequence, *fact);
+            LaneItem::Fact(queued) => {
+                let is_submission = matches!(*queued.fact, Fact::Submitted(_));
+                live.queue_fact(queued);
                 if is_submission {
                     self.sessions.add_run(run, live);
                 }
@@ -547,7 +547,7 @@ impl LaneOwnerState {
         if reopening {
             self.look_up_run(run);
             if let Some((live, facts)) = self.runs.get_mut(run).zip(facts) {
-                live.queue_facts(facts.into_iter().filter(|(sequence, _)| *sequence > through).collect());
+                live.queue_facts(facts.into_iter().filter(|queued| queued.sequence > through).collect());
             }
         }
     }
