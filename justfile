@@ -32,6 +32,13 @@ soak:
 images:
     MILLRACE_IMAGE_PROFILE=image cargo test --workspace --test clusters --locked -- image:: --nocapture
 
+# The description of the HTTP API, and what is generated from it: types and operations of the clients.
+api:
+    UPDATE_GOLDEN=1 cargo test --workspace --lib --locked openapi
+    python3 clients/python/scripts/generate_types.py
+    python3 clients/python/scripts/generate_sync.py
+    node clients/typescript/scripts/generate.mjs
+
 demo:
     cargo run -- run "How do these licences treat patents, and when does a patent grant end?" --docs examples/licences
 

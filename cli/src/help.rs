@@ -170,10 +170,34 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::commands::man::name_home_folder;
 
     fn error_of(line: &[&str]) -> String {
         let arguments: Vec<OsString> = line.iter().map(OsString::from).collect();
         parse_arguments(add_grouped_help(crate::Cli::command()), &arguments).unwrap_err().to_string()
+    }
+
+    fn append_help(text: &mut String, command: &mut Command, path: &str) {
+        let help = command.render_long_help();
+        text.push_str(&format!("\n$ {path} --help\n{help}"));
+        let visible = command.get_subcommands_mut().filter(|inner| !inner.is_hide_set());
+        for inner in visible.filter(|inner| inner.get_name() != "help") {
+            let path = format!("{path} {}", inner.get_name());
+            append_help(text, inner, &path);
+        }
+    }
+
+    /// `UPDATE_GOLDEN=1` rewrites `help.txt`.
+    #[test]
+    fn help_of_all_commands_is_as_reviewed() {
+        let home = std::env::home_dir();
+        let command = ignore_variables(add_grouped_help(crate::Cli::command()), &|_| true);
+        let mut command = name_home_folder(command, home.as_deref());
+        command.build();
+        let mut text = String::from("Generated: the help of all commands.\n");
+        append_help(&mut text, &mut command, "millrace");
+        let text: String = text.lines().map(|line| format!("{}\n", line.trim_end())).collect();
+        crate::json::tests::assert_golden("src/help.txt", &text);
     }
 
     #[test]

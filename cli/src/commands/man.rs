@@ -73,7 +73,7 @@ fn render_page(command: clap::Command, name: &str) -> io::Result<String> {
 }
 
 /// Replaces the home folder in default values by `~`: pages are made on other machines than they are read on.
-fn name_home_folder(command: clap::Command, home: Option<&Path>) -> clap::Command {
+pub fn name_home_folder(command: clap::Command, home: Option<&Path>) -> clap::Command {
     let Some(home) = home else { return command };
     let replace = |argument: clap::Arg| {
         let default = argument.get_default_values().first().map(PathBuf::from);

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use serde_json::Value;
 
 use crate::evaluation::schema::evaluation_file_schema;
 use crate::exit::CommandExit;
@@ -81,15 +82,19 @@ pub struct SchemaArguments {
     of: String,
 }
 
-/// Prints a schema.
-pub fn run_command(arguments: &SchemaArguments) -> CommandExit {
-    let schema = match arguments.of.as_str() {
+/// Returns the schema of a file, an object or a command, [`NAMES`].
+pub fn schema_of(name: &str) -> Value {
+    match name {
         "api" => millrace_gateway::api_document(),
         "plan" => plan_file::plan_file_schema(),
         "capability" => millrace_worker::file::capability_file_schema(),
         "evaluation" => evaluation_file_schema(),
         name => output_schema(name).unwrap_or_default(),
-    };
-    print_json_stdout_document(&schema);
+    }
+}
+
+/// Prints a schema.
+pub fn run_command(arguments: &SchemaArguments) -> CommandExit {
+    print_json_stdout_document(&schema_of(&arguments.of));
     CommandExit::Completed
 }

@@ -1,10 +1,11 @@
 //! The schemas describe what is printed: every field, and no other.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Mutex;
 
 use clap::CommandFactory;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::output_schema;
 use crate::commands::schema;
@@ -24,6 +25,44 @@ pub fn assert_matches_schema(name: &str, value: &Value) {
         .map(|mistake| format!("{}: {mistake}", mistake.instance_path()))
         .collect();
     assert!(mistakes.is_empty(), "{mistakes:#?} in {value:#}");
+}
+
+/// Compares a text with a golden file of this package; `UPDATE_GOLDEN=1` rewrites it.
+#[track_caller]
+pub fn assert_golden(path: &str, text: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        return std::fs::write(&file, text).unwrap();
+    }
+    let golden = std::fs::read_to_string(&file).unwrap();
+    for (number, (should, is)) in golden.lines().zip(text.lines()).enumerate() {
+        assert_eq!(is, should, "{path}:{}", number + 1);
+    }
+    assert_eq!(text.len(), golden.len(), "{path} ends differently");
+}
+
+/// Each schema, with the definitions that several of them share only once. Those of the API are in its golden file.
+#[test]
+fn printed_schemas_are_as_reviewed() {
+    let api = schema::schema_of("api");
+    let mut definitions = Map::new();
+    let mut schemas = Map::new();
+    for name in schema::NAMES.iter().filter(|name| **name != "api") {
+        let text = schema::schema_of(name).to_string().replace("#/$defs/", "#/components/schemas/");
+        let mut schema: Value = serde_json::from_str(&text).unwrap();
+        if let Some(Value::Object(own)) = schema.as_object_mut().and_then(|fields| fields.remove("$defs")) {
+            for (key, definition) in own {
+                if api["components"]["schemas"][&key] == definition {
+                    continue;
+                }
+                let shared = definitions.get(&key).is_none_or(|other| *other == definition);
+                definitions.insert(if shared { key } else { format!("{key} of {name}") }, definition);
+            }
+        }
+        schemas.insert((*name).to_owned(), schema);
+    }
+    let golden = serde_json::json!({"definitions": definitions, "schemas": schemas});
+    assert_golden("src/json/schemas.json", &format!("{golden:#}\n"));
 }
 
 /// Allows no field without a description. Parts of an object that is described in several places are left open.

@@ -1,6 +1,5 @@
 //! Reports on a run with all kinds of events. The JSON is compared with `result.json`; `UPDATE_GOLDEN=1` rewrites it.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use super::{
     RunReport, describe_missing_review, describe_usage_by_role, other_planner_hint, resume_command_hint,
 };
 use crate::history::RunHistory;
-use crate::json::tests::assert_matches_schema;
+use crate::json::tests::{assert_golden, assert_matches_schema};
 use crate::json::{EventLine, RunResult, to_value};
 use crate::view::{LiveModelOutput, format_clock, format_history_lines, render_board_lines};
 
@@ -284,16 +283,7 @@ fn the_complete_result_matches_the_golden_file() {
         resume_command_hint(&run, &history.plan),
     ));
     assert_matches_schema("result", &is);
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/result.json");
-    let text = format!("{is:#}\n");
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        return std::fs::write(&path, text).unwrap();
-    }
-    let golden = std::fs::read_to_string(&path).unwrap();
-    for (should, is) in golden.lines().zip(text.lines()) {
-        assert_eq!(is, should);
-    }
-    assert_eq!(text, golden);
+    assert_golden("src/report/result.json", &format!("{is:#}\n"));
 }
 
 #[test]
