@@ -6,9 +6,7 @@
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use millrace_runtime::store::export_position::{
-    ExportPosition, StoredPosition, read_position, write_position,
-};
+use millrace_runtime::store::export_position::{ExportPosition, read_position, write_position};
 use millrace_runtime::{Bus, Fault};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -49,7 +47,8 @@ pub struct PositionClaim {
 pub struct HeldPosition<'a> {
     claim: &'a PositionClaim,
     /// The position as it was written last.
-    stored: StoredPosition,
+    stored: ExportPosition,
+    sequence: u64,
     written: Instant,
 }
 
@@ -70,21 +69,19 @@ impl PositionClaim {
     ) -> Result<HeldPosition<'a>, FollowerStop> {
         let mut seen: Option<(u64, Instant)> = None;
         loop {
-            let stored = match read_position(&self.bus, self.name).await? {
-                Some(stored) => stored,
-                None => StoredPosition { position: first().await?, revision: 0 },
+            let (stored, last) = match read_position(&self.bus, self.name).await? {
+                Some(entry) => (entry.value, entry.sequence),
+                None => (first().await?, 0),
             };
             let since = match seen {
-                Some((revision, since)) if revision == stored.revision => since,
+                Some((sequence, since)) if sequence == last => since,
                 Some(_) | None => Instant::now(),
             };
-            seen = Some((stored.revision, since));
-            if stored.position.exporter.is_empty() || since.elapsed() >= self.takeover {
-                let position = ExportPosition { exporter: self.id.clone(), ..stored.position };
-                let written = write_position(&self.bus, self.name, &position, stored.revision).await?;
-                if let Some(revision) = written {
-                    let stored = StoredPosition { position, revision };
-                    return Ok(HeldPosition { claim: self, stored, written: Instant::now() });
+            seen = Some((last, since));
+            if stored.exporter.is_empty() || since.elapsed() >= self.takeover {
+                let stored = ExportPosition { exporter: self.id.clone(), ..stored };
+                if let Some(sequence) = write_position(&self.bus, self.name, &stored, last).await? {
+                    return Ok(HeldPosition { claim: self, stored, sequence, written: Instant::now() });
                 }
             }
             self.sleep(POLL_INTERVAL.min(self.takeover)).await?;
@@ -107,7 +104,7 @@ impl HeldPosition<'_> {
     /// The position as it was written last.
     #[must_use]
     pub fn position(&self) -> &ExportPosition {
-        &self.stored.position
+        &self.stored
     }
 
     /// Writes a position if it has changed, or if the last write was long ago.
@@ -116,7 +113,7 @@ impl HeldPosition<'_> {
     /// Another process holds the position, or the cluster does not respond.
     pub async fn write(&mut self, position: ExportPosition) -> Result<(), FollowerStop> {
         let position = ExportPosition { exporter: self.claim.id.clone(), ..position };
-        if position == self.stored.position && self.written.elapsed() < RENEWAL {
+        if position == self.stored && self.written.elapsed() < RENEWAL {
             return Ok(());
         }
         self.replace(position).await
@@ -127,7 +124,7 @@ impl HeldPosition<'_> {
     /// # Errors
     /// As for [`Self::write`].
     pub async fn renew(&mut self) -> Result<(), FollowerStop> {
-        let position = self.stored.position.clone();
+        let position = self.stored.clone();
         self.write(position).await
     }
 
@@ -149,15 +146,14 @@ impl HeldPosition<'_> {
 
     /// Gives the position back, so that the next holder does not have to wait. If this fails, it waits.
     pub async fn release(mut self) {
-        let position = ExportPosition { exporter: String::new(), ..self.stored.position.clone() };
+        let position = ExportPosition { exporter: String::new(), ..self.stored.clone() };
         let _ = self.replace(position).await;
     }
 
     async fn replace(&mut self, position: ExportPosition) -> Result<(), FollowerStop> {
         let PositionClaim { bus, name, .. } = self.claim;
-        let revision = write_position(bus, name, &position, self.stored.revision).await?;
-        let revision = revision.ok_or(FollowerStop::Replaced)?;
-        self.stored = StoredPosition { position, revision };
+        let sequence = write_position(bus, name, &position, self.sequence).await?;
+        (self.stored, self.sequence) = (position, sequence.ok_or(FollowerStop::Replaced)?);
         self.written = Instant::now();
         Ok(())
     }

@@ -16,8 +16,6 @@
 //! ├─ provenance     which stored messages were published, and which are redirected server replies
 //! ├─ record         one message of a stream
 //! ├─ direct_get     batched reads of a stream
-//! ├─ buckets        reading key-value buckets
-//! ├─ published_bucket  buckets whose forged entries are ignored
 //! └─ object_store   writing and reading objects without consumers
 //! log/              the log of decisions and journal entries
 //! ├─ append         fenced appends
@@ -32,6 +30,7 @@
 //! └─ registry       capabilities, heartbeats, run summaries
 //! store/            what outlives a run
 //! ├─ blobs          large values, by content hash
+//! ├─ bucket         typed entries of key-value buckets; forged ones are ignored
 //! ├─ archive        runs that have ended
 //! ├─ retention/     deleting runs, and sweeping blobs that nothing refers to
 //! ├─ workspace      the files of a run

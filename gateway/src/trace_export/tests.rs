@@ -243,7 +243,7 @@ async fn exporter_continues_after_the_last_exported_message_was_removed() {
         millrace_runtime::log::read_run(&world.bus, lane, &first, 1).await.unwrap().last().unwrap().sequence;
     wait_for_value(TIMEOUT, "the position of the exporter", async || {
         let stored = read_position(&world.bus, NAME).await.ok()??;
-        (stored.position.lanes.get(&lane.0) == Some(&end)).then_some(())
+        (stored.value.lanes.get(&lane.0) == Some(&end)).then_some(())
     })
     .await;
     drop(exporter);

@@ -13,9 +13,9 @@ use millrace_protocol::webhook::{
     EventNotice, StoredDelivery, StoredPushConfig, StoredSubscription, WebhookMessage, notices_of_decision,
 };
 use millrace_runtime::fault::max_replica_lag;
-use millrace_runtime::nats::published_bucket::{BucketChange, BucketChanges, PublishedEntry};
 use millrace_runtime::nats::topology::{WEBHOOKS, bucket_stream};
 use millrace_runtime::ops::cluster_status::read_stream_states;
+use millrace_runtime::store::bucket::{BucketChange, BucketChanges, Entry};
 use millrace_runtime::store::export_position::ExportPosition;
 use millrace_runtime::store::webhooks::{
     create_deliveries, follow_subscriptions, read_lane_ends, write_subscription,
@@ -36,8 +36,8 @@ const PARTS: usize = 8;
 /// The webhooks and push configs, as they were read last.
 pub struct SubscriptionTable {
     bus: Bus,
-    changes: BucketChanges,
-    all: HashMap<WebhookId, PublishedEntry<StoredSubscription>>,
+    changes: BucketChanges<StoredSubscription>,
+    all: HashMap<WebhookId, Entry<StoredSubscription>>,
     /// The webhooks.
     of_all_runs: BTreeSet<WebhookId>,
     /// The push configs of each run.
@@ -67,7 +67,7 @@ impl SubscriptionTable {
         let (started, lag) = (Instant::now(), max_replica_lag(self.bus.settings().replicas));
         loop {
             if self.changes.seen() < last {
-                for change in self.changes.read_new::<StoredSubscription>().await? {
+                for change in self.changes.read_new().await? {
                     self.apply(change);
                 }
             }
@@ -83,7 +83,7 @@ impl SubscriptionTable {
 
     fn apply(&mut self, change: BucketChange<StoredSubscription>) {
         match change {
-            BucketChange::Set(entry) if entry.key == entry.value.key() => {
+            BucketChange::Set(entry) => {
                 let id = entry.value.id().clone();
                 match entry.value.run() {
                     None => self.of_all_runs.insert(id.clone()),
@@ -91,8 +91,6 @@ impl SubscriptionTable {
                 };
                 self.all.insert(id, entry);
             }
-            // A value that was copied from another key.
-            BucketChange::Set(_) => {}
             BucketChange::Removed(key) => {
                 let id = key.rsplit('.').next().unwrap_or_default();
                 let Some(removed) = self.all.remove(id) else { return };
@@ -110,7 +108,7 @@ impl SubscriptionTable {
     }
 
     /// Returns a subscription.
-    pub fn find(&self, id: &WebhookId) -> Option<&PublishedEntry<StoredSubscription>> {
+    pub fn find(&self, id: &WebhookId) -> Option<&Entry<StoredSubscription>> {
         self.all.get(id)
     }
 

@@ -44,7 +44,7 @@ use millrace_protocol::webhook::{
     DeliveryState, DisableReason, GiveUpReason, StoredDelivery, StoredSubscription,
 };
 use millrace_runtime::fault::backoff;
-use millrace_runtime::nats::published_bucket::{BucketChanges, PublishedEntry};
+use millrace_runtime::store::bucket::{BucketChanges, Entry};
 use millrace_runtime::store::webhooks::{
     follow_deliveries, read_subscription, write_delivery, write_subscription,
 };
@@ -268,14 +268,14 @@ async fn subscribe_to_decisions(bus: &Bus) -> SelectAll<Subscriber> {
     all
 }
 
-async fn read_changes(changes: &mut BucketChanges, queue: &mut DeliveryQueue) -> Result<(), Fault> {
-    loop {
-        let (page, is_last) = changes.next_page::<StoredDelivery>().await?;
+async fn read_changes(
+    changes: &mut BucketChanges<StoredDelivery>,
+    queue: &mut DeliveryQueue,
+) -> Result<(), Fault> {
+    while let Some(page) = changes.next_page().await? {
         page.into_iter().for_each(|change| queue.apply(change));
-        if is_last {
-            return Ok(());
-        }
     }
+    Ok(())
 }
 
 /// Disables the webhook if the end of an attempt is a reason for it.
@@ -330,12 +330,12 @@ struct Attempt {
 }
 
 impl Attempt {
-    async fn run(self, entry: PublishedEntry<StoredDelivery>) -> AttemptEnd {
+    async fn run(self, entry: Entry<StoredDelivery>) -> AttemptEnd {
         let key = (entry.value.webhook.clone(), entry.value.id.clone());
         AttemptEnd { key, outcome: self.make(entry).await }
     }
 
-    async fn make(self, entry: PublishedEntry<StoredDelivery>) -> Result<Option<StoredDelivery>, Fault> {
+    async fn make(self, entry: Entry<StoredDelivery>) -> Result<Option<StoredDelivery>, Fault> {
         let bus = &self.gateway.bus;
         let started = entry.value.started(clock::now());
         let Some(sequence) = write_delivery(bus, &started, entry.sequence).await? else {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use millrace_protocol::ids::{MessageId, WebhookId};
 use millrace_protocol::webhook::{DeliveryState, DeliveryStep, StoredDelivery};
-use millrace_runtime::nats::published_bucket::{BucketChange, PublishedEntry};
+use millrace_runtime::store::bucket::{BucketChange, Entry};
 
 /// The maximum number of attempts at the same time.
 pub const MAX_IN_FLIGHT: usize = 64;
@@ -20,7 +20,7 @@ pub type DeliveryKey = (WebhookId, MessageId);
 /// The deliveries that have not ended.
 #[derive(Default)]
 pub struct DeliveryQueue {
-    open: HashMap<DeliveryKey, PublishedEntry<StoredDelivery>>,
+    open: HashMap<DeliveryKey, Entry<StoredDelivery>>,
     in_flight: HashSet<DeliveryKey>,
     /// The number of deliveries of each webhook that have not ended.
     waiting: HashMap<WebhookId, usize>,
@@ -72,17 +72,17 @@ impl DeliveryQueue {
         &mut self,
         now: Timestamp,
         is_enabled: impl Fn(&WebhookId) -> bool,
-    ) -> Vec<PublishedEntry<StoredDelivery>> {
+    ) -> Vec<Entry<StoredDelivery>> {
         let mut per_webhook: HashMap<WebhookId, usize> = HashMap::new();
         for (webhook, _) in &self.in_flight {
             *per_webhook.entry(webhook.clone()).or_default() += 1;
         }
-        let is_due = |entry: &&PublishedEntry<StoredDelivery>| {
+        let is_due = |entry: &&Entry<StoredDelivery>| {
             entry.value.step_at(now) == DeliveryStep::Attempt
                 && is_enabled(&entry.value.webhook)
                 && !self.in_flight.contains(&key_of(&entry.value))
         };
-        let mut due: Vec<&PublishedEntry<StoredDelivery>> = self.open.values().filter(is_due).collect();
+        let mut due: Vec<&Entry<StoredDelivery>> = self.open.values().filter(is_due).collect();
         due.sort_by_key(|entry| entry.sequence);
         let mut taken = Vec::new();
         for entry in due {
@@ -102,10 +102,7 @@ impl DeliveryQueue {
     }
 
     /// Returns the open deliveries of webhooks that do not exist.
-    pub fn without_webhook(
-        &self,
-        exists: impl Fn(&WebhookId) -> bool,
-    ) -> Vec<PublishedEntry<StoredDelivery>> {
+    pub fn without_webhook(&self, exists: impl Fn(&WebhookId) -> bool) -> Vec<Entry<StoredDelivery>> {
         let orphans = self.open.values().filter(|entry| !exists(&entry.value.webhook));
         orphans.filter(|entry| !self.in_flight.contains(&key_of(&entry.value))).cloned().collect()
     }
@@ -124,7 +121,7 @@ mod tests {
     fn set(sequence: u64, webhook: &str, id: &str, created: i64) -> BucketChange<StoredDelivery> {
         let (webhook, id) = (WebhookId::new(webhook).unwrap(), MessageId::new(id).unwrap());
         let value = StoredDelivery::new(id, webhook, WebhookMessage::test(at(created)), at(created));
-        BucketChange::Set(PublishedEntry { key: String::new(), value, sequence, at: at(created) })
+        BucketChange::Set(Entry { key: String::new(), value, sequence, at: at(created) })
     }
 
     #[test]
@@ -150,7 +147,7 @@ mod tests {
         assert!(queue.take_due(at(1), |_| false).is_empty());
         let BucketChange::Set(entry) = set(2, "w", "m", 0) else { panic!() };
         let value = StoredDelivery { state: DeliveryState::Delivered { at: at(5) }, ..entry.value };
-        queue.apply(BucketChange::Set(PublishedEntry { value, ..entry }));
+        queue.apply(BucketChange::Set(Entry { value, ..entry }));
         let webhook = WebhookId::new("w").unwrap();
         assert!(queue.take_due(at(9), |_| true).is_empty());
         assert_eq!((queue.waiting(&webhook), queue.last_success(&webhook)), (0, Some(at(5))));

@@ -2,7 +2,7 @@
 
 use millrace_protocol::ids::MessageId;
 use millrace_protocol::webhook::{StoredDelivery, WebhookMessage};
-use millrace_runtime::nats::published_bucket::PublishedEntry;
+use millrace_runtime::store::bucket::Entry;
 use millrace_runtime::store::webhooks::{self as store, create_deliveries, write_delivery};
 use millrace_runtime::{Bus, clock};
 
@@ -38,11 +38,7 @@ pub async fn list_deliveries(
     Ok(DeliveryPage { deliveries: found.into_iter().map(|entry| entry.value).collect(), next })
 }
 
-async fn find_delivery(
-    bus: &Bus,
-    webhook: &str,
-    id: &str,
-) -> Result<PublishedEntry<StoredDelivery>, WebhookError> {
+async fn find_delivery(bus: &Bus, webhook: &str, id: &str) -> Result<Entry<StoredDelivery>, WebhookError> {
     let webhook = find_webhook(bus, webhook).await?.value.id;
     let unknown = || WebhookError::DeliveryNotFound(webhook.clone(), id.chars().take(100).collect());
     let id: MessageId = id.parse().map_err(|_| unknown())?;

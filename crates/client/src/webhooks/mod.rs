@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::audit::{Actor, AuditAction};
 use millrace_protocol::ids::{MessageId, WebhookId};
 use millrace_protocol::webhook::{DisableReason, ExpiringSecret, SigningSecret, StoredWebhook};
-use millrace_runtime::nats::published_bucket::PublishedEntry;
+use millrace_runtime::store::bucket::Entry;
 use millrace_runtime::store::webhooks::{
     self as store, CreateWebhookError, MAX_WEBHOOKS, new_secret, new_webhook_id, read_lane_ends,
     remove_webhook, write_webhook,
@@ -66,7 +66,7 @@ impl From<CreateWebhookError> for WebhookError {
 ///
 /// # Errors
 /// There is none with this id, or the server does not respond.
-pub async fn find_webhook(bus: &Bus, id: &str) -> Result<PublishedEntry<StoredWebhook>, WebhookError> {
+pub async fn find_webhook(bus: &Bus, id: &str) -> Result<Entry<StoredWebhook>, WebhookError> {
     let unknown = || WebhookError::NotFound(id.chars().take(100).collect());
     let parsed: WebhookId = id.parse().map_err(|_| unknown())?;
     store::read_webhook(bus, &parsed).await?.ok_or_else(unknown)

@@ -17,31 +17,15 @@ pub(crate) async fn open_bucket(context: &jetstream::Context, name: &str) -> Res
         .map_err(|error| fault_from_client_error(&format!("bucket {name}"), error))
 }
 
-pub(crate) struct BucketEntry {
-    pub key: String,
-    pub value: Bytes,
-    /// When the server stored it.
-    pub at: jiff::Timestamp,
-}
-
 /// Returns the current entries of a bucket, as keys and values. Deleted keys are left out.
 pub(crate) async fn read_bucket_entries(
     client: &Client,
     bucket: &str,
 ) -> Result<Vec<(String, Bytes)>, Fault> {
-    Ok(entries_with_times(client, bucket).await?.into_iter().map(|entry| (entry.key, entry.value)).collect())
-}
-
-/// Returns the current entries of a bucket with their times. Deleted keys are left out.
-pub(crate) async fn entries_with_times(client: &Client, bucket: &str) -> Result<Vec<BucketEntry>, Fault> {
     let prefix = format!("$KV.{bucket}.");
     let records = direct_get::read_matching(client, &bucket_stream(bucket), ALL_SUBJECTS, 1).await?;
-    Ok(records
-        .into_iter()
-        .filter(|record| !record.is_deletion)
-        .filter_map(|record| {
-            let key = record.subject.strip_prefix(&prefix)?.to_owned();
-            Some(BucketEntry { key, value: record.payload, at: record.time })
-        })
+    let present = records.into_iter().filter(|record| !record.is_deletion);
+    Ok(present
+        .filter_map(|record| Some((record.subject.strip_prefix(&prefix)?.to_owned(), record.payload)))
         .collect())
 }

@@ -13,7 +13,6 @@ pub(crate) mod error;
 pub(crate) mod object_store;
 pub mod provenance;
 pub(crate) mod publish;
-pub mod published_bucket;
 pub mod record;
 pub mod strays;
 pub(crate) mod stream_tail;

@@ -7,20 +7,19 @@ use millrace_protocol::admission::{
 use millrace_protocol::ids::Lane;
 use millrace_protocol::plan::Attendance;
 
-use crate::fault::backoff;
 use crate::nats::provenance::new_id;
-use crate::nats::published_bucket::{ExpectedEntry, KeyState, read_key, write_key};
 use crate::nats::topology::{ADMISSION_BOARD, ATTENDANCE, LIMITS};
+use crate::store::bucket::{Bucket, Change};
 use crate::{Bus, Fault};
 
 /// The key of the caps.
 const CAPS: &str = "runs.caps";
-/// The maximum number of attempts to change the board while others change it.
-const MAX_ATTEMPTS: u32 = 8;
+static CAPS_STORE: Bucket<AdmissionCaps> = Bucket::new(LIMITS, "");
+static ATTENDANCE_STORE: Bucket<Attendance> = Bucket::new(LIMITS, "");
+static BOARD_STORE: Bucket<AdmissionBoard> = Bucket::new(LIMITS, "");
 
 pub async fn read_caps(bus: &Bus) -> Result<CurrentCaps, Fault> {
-    let state = read_key::<AdmissionCaps>(bus, LIMITS, CAPS).await?;
-    Ok(match state.entry {
+    Ok(match CAPS_STORE.read_state(bus, CAPS).await?.entry {
         Some(entry) => CurrentCaps { caps: entry.value, revision: entry.sequence, since: Some(entry.at) },
         None => CurrentCaps::default(),
     })
@@ -31,13 +30,12 @@ pub async fn read_caps(bus: &Bus) -> Result<CurrentCaps, Fault> {
 /// # Errors
 /// The server does not respond, or denies it.
 pub async fn set_caps(bus: &Bus, caps: &AdmissionCaps) -> Result<(), Fault> {
-    write_key(bus, LIMITS, CAPS, caps, ExpectedEntry::Any).await.map(drop)
+    CAPS_STORE.put(bus, CAPS, caps).await
 }
 
 /// Returns the attendance, as a supervisor last wrote it.
 pub async fn read_attendance(bus: &Bus) -> Result<Option<Attendance>, Fault> {
-    let state = read_key::<Attendance>(bus, LIMITS, ATTENDANCE).await?;
-    Ok(state.entry.map(|entry| entry.value))
+    ATTENDANCE_STORE.read(bus, ATTENDANCE).await
 }
 
 /// Writes the attendance.
@@ -45,13 +43,12 @@ pub async fn read_attendance(bus: &Bus) -> Result<Option<Attendance>, Fault> {
 /// # Errors
 /// The server does not respond, or denies it.
 pub async fn write_attendance(bus: &Bus, attendance: &Attendance) -> Result<(), Fault> {
-    write_key(bus, LIMITS, ATTENDANCE, &attendance.to_store(), ExpectedEntry::Any).await.map(drop)
+    ATTENDANCE_STORE.put(bus, ATTENDANCE, &attendance.to_store()).await
 }
 
 /// Returns the board, as the owners of the lanes last wrote it.
 pub async fn read_board(bus: &Bus) -> Result<AdmissionBoard, Fault> {
-    let state = read_key::<AdmissionBoard>(bus, LIMITS, ADMISSION_BOARD).await?;
-    Ok(state.entry.map(|entry| entry.value).unwrap_or_default())
+    Ok(BOARD_STORE.read(bus, ADMISSION_BOARD).await?.unwrap_or_default())
 }
 
 /// Claims a lane on the board, so that reports of earlier owners are rejected. Returns the token of the new owner.
@@ -80,19 +77,11 @@ pub async fn report_lane(
 
 /// Changes the board by compare-and-set, and returns the result of the change that was written.
 async fn change_board<T>(bus: &Bus, change: impl Fn(&mut AdmissionBoard) -> T) -> Result<T, Fault> {
-    for attempt in 1..=MAX_ATTEMPTS {
-        let KeyState { entry, last } = read_key::<AdmissionBoard>(bus, LIMITS, ADMISSION_BOARD).await?;
-        let known = entry.map(|entry| entry.value).unwrap_or_default();
+    let changed = |known: Option<AdmissionBoard>| {
+        let known = known.unwrap_or_default();
         let mut board = known.clone();
         let result = change(&mut board);
-        let is_written = board == known
-            || write_key(bus, LIMITS, ADMISSION_BOARD, &board, ExpectedEntry::Sequence(last))
-                .await?
-                .is_some();
-        if is_written {
-            return Ok(result);
-        }
-        tokio::time::sleep(backoff(attempt.min(2)) / 4).await;
-    }
-    Err(Fault::unavailable("the board of admission", "other lanes change it all the time"))
+        if board == known { Change::Keep(result) } else { Change::Write(board, result) }
+    };
+    BOARD_STORE.change(bus, ADMISSION_BOARD, changed).await
 }

@@ -17,9 +17,11 @@ use serde::{Deserialize, Serialize};
 use crate::Fault;
 use crate::fault::{backoff, max_replica_lag};
 use crate::nats::bus::Bus;
-use crate::nats::published_bucket::{ExpectedEntry, read_key, remove_key, write_key};
 use crate::nats::topology::KEYS;
 use crate::store::blobs::sha256_hex;
+use crate::store::bucket::{Bucket, ExpectedEntry};
+
+pub(super) static STORE: Bucket<KeyedRequest> = Bucket::new(KEYS, "");
 
 #[derive(Debug, Clone)]
 pub struct KeyScope<'a> {
@@ -79,7 +81,7 @@ pub struct KeyRecord {
 /// # Errors
 /// The server does not respond, or the cluster has no such bucket: its supervisors are older.
 pub async fn read_keyed_request(bus: &Bus, name: &str) -> Result<Option<KeyRecord>, Fault> {
-    let entry = read_key::<KeyedRequest>(bus, KEYS, name).await?.entry;
+    let entry = STORE.read_state(bus, name).await?.entry;
     Ok(entry.map(|entry| KeyRecord { keyed: entry.value, sequence: entry.sequence }))
 }
 
@@ -91,12 +93,11 @@ pub async fn claim_key(bus: &Bus, name: &str, keyed: &KeyedRequest) -> Result<Ke
     let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
     let mut tries = 0;
     loop {
-        let state = read_key::<KeyedRequest>(bus, KEYS, name).await?;
+        let state = STORE.read_state(bus, name).await?;
         if let Some(entry) = state.entry {
             return Ok(KeyRecord { keyed: entry.value, sequence: entry.sequence });
         }
-        if let Some(sequence) = write_key(bus, KEYS, name, keyed, ExpectedEntry::Sequence(state.last)).await?
-        {
+        if let Some(sequence) = STORE.write(bus, name, keyed, ExpectedEntry::Sequence(state.last)).await? {
             return Ok(KeyRecord { keyed: keyed.clone(), sequence });
         }
         // Another process was faster, or the replica that answered lags behind its leader.
@@ -117,10 +118,10 @@ pub async fn claim_key(bus: &Bus, name: &str, keyed: &KeyedRequest) -> Result<Ke
 /// The server does not respond or has no storage left.
 pub async fn store_reply(bus: &Bus, name: &str, record: KeyRecord, reply: KeyedReply) -> Result<(), Fault> {
     let keyed = KeyedRequest { reply: Some(reply), ..record.keyed };
-    write_key(bus, KEYS, name, &keyed, ExpectedEntry::Sequence(record.sequence)).await.map(drop)
+    STORE.write(bus, name, &keyed, ExpectedEntry::Sequence(record.sequence)).await.map(drop)
 }
 
 /// Gives the key of a refused request free, unless its record has changed.
 pub async fn release_key(bus: &Bus, name: &str, record: &KeyRecord) -> Result<(), Fault> {
-    remove_key(bus, KEYS, name, ExpectedEntry::Sequence(record.sequence)).await.map(drop)
+    STORE.remove(bus, name, ExpectedEntry::Sequence(record.sequence)).await.map(drop)
 }

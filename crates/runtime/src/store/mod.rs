@@ -5,6 +5,7 @@ pub mod archive;
 pub mod audit;
 pub mod backup;
 pub mod blobs;
+pub mod bucket;
 pub mod export_position;
 pub mod idempotency;
 pub mod rate_limits;

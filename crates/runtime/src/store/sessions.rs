@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Fault;
 use crate::nats::bus::Bus;
-use crate::nats::published_bucket::{ExpectedEntry, KeyState, read_key, write_key};
 use crate::nats::topology::SESSIONS;
+use crate::store::bucket::{Bucket, Change};
+
+static STORE: Bucket<SessionRecord> = Bucket::new(SESSIONS, "");
 
 /// The number of runs of a session that its record names: the newest ones.
 pub const MAX_SESSION_RUNS: usize = 1_000;
@@ -40,19 +42,19 @@ impl SessionRecord {
 /// Adds a run to its session, unless it is there. Returns its number, from 1, and the runs before it, oldest first.
 ///
 /// # Errors
-/// The server does not respond, or another process changed the session at the same time.
+/// The server does not respond, or other processes change the session all the time.
 pub async fn join_session(bus: &Bus, session: &SessionId, run: &RunId) -> Result<(u32, Vec<RunId>), Fault> {
-    let KeyState { entry, last } = read_key::<SessionRecord>(bus, SESSIONS, session.as_str()).await?;
-    let mut record = entry.map(|entry| entry.value).unwrap_or_default();
-    if record.find_run(run).is_none() {
-        record.add_run(run);
-        let expected = ExpectedEntry::Sequence(last);
-        if write_key(bus, SESSIONS, session.as_str(), &record, expected).await?.is_none() {
-            return Err(Fault::unavailable(format!("session {session}"), "another process changed it"));
+    let join = |record: Option<SessionRecord>| {
+        let mut record = record.unwrap_or_default();
+        let is_new = record.find_run(run).is_none();
+        if is_new {
+            record.add_run(run);
         }
-    }
-    let (position, before) = record.find_run(run).unwrap_or_default();
-    Ok((position, before.to_vec()))
+        let (position, before) = record.find_run(run).unwrap_or_default();
+        let found = (position, before.to_vec());
+        if is_new { Change::Write(record, found) } else { Change::Keep(found) }
+    };
+    STORE.change(bus, session.as_str(), join).await
 }
 
 #[cfg(test)]

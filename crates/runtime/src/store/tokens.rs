@@ -9,14 +9,13 @@ use millrace_protocol::token::{Revocation, ScopeSet, StoredToken, TokenId, Token
 use rustls::crypto::ring;
 
 use crate::fault::max_replica_lag;
-use crate::log::{AppendError, append_payload};
+use crate::log::AppendError;
 use crate::nats::bus::Bus;
-use crate::nats::direct_get;
-use crate::nats::provenance::new_id;
-use crate::nats::record::StreamRecord;
-use crate::nats::topology::{TOKENS, bucket_stream};
+use crate::nats::topology::TOKENS;
+use crate::store::bucket::Bucket;
 use crate::{Fault, clock};
 
+static STORE: Bucket<StoredToken> = Bucket::new(TOKENS, "").with_key(|token| token.id.to_string());
 /// The maximum number of active tokens of a tenant.
 pub const MAX_TOKENS: usize = 10_000;
 /// The pause before a token is read again from a replica that does not have it yet.
@@ -84,15 +83,8 @@ pub(super) fn random_bytes<const N: usize>() -> Result<[u8; N], Fault> {
     Ok(bytes)
 }
 
-fn token_subject(id: &TokenId) -> String {
-    format!("$KV.{TOKENS}.{id}")
-}
-
 async fn write_token(bus: &Bus, token: &StoredToken, last: u64) -> Result<(), Fault> {
-    let payload = serde_json::to_vec(token).expect("a token serialises to JSON");
-    let stream = bucket_stream(TOKENS);
-    let subject = token_subject(&token.id);
-    match append_payload(bus, "token", stream, subject, payload.into(), last, new_id()).await {
+    match STORE.append(bus, token.id.as_str(), token, last, "token").await {
         Ok(_) => Ok(()),
         Err(AppendError::Fault(fault)) => Err(fault),
         Err(AppendError::Fenced { .. }) => {
@@ -101,42 +93,25 @@ async fn write_token(bus: &Bus, token: &StoredToken, last: u64) -> Result<(), Fa
     }
 }
 
-/// Returns the token of a record; `None` if it is forged, or of another key.
-fn parse_token(record: &StreamRecord) -> Option<StoredToken> {
-    if record.is_forged() || record.is_deletion {
-        return None;
-    }
-    let token: StoredToken = serde_json::from_slice(&record.payload).ok()?;
-    (*record.subject == *token_subject(&token.id)).then_some(token)
-}
-
 /// Returns the tokens, oldest first.
 pub async fn read_tokens(bus: &Bus) -> Result<Vec<StoredToken>, Fault> {
-    let (stream, subjects) = (bucket_stream(TOKENS), format!("$KV.{TOKENS}.>"));
-    let records = direct_get::read_matching(bus.client(), &stream, &subjects, 1).await?;
-    let mut tokens: Vec<StoredToken> = records.iter().filter_map(parse_token).collect();
+    let mut tokens: Vec<StoredToken> =
+        STORE.read_all(bus).await?.into_iter().map(|entry| entry.value).collect();
     tokens.sort_by(|one, other| (one.created, &one.id).cmp(&(other.created, &other.id)));
     Ok(tokens)
 }
 
 /// Returns a token; `None` if there is none with this id.
 pub async fn read_token(bus: &Bus, id: &TokenId) -> Result<Option<StoredToken>, Fault> {
-    Ok(read_record(bus, id).await?.and_then(|record| parse_token(&record)))
-}
-
-async fn read_record(bus: &Bus, id: &TokenId) -> Result<Option<StreamRecord>, Fault> {
-    let (stream, subjects) = (bucket_stream(TOKENS), [token_subject(id)]);
-    let records = direct_get::read_last_per_subject(bus.client(), &stream, &subjects).await?;
-    Ok(records.and_then(|records| records.into_iter().next_back()))
+    STORE.read(bus, id.as_str()).await
 }
 
 /// Revokes a token, and returns it; `None` if there is none with this id. One that was revoked before stays as it is.
 pub async fn revoke_token(bus: &Bus, id: &TokenId, by: &str) -> Result<Option<StoredToken>, Fault> {
     let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
     let (sequence, token) = loop {
-        let record = read_record(bus, id).await?;
-        match record.and_then(|record| Some((record.sequence, parse_token(&record)?))) {
-            Some(found) => break found,
+        match STORE.read_state(bus, id.as_str()).await?.entry {
+            Some(entry) => break (entry.sequence, entry.value),
             // A replica that lags does not have a new token yet.
             None if started.elapsed() < lag => tokio::time::sleep(LAG_PAUSE).await,
             None => return Ok(None),

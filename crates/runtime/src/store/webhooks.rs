@@ -18,12 +18,16 @@ use millrace_protocol::webhook::{
 use crate::Fault;
 use crate::log::read_lane_end;
 use crate::nats::bus::Bus;
-use crate::nats::published_bucket::{
-    BucketChange, BucketChanges, ExpectedEntry, KeyState, PublishedEntry, read_entries, read_key, remove_key,
-    write_key,
-};
 use crate::nats::topology::{DELIVERIES, WEBHOOKS};
+use crate::store::bucket::{Bucket, BucketChange, BucketChanges, Entry, ExpectedEntry, KeyState};
 use crate::store::tokens::random_bytes;
+
+static HOOKS: Bucket<StoredWebhook> = Bucket::new(WEBHOOKS, "").with_key(|webhook| webhook.id.to_string());
+static PUSH_CONFIGS: Bucket<StoredPushConfig> = Bucket::new(WEBHOOKS, "").with_key(StoredPushConfig::key);
+static SUBSCRIPTIONS: Bucket<StoredSubscription> =
+    Bucket::new(WEBHOOKS, "").with_key(StoredSubscription::key);
+static SENT: Bucket<StoredDelivery> =
+    Bucket::new(DELIVERIES, "").with_key(|delivery| delivery_key(&delivery.webhook, &delivery.id));
 
 /// The maximum number of webhooks of a tenant.
 pub const MAX_WEBHOOKS: usize = 100;
@@ -76,45 +80,38 @@ pub async fn create_webhook(bus: &Bus, webhook: &StoredWebhook) -> Result<(), Cr
     if read_webhooks(bus).await?.len() >= MAX_WEBHOOKS {
         return Err(CreateWebhookError::TooMany);
     }
-    match write_key(bus, WEBHOOKS, webhook.id.as_str(), webhook, ExpectedEntry::Sequence(0)).await? {
+    match HOOKS.write(bus, webhook.id.as_str(), webhook, ExpectedEntry::Sequence(0)).await? {
         Some(_) => Ok(()),
         None => Err(Fault::unavailable("storing a webhook", "its id is taken; repeat the command").into()),
     }
 }
 
 /// Returns the webhooks, oldest first.
-pub async fn read_webhooks(bus: &Bus) -> Result<Vec<PublishedEntry<StoredWebhook>>, Fault> {
-    let mut all = read_entries::<StoredWebhook>(bus, WEBHOOKS, "").await?;
-    all.retain(|entry| entry.key == entry.value.id.as_str());
+pub async fn read_webhooks(bus: &Bus) -> Result<Vec<Entry<StoredWebhook>>, Fault> {
+    let mut all = HOOKS.read_all(bus).await?;
     all.sort_by(|one, other| (one.value.created, &one.value.id).cmp(&(other.value.created, &other.value.id)));
     Ok(all)
 }
 
 /// Returns a webhook with its sequence; `None` if there is none with this id.
-pub async fn read_webhook(bus: &Bus, id: &WebhookId) -> Result<Option<PublishedEntry<StoredWebhook>>, Fault> {
-    let state = read_key::<StoredWebhook>(bus, WEBHOOKS, id.as_str()).await?;
-    Ok(state.entry.filter(|entry| entry.value.id == *id))
+pub async fn read_webhook(bus: &Bus, id: &WebhookId) -> Result<Option<Entry<StoredWebhook>>, Fault> {
+    Ok(HOOKS.read_state(bus, id.as_str()).await?.entry)
 }
 
 /// Replaces a webhook that has this sequence. Returns `false` if it was changed since.
 pub async fn write_webhook(bus: &Bus, webhook: &StoredWebhook, sequence: u64) -> Result<bool, Fault> {
     let expected = ExpectedEntry::Sequence(sequence);
-    Ok(write_key(bus, WEBHOOKS, webhook.id.as_str(), webhook, expected).await?.is_some())
+    Ok(HOOKS.write(bus, webhook.id.as_str(), webhook, expected).await?.is_some())
 }
 
 /// Removes a webhook. Its deliveries end with it.
 pub async fn remove_webhook(bus: &Bus, id: &WebhookId) -> Result<(), Fault> {
-    remove_key(bus, WEBHOOKS, id.as_str(), ExpectedEntry::Any).await.map(drop)
+    HOOKS.remove(bus, id.as_str(), ExpectedEntry::Any).await.map(drop)
 }
 
 /// Returns the push configs of a run, oldest first.
-pub async fn read_push_configs(
-    bus: &Bus,
-    run: &RunId,
-) -> Result<Vec<PublishedEntry<StoredPushConfig>>, Fault> {
-    let prefix = StoredPushConfig::key_prefix(run);
-    let mut all = read_entries::<StoredPushConfig>(bus, WEBHOOKS, &prefix).await?;
-    all.retain(|entry| entry.key == entry.value.key());
+pub async fn read_push_configs(bus: &Bus, run: &RunId) -> Result<Vec<Entry<StoredPushConfig>>, Fault> {
+    let mut all = PUSH_CONFIGS.read_below(bus, &StoredPushConfig::key_prefix(run)).await?;
     all.sort_by(|one, other| {
         (one.value.created, &one.value.config).cmp(&(other.value.created, &other.value.config))
     });
@@ -123,8 +120,7 @@ pub async fn read_push_configs(
 
 /// Returns the state of the key of a subscription.
 pub async fn read_subscription(bus: &Bus, key: &str) -> Result<KeyState<StoredSubscription>, Fault> {
-    let KeyState { entry, last } = read_key::<StoredSubscription>(bus, WEBHOOKS, key).await?;
-    Ok(KeyState { entry: entry.filter(|entry| entry.value.key() == key), last })
+    SUBSCRIPTIONS.read_state(bus, key).await
 }
 
 /// Writes a subscription in place of the one with this sequence; 0 is none. Returns `false` if it was changed since.
@@ -134,12 +130,12 @@ pub async fn write_subscription(
     sequence: u64,
 ) -> Result<bool, Fault> {
     let expected = ExpectedEntry::Sequence(sequence);
-    Ok(write_key(bus, WEBHOOKS, &subscription.key(), subscription, expected).await?.is_some())
+    Ok(SUBSCRIPTIONS.write(bus, &subscription.key(), subscription, expected).await?.is_some())
 }
 
 /// Removes a push config. Its deliveries end with it.
 pub async fn remove_push_config(bus: &Bus, config: &StoredPushConfig) -> Result<(), Fault> {
-    remove_key(bus, WEBHOOKS, &config.key(), ExpectedEntry::Any).await.map(drop)
+    PUSH_CONFIGS.remove(bus, &config.key(), ExpectedEntry::Any).await.map(drop)
 }
 
 fn delivery_key(webhook: &WebhookId, id: &MessageId) -> String {
@@ -169,7 +165,7 @@ pub async fn write_delivery(
     sequence: u64,
 ) -> Result<Option<u64>, Fault> {
     let key = delivery_key(&delivery.webhook, &delivery.id);
-    write_key(bus, DELIVERIES, &key, delivery, ExpectedEntry::Sequence(sequence)).await
+    SENT.write(bus, &key, delivery, ExpectedEntry::Sequence(sequence)).await
 }
 
 /// Returns a delivery with its sequence; `None` if there is none.
@@ -177,10 +173,8 @@ pub async fn read_delivery(
     bus: &Bus,
     webhook: &WebhookId,
     id: &MessageId,
-) -> Result<Option<PublishedEntry<StoredDelivery>>, Fault> {
-    let key = delivery_key(webhook, id);
-    let state = read_key::<StoredDelivery>(bus, DELIVERIES, &key).await?;
-    Ok(state.entry.filter(|entry| entry.key == delivery_key(&entry.value.webhook, &entry.value.id)))
+) -> Result<Option<Entry<StoredDelivery>>, Fault> {
+    Ok(SENT.read_state(bus, &delivery_key(webhook, id)).await?.entry)
 }
 
 /// Returns the deliveries of a webhook that changed last before a sequence, newest change first, at most `limit`.
@@ -190,37 +184,34 @@ pub async fn read_deliveries(
     before: Option<u64>,
     limit: usize,
     is_wanted: impl Fn(&StoredDelivery) -> bool,
-) -> Result<Vec<PublishedEntry<StoredDelivery>>, Fault> {
-    let mut changes = BucketChanges::new(bus, DELIVERIES, &format!("{webhook}."));
+) -> Result<Vec<Entry<StoredDelivery>>, Fault> {
+    let mut changes = SENT.changes_below(bus, &format!("{webhook}."), 0);
     let mut last = std::collections::VecDeque::new();
-    loop {
-        let (page, is_last) = changes.next_page::<StoredDelivery>().await?;
+    'pages: while let Some(page) = changes.next_page().await? {
         for change in page {
             let BucketChange::Set(entry) = change else { continue };
             if before.is_some_and(|before| entry.sequence >= before) {
-                return Ok(last.into_iter().rev().collect());
+                break 'pages;
             }
-            if entry.value.webhook == *webhook && is_wanted(&entry.value) {
+            if is_wanted(&entry.value) {
                 last.push_back(entry);
                 if last.len() > limit {
                     last.pop_front();
                 }
             }
         }
-        if is_last {
-            return Ok(last.into_iter().rev().collect());
-        }
     }
+    Ok(last.into_iter().rev().collect())
 }
 
 /// Returns a reader of the changes of all webhooks and push configs, which begins with the first one.
 #[must_use]
-pub fn follow_subscriptions(bus: &Bus) -> BucketChanges {
-    BucketChanges::new(bus, WEBHOOKS, "")
+pub fn follow_subscriptions(bus: &Bus) -> BucketChanges<StoredSubscription> {
+    SUBSCRIPTIONS.changes(bus)
 }
 
 /// Returns a reader of the changes of all deliveries, which begins with the first one.
 #[must_use]
-pub fn follow_deliveries(bus: &Bus) -> BucketChanges {
-    BucketChanges::new(bus, DELIVERIES, "")
+pub fn follow_deliveries(bus: &Bus) -> BucketChanges<StoredDelivery> {
+    SENT.changes(bus)
 }

@@ -2,18 +2,17 @@
 //! compare-and-set, so that a thousand attempts are a single writer. It ends with the limiter.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::jetstream::kv;
+use millrace_protocol::subject::encode_subject_token;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::rate::{RateLimit, RateLimitState};
-use super::{now_micros, state_key};
-use crate::Fault;
+use super::{STATES, now_micros};
 use crate::fault::backoff;
-use crate::nats::error::fault_from_client_error;
+use crate::store::bucket::ExpectedEntry;
+use crate::{Bus, Fault};
 
 /// The delay in which corrections are collected before they are written.
 const CORRECTION_DELAY: Duration = Duration::from_millis(250);
@@ -80,7 +79,7 @@ enum Admission {
 }
 
 pub(super) struct RateLimitBooker {
-    store: Arc<kv::Store>,
+    bus: Bus,
     name: String,
     /// The last read or written state, and its revision; 0 if there is none in the bucket.
     cached: Option<(u64, RateLimitState)>,
@@ -97,9 +96,9 @@ pub(super) struct RateLimitBooker {
 }
 
 impl RateLimitBooker {
-    pub fn new(store: Arc<kv::Store>, name: String) -> Self {
+    pub fn new(bus: &Bus, name: String) -> Self {
         Self {
-            store,
+            bus: bus.clone(),
             name,
             cached: None,
             waiting: VecDeque::new(),
@@ -257,28 +256,17 @@ impl RateLimitBooker {
         if let Some(cached) = &self.cached {
             return Ok(cached.clone());
         }
-        let entry = self.store.entry(state_key(&self.name)).await;
-        let entry = entry.map_err(|error| {
-            fault_from_client_error(&format!("reading the rate limit of {}", self.name), error)
-        })?;
-        let current = entry.map_or((0, RateLimitState::default()), |entry| {
-            // An unreadable state is replaced.
-            (entry.revision, serde_json::from_slice(&entry.value).unwrap_or_default())
-        });
+        let state = STATES.read_state(&self.bus, &encode_subject_token(&self.name)).await?;
+        // An unreadable state is replaced.
+        let current = (state.last, state.entry.map(|entry| entry.value).unwrap_or_default());
         self.cached = Some(current.clone());
         Ok(current)
     }
 
-    /// Replaces the state with this revision; `None` if another process wrote first.
-    async fn replace_state(&self, revision: u64, state: &RateLimitState) -> Result<Option<u64>, Fault> {
-        let bytes = serde_json::to_vec(state).expect("a state serialises to JSON");
-        match self.store.update(state_key(&self.name), bytes.into(), revision).await {
-            Ok(revision) => Ok(Some(revision)),
-            Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => Ok(None),
-            Err(error) => {
-                Err(fault_from_client_error(&format!("booking on the rate limit of {}", self.name), error))
-            }
-        }
+    /// Replaces the state with this sequence; `None` if another process wrote first.
+    async fn replace_state(&self, sequence: u64, state: &RateLimitState) -> Result<Option<u64>, Fault> {
+        let key = encode_subject_token(&self.name);
+        STATES.write(&self.bus, &key, state, ExpectedEntry::Sequence(sequence)).await
     }
 }
 

@@ -20,22 +20,24 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use async_nats::jetstream::kv;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::subject::{decode_subject_token, encode_subject_token};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::nats::buckets::read_bucket_entries;
 use crate::nats::bus::Bus;
-use crate::nats::error::fault_from_client_error;
 use crate::nats::topology::LIMITS;
+use crate::store::bucket::{Bucket, Entry, ExpectedEntry};
 use crate::{Fault, clock};
 use booker::{BookerMessage, PauseChange, RateLimitBooker, WaitingRequest};
 pub use rate::RateLimit;
 use rate::RateLimitState;
 
+static ALLOWED: Bucket<RateLimit> = Bucket::new(LIMITS, "allowed.").open();
+static STATES: Bucket<RateLimitState> = Bucket::new(LIMITS, "state.").open();
+/// Both of them, which are read at once.
+static BOTH: Bucket<serde_json::Value> = Bucket::new(LIMITS, "").open();
 /// The maximum age of the cached limits.
 const MAX_CACHE_AGE: Duration = Duration::from_secs(1);
 /// The timeout of writing a pause.
@@ -93,11 +95,7 @@ pub struct LimitStatus {
 }
 
 pub async fn set_limit(bus: &Bus, name: &LimitName, limit: RateLimit) -> Result<(), Fault> {
-    let store = bus.bucket(LIMITS).await?;
-    let bytes = serde_json::to_vec(&limit).expect("a limit serialises to JSON");
-    let put = store.put(limit_key(&name.0), bytes.into()).await;
-    put.map(|_| ())
-        .map_err(|error| fault_from_client_error(&format!("setting the rate limit of {name}"), error))
+    ALLOWED.put(bus, &encode_subject_token(&name.0), &limit).await
 }
 
 /// `true` if there is a limit of a model, or a pause or a count of its requests.
@@ -107,14 +105,9 @@ pub async fn has_limit(bus: &Bus, name: &LimitName) -> Result<bool, Fault> {
 
 /// Removes a limit and its pause.
 pub async fn remove_limit(bus: &Bus, name: &LimitName) -> Result<(), Fault> {
-    let store = bus.bucket(LIMITS).await?;
-    for key in [limit_key(&name.0), state_key(&name.0)] {
-        store
-            .delete(key)
-            .await
-            .map_err(|error| fault_from_client_error(&format!("removing the rate limit of {name}"), error))?;
-    }
-    Ok(())
+    let key = encode_subject_token(&name.0);
+    ALLOWED.remove(bus, &key, ExpectedEntry::Any).await?;
+    STATES.remove(bus, &key, ExpectedEntry::Any).await.map(drop)
 }
 
 /// Returns the status of all limits, by name.
@@ -141,25 +134,17 @@ struct LimitEntry {
 /// Reads all entries of the bucket.
 async fn read_entries(bus: &Bus) -> Result<BTreeMap<String, LimitEntry>, Fault> {
     let mut by_name: BTreeMap<String, LimitEntry> = BTreeMap::new();
-    for (key, bytes) in read_bucket_entries(bus.client(), LIMITS).await? {
+    for Entry { key, value, .. } in BOTH.read_all(bus).await? {
         let Some((kind, name)) = key.split_once('.') else { continue };
         let Some(name) = decode_subject_token(name) else { continue };
         let entry = by_name.entry(name).or_default();
         match kind {
-            "allowed" => entry.limit = serde_json::from_slice(&bytes).ok(),
-            "state" => entry.state = serde_json::from_slice(&bytes).unwrap_or_default(),
+            "allowed" => entry.limit = serde_json::from_value(value).ok(),
+            "state" => entry.state = serde_json::from_value(value).unwrap_or_default(),
             _ => {}
         }
     }
     Ok(by_name)
-}
-
-fn limit_key(name: &str) -> String {
-    format!("allowed.{}", encode_subject_token(name))
-}
-
-fn state_key(name: &str) -> String {
-    format!("state.{}", encode_subject_token(name))
 }
 
 fn now_micros() -> i64 {
@@ -213,11 +198,10 @@ impl ClusterRateLimiter {
                 self.send_to_booker(
                     &name,
                     BookerMessage::Admit(WaitingRequest { limit, tokens, until, reply }),
-                )
-                .await;
+                );
                 // A missing booker means that the bucket is unavailable; then requests are admitted.
                 if let Ok(Err(wait)) = admission.await {
-                    self.cancel_bookings(booked, tokens).await;
+                    self.cancel_bookings(booked, tokens);
                     return Err(wait);
                 }
                 booked.push((name, limit));
@@ -236,7 +220,7 @@ impl ClusterRateLimiter {
             }
             for (name, entry) in self.rate_limits_of_model(model).await {
                 if let Some(limit) = entry.limit {
-                    self.send_to_booker(&name, BookerMessage::Correct { limit, requests: 0, tokens }).await;
+                    self.send_to_booker(&name, BookerMessage::Correct { limit, requests: 0, tokens });
                 }
             }
         }
@@ -263,18 +247,17 @@ impl ClusterRateLimiter {
         };
         cached(&mut *self.0.cache.lock().await);
         let (done, written) = oneshot::channel();
-        self.send_to_booker(model, BookerMessage::Pause { change, done }).await;
+        self.send_to_booker(model, BookerMessage::Pause { change, done });
         // If writing fails, the change still holds in this process.
         let _ = tokio::time::timeout(patience, written).await;
     }
 
-    async fn cancel_bookings(&self, booked: Vec<(String, RateLimit)>, tokens: u64) {
+    fn cancel_bookings(&self, booked: Vec<(String, RateLimit)>, tokens: u64) {
         for (name, limit) in booked {
             self.send_to_booker(
                 &name,
                 BookerMessage::Correct { limit, requests: -1, tokens: -to_signed(tokens) },
-            )
-            .await;
+            );
         }
     }
 
@@ -294,29 +277,16 @@ impl ClusterRateLimiter {
     }
 
     /// Sends a message to the booker of a name, and starts it if it does not run yet.
-    async fn send_to_booker(&self, name: &str, message: BookerMessage) {
-        let running = self.lock_bookers().get(name).cloned();
-        let booker = match running {
-            Some(booker) => booker,
-            None => match self.0.bus.bucket(LIMITS).await {
-                Ok(store) => self.start_booker(name, store),
-                Err(fault) => {
-                    return tracing::warn!(%fault, name, "cannot open the rate limits; requests are not limited");
-                }
-            },
-        };
+    fn send_to_booker(&self, name: &str, message: BookerMessage) {
+        let mut bookers = self.lock_bookers();
+        let booker = bookers.entry(name.to_owned()).or_insert_with(|| {
+            let (sender, messages) = mpsc::unbounded_channel();
+            let booker = RateLimitBooker::new(&self.0.bus, name.to_owned());
+            tokio::spawn(booker.run_until_closed(messages));
+            sender
+        });
         // The booker ends only with this limiter.
         let _ = booker.send(message);
-    }
-
-    fn start_booker(&self, name: &str, store: Arc<kv::Store>) -> mpsc::UnboundedSender<BookerMessage> {
-        let mut bookers = self.lock_bookers();
-        let start = || {
-            let (sender, messages) = mpsc::unbounded_channel();
-            tokio::spawn(RateLimitBooker::new(store, name.to_owned()).run_until_closed(messages));
-            sender
-        };
-        bookers.entry(name.to_owned()).or_insert_with(start).clone()
     }
 
     fn lock_bookers(

@@ -10,14 +10,16 @@ use tokio::task::JoinHandle;
 use tracing::debug;
 
 use crate::nats::provenance::new_id;
-use crate::nats::published_bucket::{ExpectedEntry, read_entries, remove_key, write_key};
 use crate::nats::topology::RETENTION;
+use crate::store::bucket::{Bucket, ExpectedEntry};
 use crate::{Bus, Fault};
 
 /// The interval at which a hold is renewed.
 const RENEWAL: Duration = Duration::from_secs(20);
 /// The age at which a hold does not count any more.
 const MAX_AGE: Duration = Duration::from_secs(120);
+
+static STORE: Bucket<HoldRecord> = Bucket::new(RETENTION, "hold.");
 
 /// The content of a hold.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,15 +40,14 @@ impl RetentionHold {
     /// # Errors
     /// The server does not respond, or the cluster has no such bucket: its supervisors are older and remove nothing.
     pub async fn take(bus: &Bus, why: &str) -> Result<Self, Fault> {
-        let key = format!("hold.{}", new_id());
+        let key = new_id();
         let record = HoldRecord { why: why.to_owned() };
-        write_key(bus, RETENTION, &key, &record, ExpectedEntry::Any).await?;
+        STORE.put(bus, &key, &record).await?;
         let (renewed, renewing_bus) = (key.clone(), bus.clone());
         let renewal = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(RENEWAL).await;
-                let written = write_key(&renewing_bus, RETENTION, &renewed, &record, ExpectedEntry::Any);
-                if let Err(fault) = written.await {
+                if let Err(fault) = STORE.put(&renewing_bus, &renewed, &record).await {
                     debug!(%fault, "failed to renew a hold; retrying");
                 }
             }
@@ -57,7 +58,7 @@ impl RetentionHold {
     /// Releases the hold.
     pub async fn release(self, bus: &Bus) {
         self.renewal.abort();
-        if let Err(fault) = remove_key(bus, RETENTION, &self.key, ExpectedEntry::Any).await {
+        if let Err(fault) = STORE.remove(bus, &self.key, ExpectedEntry::Any).await {
             debug!(%fault, "failed to release a hold; it expires by itself");
         }
     }
@@ -73,6 +74,6 @@ impl Drop for RetentionHold {
 pub(super) async fn is_held(bus: &Bus) -> Result<bool, Fault> {
     let now = Timestamp::now();
     let is_current = |at: Timestamp| now.duration_since(at).unsigned_abs() < MAX_AGE;
-    let holds = read_entries::<HoldRecord>(bus, RETENTION, "hold.").await?;
+    let holds = STORE.read_all(bus).await?;
     Ok(holds.iter().any(|hold| is_current(hold.at)))
 }

@@ -11,11 +11,11 @@ use tracing::info;
 
 use super::hold::is_held;
 use super::requests::{list_deletions, must_be_retired, read_deletion_entry, retire_run, update_deletion};
-use crate::nats::buckets::read_bucket_entries;
 use crate::nats::error::fault_from_client_error;
 use crate::nats::object_store;
 use crate::nats::topology::{ARCHIVE, FILES, KEYS, RETENTION, RUNS, bucket_stream};
-use crate::store::idempotency::KeyedRequest;
+use crate::store::bucket::Entry;
+use crate::store::idempotency;
 use crate::work::{queue, registry};
 use crate::{Bus, Fault, log};
 
@@ -143,9 +143,8 @@ pub async fn expire_records(bus: &Bus, age: Duration) -> Result<usize, Fault> {
     let removed = |entry: &DeletionRecord| entry.state.is_deleted();
     let runs: HashSet<&RunId> =
         records.iter().map(|entry| &entry.value).filter(|record| removed(record)).map(|it| &it.run).collect();
-    for (key, value) in read_bucket_entries(bus.client(), KEYS).await? {
-        let keyed: Option<KeyedRequest> = serde_json::from_slice(&value).ok();
-        if keyed.is_some_and(|keyed| runs.contains(&keyed.run)) {
+    for Entry { key, value, .. } in idempotency::STORE.read_all(bus).await? {
+        if runs.contains(&value.run) {
             purge_stream(bus, &bucket_stream(KEYS), format!("$KV.{KEYS}.{key}"), None).await?;
         }
     }
@@ -155,7 +154,7 @@ pub async fn expire_records(bus: &Bus, age: Duration) -> Result<usize, Fault> {
         if runs.contains(run) && registry::read_summary(bus, run).await?.is_none() {
             purge_stream(bus, &bucket_stream(RUNS), format!("$KV.{RUNS}.{run}"), None).await?;
         }
-        let subject = format!("$KV.{RETENTION}.{}", entry.key);
+        let subject = format!("$KV.{RETENTION}.deletion.{}", entry.key);
         purge_stream(bus, &bucket_stream(RETENTION), subject, Some(entry.sequence + 1)).await?;
     }
     Ok(records.len())

@@ -25,20 +25,22 @@ use millrace_protocol::subject::{Topic, topic_subject};
 use serde::{Deserialize, Serialize};
 
 use crate::fault::backoff;
-use crate::nats::published_bucket::{
-    BucketChange, BucketChanges, ExpectedEntry, PublishedEntry, read_entries, read_key, remove_key, write_key,
-};
 use crate::nats::topology::RETENTION;
 use crate::store::blobs::sha256_hex;
+use crate::store::bucket::{Bucket, BucketChange, BucketChanges, Entry, ExpectedEntry};
 use crate::work::registry;
 use crate::{Bus, Fault, log};
 
-/// The key of the settings of sweeps.
-const SWEEP_SETTINGS: &str = "settings.sweep";
-/// The key of a request to sweep.
-const SWEEP_REQUEST: &str = "request.sweep";
+static DELETIONS: Bucket<DeletionRecord> =
+    Bucket::new(RETENTION, "deletion.").with_key(|record| record.run.to_string());
+static RULES: Bucket<RetentionRule> = Bucket::new(RETENTION, "rule.");
+static SETTINGS: Bucket<SweepSettings> = Bucket::new(RETENTION, "settings.");
+static REQUESTS: Bucket<SweepRequest> = Bucket::new(RETENTION, "request.");
+static SWEEPS: Bucket<SweepRecord> = Bucket::new(RETENTION, "sweep.");
+/// The key of the settings and of a request.
+const SWEEP: &str = "sweep";
 /// The key of the last sweep.
-const LAST_SWEEP: &str = "sweep.last";
+const LAST: &str = "last";
 /// The maximum number of attempts to write a record that others write at the same time.
 const MAX_ATTEMPTS: u32 = 5;
 /// The longest pause between two looks at a deletion.
@@ -68,13 +70,9 @@ pub enum DeletionRequest {
     Deleted,
 }
 
-pub(super) fn deletion_key(run: &RunId) -> String {
-    format!("deletion.{run}")
-}
-
 /// Returns the deletion record of a run, if there is one.
 pub async fn read_deletion(bus: &Bus, run: &RunId) -> Result<Option<DeletionRecord>, Fault> {
-    Ok(read_deletion_entry(bus, run).await?.0)
+    DELETIONS.read(bus, run.as_str()).await
 }
 
 /// Returns the deletion record of a run, and the sequence that the next write must expect.
@@ -82,9 +80,8 @@ pub(super) async fn read_deletion_entry(
     bus: &Bus,
     run: &RunId,
 ) -> Result<(Option<DeletionRecord>, u64), Fault> {
-    let state = read_key::<DeletionRecord>(bus, RETENTION, &deletion_key(run)).await?;
-    let record = state.entry.map(|entry| entry.value).filter(|record| record.run == *run);
-    Ok((record, state.last))
+    let state = DELETIONS.read_state(bus, run.as_str()).await?;
+    Ok((state.entry.map(|entry| entry.value), state.last))
 }
 
 /// Requests the deletion of a run that has ended. One that can be resumed is retired first, so that it is archived at once: whichever
@@ -119,7 +116,7 @@ pub async fn request_deletion(bus: &Bus, run: &RunId, by: &str) -> Result<Deleti
             state: DeletionState::Requested,
         };
         let expected = ExpectedEntry::Sequence(last);
-        if write_key(bus, RETENTION, &deletion_key(run), &record, expected).await?.is_some() {
+        if DELETIONS.write(bus, run.as_str(), &record, expected).await?.is_some() {
             return Ok(DeletionRequest::Recorded);
         }
     }
@@ -169,15 +166,13 @@ pub async fn wait_for_deletion(bus: &Bus, run: &RunId, patience: Duration) -> Re
 }
 
 /// Returns the deletion records, oldest change first.
-pub async fn list_deletions(bus: &Bus) -> Result<Vec<PublishedEntry<DeletionRecord>>, Fault> {
-    let mut entries = read_entries::<DeletionRecord>(bus, RETENTION, "deletion.").await?;
-    entries.retain(|entry| entry.key == deletion_key(&entry.value.run));
-    Ok(entries)
+pub async fn list_deletions(bus: &Bus) -> Result<Vec<Entry<DeletionRecord>>, Fault> {
+    DELETIONS.read_all(bus).await
 }
 
 /// The deletions that a supervisor must carry out, as they are requested.
 pub struct DeletionFeed {
-    changes: BucketChanges,
+    changes: BucketChanges<DeletionRecord>,
     /// Announces new records; `None` if there is no connection. A denied subscription never delivers anything.
     announced: Option<Subscriber>,
 }
@@ -186,7 +181,7 @@ impl DeletionFeed {
     /// Starts with the first record.
     pub async fn open(bus: &Bus) -> Self {
         let announced = bus.client().subscribe(format!("$KV.{RETENTION}.deletion.*")).await.ok();
-        Self { changes: BucketChanges::new(bus, RETENTION, "deletion."), announced }
+        Self { changes: DELETIONS.changes(bus), announced }
     }
 
     /// Waits until a record is announced, for `patience` at most. An announcement may arrive before its message is stored.
@@ -202,14 +197,9 @@ impl DeletionFeed {
 
     /// Returns the runs whose pending records were written since the last call.
     pub async fn read_new(&mut self) -> Result<Vec<RunId>, Fault> {
-        let changes = self.changes.read_new::<DeletionRecord>().await?;
-        let pending = changes.into_iter().filter_map(|change| match change {
-            BucketChange::Set(PublishedEntry { key, value, .. })
-                if value.state.is_pending() && key == deletion_key(&value.run) =>
-            {
-                Some(value.run)
-            }
-            BucketChange::Set(_) | BucketChange::Removed(_) => None,
+        let pending = self.changes.read_new().await?.into_iter().filter_map(|change| match change {
+            BucketChange::Set(Entry { value, .. }) => value.state.is_pending().then_some(value.run),
+            BucketChange::Removed(_) => None,
         });
         Ok(pending.collect())
     }
@@ -224,33 +214,29 @@ pub async fn select_runs(bus: &Bus, selection: &PruneSelection) -> Result<Vec<Ru
 }
 
 pub async fn set_rule(bus: &Bus, name: &RunId, rule: &RetentionRule) -> Result<(), Fault> {
-    write_key(bus, RETENTION, &format!("rule.{name}"), rule, ExpectedEntry::Any).await.map(drop)
+    RULES.put(bus, name.as_str(), rule).await
 }
 
 /// Removes a rule; returns `false` if there is none of this name.
 pub async fn remove_rule(bus: &Bus, name: &RunId) -> Result<bool, Fault> {
-    let key = format!("rule.{name}");
-    let state = read_key::<RetentionRule>(bus, RETENTION, &key).await?;
-    match state.entry {
-        Some(_) => remove_key(bus, RETENTION, &key, ExpectedEntry::Any).await,
+    match RULES.read(bus, name.as_str()).await? {
+        Some(_) => RULES.remove(bus, name.as_str(), ExpectedEntry::Any).await,
         None => Ok(false),
     }
 }
 
 /// Returns the rules with their names, in the order of their last changes.
 pub async fn list_rules(bus: &Bus) -> Result<Vec<(String, RetentionRule)>, Fault> {
-    let entries = read_entries::<RetentionRule>(bus, RETENTION, "rule.").await?.into_iter();
-    Ok(entries.filter_map(|entry| Some((entry.key.strip_prefix("rule.")?.to_owned(), entry.value))).collect())
+    Ok(RULES.read_all(bus).await?.into_iter().map(|entry| (entry.key, entry.value)).collect())
 }
 
 pub async fn read_sweep_settings(bus: &Bus) -> Result<SweepSettings, Fault> {
-    let state = read_key::<SweepSettings>(bus, RETENTION, SWEEP_SETTINGS).await?;
-    Ok(state.entry.map(|entry| entry.value).unwrap_or_default())
+    Ok(SETTINGS.read(bus, SWEEP).await?.unwrap_or_default())
 }
 
 /// Changes the settings of sweeps.
 pub async fn set_sweep_settings(bus: &Bus, settings: &SweepSettings) -> Result<(), Fault> {
-    write_key(bus, RETENTION, SWEEP_SETTINGS, settings, ExpectedEntry::Any).await.map(drop)
+    SETTINGS.put(bus, SWEEP, settings).await
 }
 
 /// A request to sweep now.
@@ -261,30 +247,28 @@ struct SweepRequest {
 
 /// Requests a sweep now.
 pub async fn request_sweep(bus: &Bus, by: &str) -> Result<(), Fault> {
-    let request = SweepRequest { by: by.to_owned() };
-    write_key(bus, RETENTION, SWEEP_REQUEST, &request, ExpectedEntry::Any).await.map(drop)
+    REQUESTS.put(bus, SWEEP, &SweepRequest { by: by.to_owned() }).await
 }
 
 /// Returns `true` if a sweep was requested after `since`.
 pub async fn was_sweep_requested_since(bus: &Bus, since: Timestamp) -> Result<bool, Fault> {
-    let state = read_key::<SweepRequest>(bus, RETENTION, SWEEP_REQUEST).await?;
+    let state = REQUESTS.read_state(bus, SWEEP).await?;
     Ok(state.entry.is_some_and(|entry| entry.at > since))
 }
 
 /// Returns the record of the last sweep.
 pub async fn read_sweep_record(bus: &Bus) -> Result<Option<SweepRecord>, Fault> {
-    Ok(read_key::<SweepRecord>(bus, RETENTION, LAST_SWEEP).await?.entry.map(|entry| entry.value))
+    SWEEPS.read(bus, LAST).await
 }
 
 pub async fn write_sweep_record(bus: &Bus, record: &SweepRecord) -> Result<(), Fault> {
-    write_key(bus, RETENTION, LAST_SWEEP, record, ExpectedEntry::Any).await.map(drop)
+    SWEEPS.put(bus, LAST, record).await
 }
 
 /// Writes a deletion record; waits until the server has it. Returns `false` if another process has changed it.
 pub(super) async fn update_deletion(bus: &Bus, record: &DeletionRecord, last: u64) -> Result<bool, Fault> {
-    let key = deletion_key(&record.run);
     for tries in 1..=MAX_ATTEMPTS {
-        match write_key(bus, RETENTION, &key, record, ExpectedEntry::Sequence(last)).await {
+        match DELETIONS.write(bus, record.run.as_str(), record, ExpectedEntry::Sequence(last)).await {
             Ok(written) => return Ok(written.is_some()),
             Err(fault) if fault.is_transient() && tries < MAX_ATTEMPTS => {
                 tokio::time::sleep(backoff(tries)).await;
