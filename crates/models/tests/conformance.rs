@@ -10,6 +10,7 @@ mod images;
 mod oddities;
 mod providers;
 mod real;
+mod replies;
 mod requests;
 mod stub;
 mod turns;

@@ -30,7 +30,7 @@ fn assert_golden(name: &str, body: &Value) {
     assert_eq!(body, &golden, "{name}:\n{body:#}");
 }
 
-fn name(wire: WireProtocol) -> &'static str {
+pub fn name(wire: WireProtocol) -> &'static str {
     match wire {
         WireProtocol::OpenAiChat => "openai_chat",
         WireProtocol::OpenAiResponses => "openai_responses",
