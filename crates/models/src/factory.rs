@@ -5,22 +5,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::ability::ModelAbility;
 use crate::cassette::{CassetteError, RecordingModel, ReplayModel};
 use crate::fallback::with_fallbacks;
-use crate::model::Model;
-use crate::observer::RequestObserver;
-use crate::provider::{self, ModelNameError, ParsedModelName, Provider, ResolvedModel};
-use crate::rate_limit::RateLimiter;
-use crate::resilience::breaker::{CircuitBreaker, CircuitBreakers};
+use crate::families::{ability_of, window_of};
+use crate::limits::{RateLimiter, RequestObserver};
+use crate::model::{Model, ModelAbility};
+use crate::provider::{self, ModelNameError, ParsedModelName, Provider};
+use crate::resilience::breaker::CircuitBreakers;
 use crate::resilience::{ResilientModel, RetryPolicy};
 use crate::script::{ScriptError, ScriptedModel};
-use crate::selection::{ModelSelection, ModelSpec, StructuredMode};
-use crate::structured::{OutputSupport, StructuredModel};
+use crate::selection::{MIN_WINDOW, ModelSelection, ModelSpec, StructuredMode};
 use crate::table::{ModelTable, ModelTableError, ModelTariff};
-use crate::window::{WINDOW_VARIABLE, known_window, parse_window_setting};
 use crate::wire;
 
+/// The variable that sets windows: `TOKENS` for all models, or `provider:model=TOKENS`; several are separated by commas.
+const WINDOW_VARIABLE: &str = "MILLRACE_CONTEXT_WINDOW";
 /// A temperature at which small models copy reliably and still vary a repeated answer.
 const LOW_TEMPERATURE: f64 = 0.2;
 
@@ -89,9 +88,6 @@ pub enum CreateModelError {
 }
 
 /// Checks that a selection names supported models. Keys, addresses and files are not checked: the worker has those.
-///
-/// # Errors
-/// A name is not supported.
 pub fn check_selection(
     selection: &ModelSelection,
     built_in: BuiltInModelLookup<'_>,
@@ -115,18 +111,6 @@ fn models_or_error(selection: &ModelSelection) -> Result<&[ModelSpec], CreateMod
     }
 }
 
-/// A model without retries and limits.
-struct ProvidedModel {
-    model: Arc<dyn Model>,
-    ability: ModelAbility,
-    context_window: Option<u64>,
-    /// `true` if its replies come from a provider.
-    has_provider: bool,
-    tariff: ModelTariff,
-    /// As in [`ResilientModel::counts_cost`].
-    counts_cost: bool,
-}
-
 impl ModelFactory {
     /// Creates the models of a selection. `built_in` returns the models that need no provider.
     pub fn create(
@@ -139,7 +123,10 @@ impl ModelFactory {
         let opened = spec.iter().enumerate().map(|(at, spec)| {
             let policy =
                 if at == last { RetryPolicy::before_wait() } else { RetryPolicy::for_model_with_fallback() };
-            self.create_single_model(spec, policy, built_in)
+            match built_in(&spec.name) {
+                Some(model) => Ok(model),
+                None => self.create_single_model(spec, policy),
+            }
         });
         let mut opened = opened.collect::<Result<Vec<_>, _>>()?.into_iter();
         let first = opened.next().expect("an empty selection was rejected");
@@ -154,104 +141,108 @@ impl ModelFactory {
         &self,
         spec: &ModelSpec,
         policy: RetryPolicy,
-        built_in: BuiltInModelLookup<'_>,
     ) -> Result<Arc<dyn Model>, CreateModelError> {
-        if let Some(model) = built_in(&spec.name) {
-            return Ok(model);
-        }
-        let named = provider::parse_model_name(&spec.name)?;
         let mut spec = spec.clone();
         let call_timeout = self.call_timeout.map(|timeout| timeout.as_secs_f64());
         spec.settings.timeout = spec.settings.timeout.or(call_timeout);
-        let spec = &spec;
-        match named {
+        match provider::parse_model_name(&spec.name)? {
             ParsedModelName::Replay(file) => {
                 Ok(load_file_once(&self.shared.cassettes, &file, ReplayModel::load)?)
             }
             ParsedModelName::Script(file) => {
                 let script = load_file_once(&self.shared.scripts, &file, ScriptedModel::load)?;
                 let policy = RetryPolicy { max_attempts: script.max_attempts(), ..RetryPolicy::default() };
-                // A script's errors are deliberate: they must not open the breaker for later requests.
-                let breaker = Arc::default();
-                let ability = script.ability();
-                let context_window = self.choose_window(spec, None)?;
-                let script = ProvidedModel {
-                    model: script,
-                    ability,
-                    context_window,
-                    has_provider: false,
-                    tariff: ModelTariff::default(),
-                    counts_cost: true,
-                };
-                Ok(self.add_retries_and_limits(script, breaker, spec, policy))
+                let window = self.choose_window(&spec, None)?;
+                Ok(Arc::new(self.with_stages(script, &spec, policy, window)))
             }
             ParsedModelName::Model { provider, model, address } => {
-                let table = self.load_table()?;
-                let ability = table.ability_of_model(provider, &model);
-                let ability = ability.unwrap_or_else(|| ModelAbility::of_model(provider, &model));
-                let mut spec = spec.clone();
-                let settings = &mut spec.settings;
-                settings.images = settings.images.or(table.images_of_model(provider, &model));
-                settings.pdf = settings.pdf.or(table.pdf_of_model(provider, &model));
-                if settings.top_p.is_none() {
-                    settings.temperature = settings.temperature.or(default_temperature(provider, ability));
-                }
-                let spec = &spec;
-                let resolved = provider::resolve_model_endpoint(
-                    spec,
-                    provider,
-                    &model,
-                    address,
-                    self.environment.as_ref(),
-                )?;
-                let tariff = table.tariff_for_model(provider, &model);
-                let listed_window = table.window_of_model(provider, &model);
-                let model = create_provider_model(spec, resolved);
-                let breaker = self.shared.breakers.breaker_for_model(model.name());
-                let context_window = self.choose_window(spec, listed_window)?;
-                // Resellers report the cost of each reply, and models on one's own machine cost nothing.
-                let counts_cost =
-                    tariff != ModelTariff::default() || provider.is_local() || provider.is_reseller();
-                let model =
-                    ProvidedModel { model, ability, context_window, has_provider: true, tariff, counts_cost };
-                Ok(self.add_retries_and_limits(model, breaker, spec, policy))
+                self.create_provider_model(spec, policy, provider, &model, address)
             }
         }
     }
 
-    fn add_retries_and_limits(
+    /// Creates a model of a provider. Its settings precede the table, which precedes what its name tells.
+    fn create_provider_model(
         &self,
-        provided: ProvidedModel,
-        breaker: Arc<CircuitBreaker>,
-        spec: &ModelSpec,
+        mut spec: ModelSpec,
         policy: RetryPolicy,
-    ) -> Arc<dyn Model> {
-        let (rate_limiter, observer) = (self.rate_limiter.clone(), self.observer.clone());
-        let timeout = spec.settings.timeout();
-        let ProvidedModel { model, ability, context_window, has_provider, tariff, counts_cost } = provided;
-        Arc::new(ResilientModel {
-            inner: model,
+        provider: Provider,
+        model: &str,
+        address: Option<String>,
+    ) -> Result<Arc<dyn Model>, CreateModelError> {
+        let table = self.load_table()?;
+        let is_local = provider.dialect.is_local;
+        let ability = table.field_of(provider, model, |entry| entry.prompts);
+        let ability = ability.unwrap_or_else(|| ability_of(model, is_local));
+        let settings = &mut spec.settings;
+        settings.images = settings.images.or(table.field_of(provider, model, |entry| entry.images));
+        settings.pdf = settings.pdf.or(table.field_of(provider, model, |entry| entry.pdf));
+        if settings.top_p.is_none() {
+            settings.temperature = settings.temperature.or(default_temperature(provider, ability));
+        }
+        let environment = self.environment.as_ref();
+        let endpoint = provider::resolve_model_endpoint(&spec, provider, model, address, environment)?;
+        let structured = match spec.settings.structured {
+            StructuredMode::Auto => provider.structured,
+            wanted @ (StructuredMode::Native
+            | StructuredMode::Tool
+            | StructuredMode::Envelope
+            | StructuredMode::Prompt) => wanted,
+        };
+        let structured = Some((structured, endpoint.output_support()));
+        let listed = table.field_of(provider, model, |entry| entry.context_window);
+        let known = listed.or_else(|| window_of(model).filter(|_| !is_local));
+        let window = self.choose_window(&spec, known)?;
+        let tariff = table.tariff_for_model(provider, model);
+        // Resellers report the cost of each reply, and models on one's own machine cost nothing.
+        let counts_cost = tariff != ModelTariff::default() || is_local || provider.is_reseller;
+        let breaker = self.shared.breakers.breaker_for_model(&endpoint.full_name);
+        let model = self.with_stages(wire::create_http_model(endpoint), &spec, policy, window);
+        let has_provider = true;
+        Ok(Arc::new(ResilientModel {
+            structured,
             breaker,
-            rate_limiter,
-            observer,
             tariff,
             counts_cost,
-            policy,
-            timeout,
             has_provider,
             ability,
-            context_window,
-        })
+            ..model
+        }))
     }
 
-    /// The context window of a model: as set for it in the capability file, in the environment, or in the table, or as known.
-    fn choose_window(&self, spec: &ModelSpec, listed: Option<u64>) -> Result<Option<u64>, CreateModelError> {
+    /// Returns a model with the stages of its calls, for a script. Its errors are deliberate: they must not open a breaker for later
+    /// requests, so that it has its own.
+    fn with_stages(
+        &self,
+        inner: Arc<dyn Model>,
+        spec: &ModelSpec,
+        policy: RetryPolicy,
+        context_window: Option<u64>,
+    ) -> ResilientModel {
+        ResilientModel {
+            ability: inner.ability(),
+            inner,
+            structured: None,
+            breaker: Arc::default(),
+            rate_limiter: self.rate_limiter.clone(),
+            observer: self.observer.clone(),
+            tariff: ModelTariff::default(),
+            counts_cost: true,
+            policy,
+            timeout: spec.settings.timeout(),
+            has_provider: false,
+            context_window,
+        }
+    }
+
+    /// The context window of a model: as set for it in the capability file, in the environment, or as known.
+    fn choose_window(&self, spec: &ModelSpec, known: Option<u64>) -> Result<Option<u64>, CreateModelError> {
         if let Some(window) = spec.settings.context_window {
             return Ok(Some(window.into()));
         }
         let setting = (self.environment)(WINDOW_VARIABLE).unwrap_or_default();
         let set = parse_window_setting(&setting, &spec.name).map_err(CreateModelError::Window)?;
-        Ok(set.or(listed).or_else(|| known_window(&spec.name)))
+        Ok(set.or(known))
     }
 
     fn load_table(&self) -> Result<Arc<ModelTable>, ModelTableError> {
@@ -271,23 +262,31 @@ impl ModelFactory {
 /// The temperature of requests to a model whose settings have none. The servers of local models sample from their own default, about
 /// 0.8, at which small models copy passages wrongly. Ollama knows what its models need.
 fn default_temperature(provider: Provider, ability: ModelAbility) -> Option<f64> {
-    (ability == ModelAbility::Small && provider.needs_low_temperature()).then_some(LOW_TEMPERATURE)
+    (ability == ModelAbility::Small && provider.needs_low_temperature).then_some(LOW_TEMPERATURE)
 }
 
-/// Creates a provider's model with the layer for structured output.
-fn create_provider_model(
-    spec: &ModelSpec,
-    ResolvedModel { provider, endpoint }: ResolvedModel,
-) -> Arc<dyn Model> {
-    let support = OutputSupport { native: endpoint.native_output_support(), grammar: provider.is_local() };
-    let structured = match spec.settings.structured {
-        StructuredMode::Auto => provider.default_structured_mode(),
-        wanted @ (StructuredMode::Native
-        | StructuredMode::Tool
-        | StructuredMode::Envelope
-        | StructuredMode::Prompt) => wanted,
-    };
-    Arc::new(StructuredModel::new(wire::create_http_model(endpoint), support, structured))
+/// Returns the window that a value of [`WINDOW_VARIABLE`] sets for a model. An entry for the model takes precedence over one for
+/// all models.
+fn parse_window_setting(text: &str, name: &str) -> Result<Option<u64>, String> {
+    let (mut own, mut of_all) = (None, None);
+    for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+        let (model, tokens) = match entry.rsplit_once('=') {
+            Some((model, tokens)) => (Some(model.trim()), tokens.trim()),
+            None => (None, entry),
+        };
+        let tokens = tokens.parse().ok().filter(|tokens| *tokens >= MIN_WINDOW).ok_or_else(|| {
+            format!(
+                "{entry:?} in {WINDOW_VARIABLE} is no context window; write a number of at least {MIN_WINDOW} tokens, or \
+                 provider:model=TOKENS"
+            )
+        })?;
+        match model {
+            Some(model) if model == name => own = Some(tokens),
+            Some(_) => {}
+            None => of_all = Some(tokens),
+        }
+    }
+    Ok(own.or(of_all))
 }
 
 /// Loads a file at most once per process.
@@ -321,6 +320,18 @@ mod tests {
         ] {
             let provider = Provider::from_name(provider).unwrap();
             assert_eq!(default_temperature(provider, ability), expected, "{provider:?} {ability:?}");
+        }
+    }
+
+    #[test]
+    fn setting_names_a_window_for_all_models_or_for_one() {
+        let setting = "16384, ollama:qwen3:8b=32768";
+        assert_eq!(parse_window_setting(setting, "ollama:qwen3:8b"), Ok(Some(32_768)));
+        assert_eq!(parse_window_setting(setting, "openai:gpt-4o"), Ok(Some(16_384)));
+        assert_eq!(parse_window_setting("a:b=4096", "c:d"), Ok(None));
+        for wrong in ["many", "12", "a:b=", "a:b=x"] {
+            let error = parse_window_setting(wrong, "c:d").unwrap_err();
+            assert!(error.contains("MILLRACE_CONTEXT_WINDOW is no context window"), "{error}");
         }
     }
 }

@@ -16,7 +16,6 @@ struct FallbackChain {
 }
 
 /// Combines a model and its fallbacks into one model.
-#[must_use]
 pub fn with_fallbacks(first: Arc<dyn Model>, others: Vec<Arc<dyn Model>>) -> Arc<dyn Model> {
     if others.is_empty() { first } else { Arc::new(FallbackChain { first, others }) }
 }

@@ -1,55 +1,88 @@
 //! The interface of all language models: requests, replies and errors. It knows no provider and no transport; each
 //! provider module translates these types to its API and back.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use millrace_protocol::result::Usage;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::time::Instant;
 
-pub use crate::ability::ModelAbility;
 pub use crate::image::{Image, ImageFormat};
-use crate::resilience::ProviderDeadline;
+
+/// Longer than any wait, and short enough to be added to a time.
+const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
 
 /// A language model, or a substitute for one. One value is shared by all agents of a process.
 pub trait Model: Send + Sync {
     /// Returns the full name, `provider:model`.
     fn name(&self) -> &str;
 
+    /// Returns the model that this one wraps, from which it differs only in its replies.
+    fn inner(&self) -> Option<&dyn Model> {
+        None
+    }
+
     /// `true` if the replies come from a provider, so that a transient error is over when its outage is. The errors of
     /// scripts and recordings are part of them and never go away.
     fn has_provider(&self) -> bool {
-        false
+        self.inner().is_some_and(|inner| inner.has_provider())
     }
 
     /// Its ability, which selects the variant of the prompts.
     fn ability(&self) -> ModelAbility {
-        ModelAbility::Strong
+        self.inner().map_or(ModelAbility::Strong, |inner| inner.ability())
     }
 
     /// Its context window in tokens; `None` if it is not known.
     fn context_window(&self) -> Option<u64> {
-        None
+        self.inner().and_then(|inner| inner.context_window())
     }
 
     /// The full name of this model or of a fallback whose cost can't be counted, because its price is not known; `None`
     /// if every cost is counted.
     fn uncounted_cost(&self) -> Option<&str> {
-        None
+        self.inner().and_then(|inner| inner.uncounted_cost())
     }
 
     /// Answers one request. No state is kept between calls: everything the model needs is in `request`. `listener`
     /// receives the deltas while the reply is streamed; the returned reply is complete in any case.
-    ///
-    /// # Errors
-    /// The provider failed or refused; [`ModelError::is_transient`] tells if a retry can help.
+    /// [`ModelError::is_transient`] tells if a retry can help.
     fn reply<'a>(
         &'a self,
         request: &'a Request,
         listener: &'a dyn DeltaListener,
     ) -> BoxFuture<'a, Result<Reply, ModelError>>;
+}
+
+/// The ability of a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelAbility {
+    /// It needs short prompts and small forms, and is unreliable with tools.
+    Small,
+    /// It follows long instructions and uses tools.
+    #[default]
+    Strong,
+}
+
+impl ModelAbility {
+    pub const ALL: [Self; 2] = [Self::Small, Self::Strong];
+
+    pub const fn is_small(self) -> bool {
+        matches!(self, Self::Small)
+    }
+
+    /// Its name in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Small => "small",
+            Self::Strong => "strong",
+        }
+    }
 }
 
 /// The caller of a request: receives the deltas of the reply while it is streamed.
@@ -66,6 +99,59 @@ pub trait DeltaListener: Send + Sync {
 /// Ignores all deltas.
 impl DeltaListener for () {
     fn on_delta(&self, _: Delta<'_>) {}
+}
+
+/// The time until which a caller waits for a provider that is away. It begins with the first failure of a request, and
+/// limits what the request waits for: its retries and the pauses of circuit breakers. A call in flight is never cut off.
+#[derive(Debug)]
+pub struct ProviderDeadline {
+    timeout: Duration,
+    outage: OnceLock<Outage>,
+    tries_at_once: AtomicBool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Outage {
+    began: Instant,
+    deadline: Instant,
+}
+
+impl ProviderDeadline {
+    /// A deadline that is `timeout` after the first failure.
+    pub fn new(timeout: Duration) -> Self {
+        Self { timeout, outage: OnceLock::new(), tries_at_once: AtomicBool::new(false) }
+    }
+
+    /// Lets the first request be sent although the provider asked to wait.
+    pub fn trying_at_once(self) -> Self {
+        Self { tries_at_once: AtomicBool::new(true), ..self }
+    }
+
+    /// Returns `true` the first time if the first request is to be sent at once.
+    pub(crate) fn take_try_at_once(&self) -> bool {
+        self.tries_at_once.swap(false, Ordering::Relaxed)
+    }
+
+    /// Counts a failure and returns the deadline; only the first one sets it.
+    pub fn start(&self, now: Instant) -> Instant {
+        self.start_after(Duration::ZERO, now)
+    }
+
+    /// Sets the deadline, unless it is set, if the outage has lasted for `waited` already. Returns the deadline.
+    pub fn start_after(&self, waited: Duration, now: Instant) -> Instant {
+        let left = self.timeout.saturating_sub(waited).min(MAX_TIMEOUT);
+        self.outage.get_or_init(|| Outage { began: now, deadline: now + left }).deadline
+    }
+
+    /// Returns the time since the deadline was set; zero before.
+    pub fn elapsed(&self, now: Instant) -> Duration {
+        self.outage.get().map_or(Duration::ZERO, |outage| now.saturating_duration_since(outage.began))
+    }
+
+    /// `true` if the deadline has passed.
+    pub fn has_passed(&self, now: Instant) -> bool {
+        self.outage.get().is_some_and(|outage| now >= outage.deadline)
+    }
 }
 
 /// A part of a streamed reply, or a change in the state of its request.
@@ -221,12 +307,8 @@ pub enum FinishReason {
 
 impl FinishReason {
     /// Returns `true` if the reply ends before its end.
-    #[must_use]
     pub fn is_cut_off(self) -> bool {
-        match self {
-            Self::Stop | Self::ToolCalls => false,
-            Self::Length | Self::ContentFilter => true,
-        }
+        matches!(self, Self::Length | Self::ContentFilter)
     }
 }
 
@@ -234,82 +316,40 @@ impl FinishReason {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ModelError {
-    /// The account's limit on requests or tokens is reached.
+    /// The account's limit on requests or tokens is reached; the provider may have requested a wait.
     #[error("rate limited by the model's provider{}: {message}", format_retry_after(.retry_after))]
-    RateLimited {
-        /// The wait that the provider requested.
-        retry_after: Option<Duration>,
-        /// The provider's message.
-        message: String,
-    },
+    RateLimited { retry_after: Option<Duration>, message: String },
     /// The provider has no capacity at the moment.
     #[error("the model's provider is overloaded: {message}")]
-    Overloaded {
-        /// The provider's message.
-        message: String,
-    },
-    /// The conversation is too long for the model.
+    Overloaded { message: String },
     #[error("the conversation is too long for the model: {message}")]
-    ContextOverflow {
-        /// The provider's message.
-        message: String,
-    },
+    ContextOverflow { message: String },
     /// The API key is missing, wrong, or not allowed to use the model.
     #[error("the model's provider rejected the API key: {message}")]
-    Authentication {
-        /// The provider's message.
-        message: String,
-    },
+    Authentication { message: String },
     /// The account has no credit or quota left; the API key is good.
     #[error("the account at the model's provider has no quota or credit left: {message}")]
-    Quota {
-        /// The provider's message.
-        message: String,
-    },
+    Quota { message: String },
     /// A content filter rejected the request or the reply: the provider's, or a hook of the worker.
     #[error("blocked by a content filter or a hook: {message}")]
-    ContentFilter {
-        /// The provider's message.
-        message: String,
-    },
+    ContentFilter { message: String },
     /// The reply ended too early, is broken, or is no reply at all, such as the page of a gateway.
     #[error("the model's reply was truncated or broken: {message}")]
-    Truncated {
-        /// Where it ended, or the mistake.
-        message: String,
-    },
+    Truncated { message: String },
     /// The provider rejected the request, or the model does not exist.
     #[error("the model's provider rejected the request: {message}")]
-    BadRequest {
-        /// The provider's message.
-        message: String,
-    },
+    BadRequest { message: String },
     /// The provider's response is well-formed but not a reply of its API, so that a retry gets the same.
     #[error("unexpected response from the model's provider: {message}")]
-    Protocol {
-        /// The response, shortened.
-        message: String,
-    },
+    Protocol { message: String },
     /// No reply arrived in time.
     #[error("the model did not reply within {after:?}")]
-    Timeout {
-        /// The timeout.
-        after: Duration,
-    },
-    /// The request was not sent, because the requests before it failed.
+    Timeout { after: Duration },
+    /// The request was not sent, because the requests before it failed; `retry_after` is when requests are sent again, if that is known.
     #[error("requests to the model are paused: {message}")]
-    Paused {
-        /// When requests are sent again, if that is known.
-        retry_after: Option<Duration>,
-        /// The reason.
-        message: String,
-    },
-    /// The provider cannot be reached.
+    Paused { retry_after: Option<Duration>, message: String },
     #[error("the model's provider can't be reached: {message}")]
-    Connection {
-        /// The transport's message.
-        message: String,
-    },
+    Connection { message: String },
 }
 
 fn format_retry_after(wait: &Option<Duration>) -> String {
@@ -337,59 +377,32 @@ impl ModelError {
     }
 
     /// Returns `true` if a retry of the same request may succeed.
-    #[must_use]
     pub fn is_transient(&self) -> bool {
-        match self {
-            Self::RateLimited { .. }
-            | Self::Overloaded { .. }
-            | Self::Truncated { .. }
-            | Self::Timeout { .. }
-            | Self::Paused { .. }
-            | Self::Connection { .. } => true,
-            Self::ContextOverflow { .. }
-            | Self::Authentication { .. }
-            | Self::Quota { .. }
-            | Self::ContentFilter { .. }
-            | Self::BadRequest { .. }
-            | Self::Protocol { .. } => false,
-        }
+        use ModelError::{Connection, Overloaded, Paused, RateLimited, Timeout, Truncated};
+        matches!(
+            self,
+            RateLimited { .. }
+                | Overloaded { .. }
+                | Truncated { .. }
+                | Timeout { .. }
+                | Paused { .. }
+                | Connection { .. }
+        )
     }
 
     /// Returns `true` if the provider refuses all requests of this account to this model, until a person has mended it: a
     /// wrong key, no credit, no such model.
-    #[must_use]
     pub fn is_refusal(&self) -> bool {
-        match self {
-            Self::Authentication { .. } | Self::Quota { .. } => true,
-            Self::BadRequest { message } => says_model_not_found(message),
-            Self::RateLimited { .. }
-            | Self::Overloaded { .. }
-            | Self::ContextOverflow { .. }
-            | Self::ContentFilter { .. }
-            | Self::Truncated { .. }
-            | Self::Protocol { .. }
-            | Self::Timeout { .. }
-            | Self::Paused { .. }
-            | Self::Connection { .. } => false,
-        }
+        matches!(self, Self::Authentication { .. } | Self::Quota { .. })
+            || matches!(self, Self::BadRequest { message } if says_model_not_found(message))
     }
 
     /// Returns the wait that the provider, or a circuit breaker, requested.
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::RateLimited { retry_after, .. } | Self::Paused { retry_after, .. } => *retry_after,
-            Self::Overloaded { .. }
-            | Self::ContextOverflow { .. }
-            | Self::Authentication { .. }
-            | Self::Quota { .. }
-            | Self::ContentFilter { .. }
-            | Self::Truncated { .. }
-            | Self::BadRequest { .. }
-            | Self::Protocol { .. }
-            | Self::Timeout { .. }
-            | Self::Connection { .. } => None,
-        }
+        let (Self::RateLimited { retry_after, .. } | Self::Paused { retry_after, .. }) = self else {
+            return None;
+        };
+        *retry_after
     }
 }
 

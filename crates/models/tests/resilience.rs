@@ -7,10 +7,10 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use millrace_models::fallback::with_fallbacks;
-use millrace_models::model::{Delta, DeltaListener, Model, ModelError, Reply};
+use millrace_models::model::{Delta, DeltaListener, Model, ModelError, ProviderDeadline, Reply};
 use millrace_models::provider::Provider;
 use millrace_models::resilience::breaker::CircuitBreaker;
-use millrace_models::resilience::{ProviderDeadline, ResilientModel, RetryPolicy};
+use millrace_models::resilience::{ResilientModel, RetryPolicy};
 use millrace_models::table::ModelTable;
 use millrace_models::{ModelAbility, RateLimiter, RequestObserver};
 use millrace_protocol::result::Usage;
@@ -18,9 +18,10 @@ use tokio::time::Instant;
 
 use crate::support::{FakeModel, Outcome, bad_request, limited, overloaded, reply, request};
 
-fn resilient(inner: Arc<FakeModel>, change: impl FnOnce(&mut ResilientModel)) -> ResilientModel {
+pub fn resilient(inner: Arc<FakeModel>, change: impl FnOnce(&mut ResilientModel)) -> ResilientModel {
     let mut resilient = ResilientModel {
         context_window: None,
+        structured: None,
         inner,
         breaker: Arc::new(CircuitBreaker::default()),
         rate_limiter: Arc::new(()),

@@ -7,24 +7,16 @@ use millrace_models::model::{
     ToolCall, ToolResult, ToolSpec,
 };
 use millrace_models::selection::StructuredMode;
-use millrace_models::structured::{
-    OutputSupport, StructuredModel, StructuredOutputMode, convert_reply_for_mode, rewrite_request_for_mode,
-};
-use millrace_models::wire::NativeOutputSupport;
+use millrace_models::structured::{convert_reply_for_mode, rewrite_request_for_mode};
+use millrace_models::wire::OutputSupport;
 use serde_json::{Value, json};
 
+use crate::resilience::resilient;
 use crate::support::{FakeModel, Outcome};
 use proptest::prelude::*;
 
-const LOCAL: OutputSupport = OutputSupport {
-    native: NativeOutputSupport { structured: true, tools: true, tools_with_structured: false },
-    grammar: true,
-};
+const LOCAL: OutputSupport = OutputSupport { structured: true, tools_with_structured: false, grammar: true };
 const HOSTED: OutputSupport = OutputSupport { grammar: false, ..LOCAL };
-const NO_SUPPORT: OutputSupport = OutputSupport {
-    native: NativeOutputSupport { structured: false, tools: false, tools_with_structured: false },
-    grammar: false,
-};
 
 fn answer_schema() -> Value {
     json!({
@@ -91,7 +83,7 @@ async fn play(
     reply_text: Reply,
 ) -> Exchange {
     let fake = FakeModel::new([Outcome::from(Ok(reply_text))]);
-    let model = StructuredModel::new(fake.clone(), abilities, structured);
+    let model = resilient(fake.clone(), |model| model.structured = Some((structured, abilities)));
     let reply = model.reply(request, &()).await.unwrap();
     Exchange { sent: fake.requests().remove(0), reply }
 }
@@ -186,7 +178,7 @@ impl MapStrings for &[&str] {
 /// If nothing follows the last bracket, a server may have closed the brackets itself.
 #[tokio::test]
 async fn a_reply_that_was_cut_off_stays_so_unless_its_json_was_complete() {
-    use StructuredOutputMode::{Envelope, Plain, Prompt, Submit};
+    use StructuredMode::{Auto as Plain, Envelope, Prompt, Tool as Submit};
     let final_answer =
         ToolCall { id: "a".into(), name: "final__answer".into(), arguments: r#"{"output": "half"}"#.into() };
     let cut = |text: &str| Reply { text: text.into(), finish: FinishReason::Length, ..Reply::default() };
@@ -211,12 +203,7 @@ async fn a_reply_that_was_cut_off_stays_so_unless_its_json_was_complete() {
 }
 
 #[tokio::test]
-async fn an_envelope_without_tools_or_answer_has_a_final_action() {
-    let only_text = Request { answer: None, ..request(vec![]) };
-    let reply_text = text(r#"{"action":"final","answer":"Hello."}"#);
-    let Exchange { sent, reply } = play(NO_SUPPORT, StructuredMode::Auto, &only_text, reply_text).await;
-    assert_eq!(reply.text, "Hello.");
-    assert!(sent.answer.is_some());
+async fn an_envelope_without_tools_has_a_final_action() {
     let only_answer = Request { tools: vec![], ..request(vec![]) };
     let Exchange { sent, .. } = play(LOCAL, StructuredMode::Envelope, &only_answer, text("{}")).await;
     assert_eq!(sent.answer.unwrap().schema["properties"]["action"], json!({ "const": "final" }));
@@ -284,10 +271,10 @@ async fn a_tool_takes_the_answer_if_its_schema_cannot_be_strict() {
 }
 
 #[tokio::test]
-async fn the_prompt_requests_the_answer_if_nothing_else_is_supported() {
+async fn the_prompt_requests_the_answer() {
     let request = Request { tools: vec![], ..request(vec![]) };
     let Exchange { sent, reply } =
-        play(NO_SUPPORT, StructuredMode::Auto, &request, text("Sure: {\"output\":\"x\"}!")).await;
+        play(HOSTED, StructuredMode::Prompt, &request, text("Sure: {\"output\":\"x\"}!")).await;
     assert!(sent.answer.is_none() && sent.system.contains(&answer_schema().to_string()), "{}", sent.system);
     assert_eq!(reply.text, r#"{"output":"x"}"#);
 }
@@ -314,13 +301,15 @@ async fn listeners_get_text_and_calls_but_no_envelopes() {
     struct DeltaLog(Mutex<Vec<String>>);
     impl DeltaListener for DeltaLog {
         fn on_delta(&self, delta: Delta<'_>) {
-            self.0.lock().unwrap().push(format!("{delta:?}"));
+            if !matches!(delta, Delta::Sent(_)) {
+                self.0.lock().unwrap().push(format!("{delta:?}"));
+            }
         }
     }
     let deltas_of = async |abilities, reply_text: &'static str| {
         let fake: Arc<FakeModel> = FakeModel::new([Outcome::TextThen(reply_text, Ok(text(reply_text)))]);
         let log = DeltaLog::default();
-        StructuredModel::new(fake, abilities, StructuredMode::Auto)
+        resilient(fake, |model| model.structured = Some((StructuredMode::Auto, abilities)))
             .reply(&request(vec![]), &log)
             .await
             .unwrap();
@@ -369,7 +358,7 @@ proptest! {
         if !with_answer {
             request.answer = None;
         }
-        for mode in [StructuredOutputMode::Plain, StructuredOutputMode::Native, StructuredOutputMode::Submit, StructuredOutputMode::Envelope, StructuredOutputMode::Prompt] {
+        for mode in [StructuredMode::Auto, StructuredMode::Native, StructuredMode::Tool, StructuredMode::Envelope, StructuredMode::Prompt] {
             let _ = rewrite_request_for_mode(mode, &request);
             let reply = convert_reply_for_mode(mode, &request, text(&reply_text));
             prop_assert!(reply.calls.iter().all(|call| request.tools.iter().any(|tool| tool.name == call.name)));

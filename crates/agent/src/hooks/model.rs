@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_models::resilience::ProviderDeadline;
 
 use super::{AttemptHooks, HookEvent, HookPoint, describe_refusal};
-use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
+use crate::model::{Delta, DeltaListener, Model, ModelError, ProviderDeadline, Reply, Request};
 
 pub(super) struct HookedModel {
     pub model: Arc<dyn Model>,
@@ -54,20 +53,8 @@ impl Model for HookedModel {
         self.model.name()
     }
 
-    fn has_provider(&self) -> bool {
-        self.model.has_provider()
-    }
-
-    fn ability(&self) -> ModelAbility {
-        self.model.ability()
-    }
-
-    fn context_window(&self) -> Option<u64> {
-        self.model.context_window()
-    }
-
-    fn uncounted_cost(&self) -> Option<&str> {
-        self.model.uncounted_cost()
+    fn inner(&self) -> Option<&dyn Model> {
+        Some(self.model.as_ref())
     }
 
     fn reply<'a>(

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use millrace_models::resilience::ProviderDeadline;
+use millrace_models::model::ProviderDeadline;
 use millrace_protocol::plan::DEFAULT_PROVIDER_TIMEOUT;
 use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};

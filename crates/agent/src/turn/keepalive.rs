@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use millrace_models::resilience::ProviderDeadline;
+use millrace_models::model::ProviderDeadline;
 
 use crate::model::{Delta, DeltaListener};
 

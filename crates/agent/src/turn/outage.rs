@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use millrace_models::resilience::{ProviderDeadline, outage_delay};
+use millrace_models::model::ProviderDeadline;
+use millrace_models::resilience::outage_delay;
 use millrace_protocol::provider::ProviderWait;
 use tokio::time::Instant;
 

@@ -55,6 +55,7 @@ fn unreachable() -> ModelError {
 fn resilient(model: AwayModel, breaker: &Arc<CircuitBreaker>) -> Arc<ResilientModel> {
     Arc::new(ResilientModel {
         context_window: None,
+        structured: None,
         inner: Arc::new(model),
         breaker: breaker.clone(),
         rate_limiter: Arc::new(()),

@@ -7,7 +7,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
+use crate::model::{DeltaListener, Model, ModelError, Reply, Request};
 
 tokio::task_local! {
     static CURRENT: CallLabels;
@@ -47,20 +47,8 @@ impl Model for LabelledModel {
         self.inner.name()
     }
 
-    fn has_provider(&self) -> bool {
-        self.inner.has_provider()
-    }
-
-    fn ability(&self) -> ModelAbility {
-        self.inner.ability()
-    }
-
-    fn context_window(&self) -> Option<u64> {
-        self.inner.context_window()
-    }
-
-    fn uncounted_cost(&self) -> Option<&str> {
-        self.inner.uncounted_cost()
+    fn inner(&self) -> Option<&dyn Model> {
+        Some(self.inner.as_ref())
     }
 
     fn reply<'a>(

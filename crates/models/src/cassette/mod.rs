@@ -18,8 +18,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tracing::{error, warn};
 
-use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
-use crate::resilience::ProviderDeadline;
+use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Reply, Request};
+use crate::provider::ability_of_full_name;
 use difference::find_most_similar_request;
 pub use labels::{CallLabels, LabelledModel};
 
@@ -215,20 +215,8 @@ impl Model for RecordingModel {
         self.inner.name()
     }
 
-    fn has_provider(&self) -> bool {
-        self.inner.has_provider()
-    }
-
-    fn ability(&self) -> ModelAbility {
-        self.inner.ability()
-    }
-
-    fn context_window(&self) -> Option<u64> {
-        self.inner.context_window()
-    }
-
-    fn uncounted_cost(&self) -> Option<&str> {
-        self.inner.uncounted_cost()
+    fn inner(&self) -> Option<&dyn Model> {
+        Some(self.inner.as_ref())
     }
 
     fn reply<'a>(
@@ -333,7 +321,7 @@ impl Model for ReplayModel {
 
     /// The ability of the recorded model: the prompts must be those that were recorded.
     fn ability(&self) -> ModelAbility {
-        self.entries.first().map_or(ModelAbility::Strong, |entry| ModelAbility::of_full_name(&entry.model))
+        self.entries.first().map_or(ModelAbility::Strong, |entry| ability_of_full_name(&entry.model))
     }
 
     fn reply<'a>(

@@ -5,9 +5,9 @@ use crate::selection::StructuredMode;
 use crate::wire::{Dialect, WireProtocol};
 
 /// A provider's name, key, address, API and dialect.
-pub(super) struct ProviderRow {
+pub struct ProviderRow {
     /// The name, which precedes the colon.
-    pub(super) name: &'static str,
+    pub name: &'static str,
     /// Alternative names.
     pub(super) aliases: &'static [&'static str],
     /// The variable with the API key.
@@ -18,15 +18,15 @@ pub(super) struct ProviderRow {
     pub(super) address: Address,
     pub(super) api: Api,
     /// The differences from other servers of the same API.
-    pub(super) dialect: Dialect,
+    pub dialect: Dialect,
     /// The default mode for structured output.
-    pub(super) structured: StructuredMode,
+    pub structured: StructuredMode,
     /// The name in the table of models.
-    pub(super) table_section: &'static str,
+    pub table_section: &'static str,
     /// `true` if it resells models under the names `maker/model`.
-    pub(super) is_reseller: bool,
+    pub is_reseller: bool,
     /// `true` if its servers sample from a default that makes small models copy passages wrongly.
-    pub(super) needs_low_temperature: bool,
+    pub needs_low_temperature: bool,
     /// The beginning of a model's name that may be omitted if the rest contains no slash.
     pub(super) model_prefix: &'static str,
     /// The name of a model, for messages.

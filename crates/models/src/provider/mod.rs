@@ -4,34 +4,22 @@
 //! A name is `PROVIDER:MODEL`, or `PROVIDER:MODEL@ADDRESS` for an address other than the default; `::` is read as `:`, and
 //! a name without a provider is OpenAI's.
 //!
-//! | provider | key | address |
-//! |---|---|---|
-//! | `openai` (Responses API; Chat Completions at any address other than OpenAI's own), `openai-responses`, `openai-chat` | `OPENAI_API_KEY` | `OPENAI_BASE_URL`; `OPENAI_ORG_ID` and `OPENAI_PROJECT_ID` become headers |
-//! | `anthropic` | `ANTHROPIC_API_KEY` | `ANTHROPIC_BASE_URL` |
-//! | `ollama` | `OLLAMA_API_KEY`, if any | `OLLAMA_BASE_URL`, `OLLAMA_HOST` (with or without scheme and port) |
-//! | `lm-studio`, `lmstudio` | `LM_STUDIO_API_KEY`, if any | `LM_STUDIO_BASE_URL` |
-//! | `openrouter` | `OPENROUTER_API_KEY` | `OPENROUTER_BASE_URL` |
-//! | `openai-compatible` (llama.cpp, vLLM, any gateway) | `OPENAI_COMPATIBLE_API_KEY`, if any | in the name: `openai-compatible:qwen@http://127.0.0.1:8081/v1`, in the setting `base_url`, or `OPENAI_COMPATIBLE_BASE_URL` |
-//! | `gemini`, `google` | `GEMINI_API_KEY` | Google's |
-//! | `vertex`, `vertex-ai` (models of Google and Anthropic) | `VERTEX_API_KEY`, an access token | by `VERTEX_PROJECT_ID` and `VERTEX_LOCATION` |
-//! | `bedrock` | `BEDROCK_API_KEY` | by `AWS_REGION` |
-//! | all others | their usual variable | their own |
-//!
-//! In addition there are `script:FILE` and `replay:FILE`.
+//! The list has the variables with each provider's key and address. In addition there are `script:FILE` and `replay:FILE`.
 
 use std::fmt;
+use std::ops::Deref;
 use std::path::PathBuf;
 
 use reqwest::Url;
 use secrecy::SecretString;
 
-use crate::selection::{ModelSelection, ModelSettings, ModelSpec, StructuredMode};
+use crate::families::ability_of;
+use crate::model::ModelAbility;
+use crate::selection::{ModelSelection, ModelSettings, ModelSpec};
 use crate::wire::{ModelEndpoint, WireProtocol};
 
-mod error;
 mod list;
 
-pub use error::ModelNameError;
 use list::{Address, Api, OPENAI_BASE_URL, PROVIDERS, ProviderRow};
 
 /// Returns an environment variable by its name.
@@ -57,6 +45,37 @@ pub enum ParsedModelName {
     Replay(PathBuf),
 }
 
+/// Why a model's name, address or key can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelNameError {
+    /// No provider has this name.
+    #[error("unknown model {name:?}{}; supported: {supported}", format_hint(.hint))]
+    UnknownProvider { name: String, supported: String, hint: Option<String> },
+    /// A tier without models, or a tier as the model of another one.
+    #[error("the tier {name:?} has no models; add --model {}=PROVIDER:MODEL to the run or the worker", .name.trim_start_matches("tier:"))]
+    TierWithoutModels { name: String },
+    /// The name has a provider but no model.
+    #[error("{name:?} names no model; write {example}")]
+    MissingModelName { name: String, example: String },
+    /// The API key is not in the environment.
+    #[error(
+        "{name} needs a key: set {variable} (a capability file may name another variable: `key_variable` of its model)"
+    )]
+    MissingKey { name: String, variable: String },
+    /// No address is configured.
+    #[error(
+        "no address configured for {name}: write {name}@http://127.0.0.1:8081/v1, or set base_url or {variable}"
+    )]
+    MissingAddress { name: String, variable: String },
+    /// The address is invalid.
+    #[error("the address of {name} is invalid: {why}")]
+    BadAddress { name: String, why: String },
+}
+
+fn format_hint(hint: &Option<String>) -> String {
+    hint.as_ref().map_or_else(String::new, |hint| format!("; did you mean {hint}?"))
+}
+
 const SCRIPT_PREFIX: &str = "script";
 const REPLAY_PREFIX: &str = "replay";
 const TIER_PREFIX: &str = "tier";
@@ -65,52 +84,15 @@ const OPENAI: &str = "openai";
 
 impl Provider {
     /// Returns the provider with a name, which may be an alternative one.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let name = name.trim().to_lowercase().replace('_', "-");
         let has_name = |row: &&ProviderRow| row.name == name || row.aliases.contains(&name.as_str());
         PROVIDERS.iter().find(has_name).map(Self)
     }
 
-    /// Returns its name, which precedes the colon.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        self.0.name
-    }
-
-    /// Returns `true` if its servers run small models and enforce any schema by a grammar.
-    #[must_use]
-    pub fn is_local(self) -> bool {
-        self.0.dialect.is_local
-    }
-
-    /// Returns `true` if small models need a temperature below the default of its servers.
-    #[must_use]
-    pub fn needs_low_temperature(self) -> bool {
-        self.0.needs_low_temperature
-    }
-
-    /// Returns `true` if it resells models under the names `maker/model`.
-    #[must_use]
-    pub fn is_reseller(self) -> bool {
-        self.0.is_reseller
-    }
-
-    /// Returns the default mode for structured output.
-    #[must_use]
-    pub fn default_structured_mode(self) -> StructuredMode {
-        self.0.structured
-    }
-
-    /// Returns its name in the price table.
-    #[must_use]
-    pub fn price_table_section(self) -> &'static str {
-        self.0.table_section
-    }
-
     /// Returns the address to use if neither the name nor the settings have one; the error is the variable that is missing.
     fn default_address(self, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, &'static str> {
-        match self.0.address {
+        match self.address {
             Address::Fixed(url) => Ok(url.to_owned()),
             Address::Default(name, url) => Ok(variable(name).unwrap_or_else(|| url.to_owned())),
             Address::Required(name) => variable(name).ok_or(name),
@@ -134,7 +116,7 @@ impl Provider {
     }
 
     fn choose_wire_protocol(self, address: &str, model: &str) -> WireProtocol {
-        match self.0.api {
+        match self.api {
             Api::Always(wire) => wire,
             Api::OpenAi if address == OPENAI_BASE_URL => WireProtocol::OpenAiResponses,
             Api::OpenAi => WireProtocol::OpenAiChat,
@@ -145,14 +127,22 @@ impl Provider {
 
     /// Returns the name under which its servers know a model.
     fn model_name_on_wire(self, model: &str) -> String {
-        let prefix = if model.contains('/') { "" } else { self.0.model_prefix };
+        let prefix = if model.contains('/') { "" } else { self.model_prefix };
         format!("{prefix}{model}")
+    }
+}
+
+impl Deref for Provider {
+    type Target = ProviderRow;
+
+    fn deref(&self) -> &ProviderRow {
+        self.0
     }
 }
 
 impl PartialEq for Provider {
     fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name()
+        self.name == other.name
     }
 }
 
@@ -160,14 +150,19 @@ impl Eq for Provider {}
 
 impl fmt::Debug for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.name)
+    }
+}
+
+/// Returns the ability of a model by its full name, `provider:model`.
+pub fn ability_of_full_name(name: &str) -> ModelAbility {
+    match parse_model_name(name) {
+        Ok(ParsedModelName::Model { provider, model, .. }) => ability_of(&model, provider.dialect.is_local),
+        Ok(ParsedModelName::Script(_) | ParsedModelName::Replay(_)) | Err(_) => ModelAbility::Strong,
     }
 }
 
 /// Parses a full model name.
-///
-/// # Errors
-/// The provider is unknown, the name has no model, or its address is invalid.
 pub fn parse_model_name(name: &str) -> Result<ParsedModelName, ModelNameError> {
     let name = name.trim();
     let (before, model) = match name.split_once(':') {
@@ -197,7 +192,7 @@ fn parse_provider_model(
     let at = text.find("@http://").or_else(|| text.find("@https://"));
     let (model, address) = at.map_or((text, None), |at| (&text[..at], Some(&text[at + 1..])));
     if model.is_empty() {
-        let example = format!("{}:{}", provider.name(), provider.0.example);
+        let example = format!("{}:{}", provider.name, provider.example);
         return Err(ModelNameError::MissingModelName { name: truncate_for_message(name), example });
     }
     let address = address.map(|address| validate_base_url(name, address)).transpose()?;
@@ -219,7 +214,6 @@ fn unknown_provider_error(name: &str, provider: &str) -> ModelNameError {
 }
 
 /// Lists the supported names, for people.
-#[must_use]
 pub fn list_supported_names() -> String {
     let providers: Vec<String> =
         PROVIDERS.iter().map(|row| format!("{}:{}", row.name, row.example)).collect();
@@ -254,28 +248,17 @@ fn strip_address(name: &str) -> String {
     truncate_for_message(name.split_once("@http").map_or(name, |(name, _)| name))
 }
 
-/// A provider's model with its address and API key.
-#[derive(Debug, Clone)]
-pub struct ResolvedModel {
-    pub provider: Provider,
-    /// The address and API of the model.
-    pub endpoint: ModelEndpoint,
-}
-
 /// Resolves the address of a model and its API key from the environment.
-///
-/// # Errors
-/// The address or the API key is missing or invalid.
 pub fn resolve_model_endpoint(
     spec: &ModelSpec,
     provider: Provider,
     model: &str,
     address: Option<String>,
     environment: EnvironmentLookupRef<'_>,
-) -> Result<ResolvedModel, ModelNameError> {
+) -> Result<ModelEndpoint, ModelNameError> {
     let variable =
         |name: &str| environment(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-    let mut full_name = format!("{}:{model}", provider.name());
+    let mut full_name = format!("{}:{model}", provider.name);
     if let Some(address) = &address {
         full_name = format!("{full_name}@{address}");
     }
@@ -290,9 +273,8 @@ pub fn resolve_model_endpoint(
     let key = read_api_key(provider, &spec.settings, &full_name, &variable)?;
     let wire = provider.choose_wire_protocol(&base_url, model);
     let settings = add_openai_headers(provider, &spec.settings, &variable);
-    let (model, dialect) = (provider.model_name_on_wire(model), provider.0.dialect);
-    let endpoint = ModelEndpoint { wire, dialect, base_url, key, model, full_name, settings };
-    Ok(ResolvedModel { provider, endpoint })
+    let (model, dialect) = (provider.model_name_on_wire(model), provider.dialect);
+    Ok(ModelEndpoint { wire, dialect, base_url, key, model, full_name, settings })
 }
 
 fn read_api_key(
@@ -301,7 +283,7 @@ fn read_api_key(
     name: &str,
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Option<SecretString>, ModelNameError> {
-    let (usual, needed) = (provider.0.key_variable, provider.0.needs_key);
+    let (usual, needed) = (provider.key_variable, provider.needs_key);
     let (holder, needed) = settings.key_variable.as_deref().map_or((usual, needed), |own| (own, true));
     match variable(holder) {
         Some(key) => Ok(Some(SecretString::from(key))),
@@ -319,7 +301,7 @@ fn add_openai_headers(
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> ModelSettings {
     let mut settings = settings.clone();
-    if provider.price_table_section() == OPENAI {
+    if provider.table_section == OPENAI {
         let headers = [
             ("OpenAI-Organization", ["OPENAI_ORG_ID", "OPENAI_ORGANIZATION"]),
             ("OpenAI-Project", ["OPENAI_PROJECT_ID", "OPENAI_PROJECT"]),
@@ -361,7 +343,6 @@ fn ollama_address_from_host(host: &str) -> String {
 
 /// Returns the default model of the environment: `DEEPAGENTS_MODEL_PROVIDER` and related variables; `None` if it is not
 /// set.
-#[must_use]
 pub fn default_model_selection(environment: EnvironmentLookupRef<'_>) -> Option<ModelSelection> {
     let variable =
         |name: &str| environment(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
@@ -370,7 +351,7 @@ pub fn default_model_selection(environment: EnvironmentLookupRef<'_>) -> Option<
     };
     let provider = variable("DEEPAGENTS_MODEL_PROVIDER")?;
     let mut settings = ModelSettings::default();
-    let name = match Provider::from_name(&provider).map(Provider::name) {
+    let name = match Provider::from_name(&provider).map(|provider| provider.name) {
         Some("ollama") => named("ollama", "OLLAMA_MODEL_NAME", "qwen3:4b-thinking-2507-q4_K_M"),
         Some("lm-studio") => {
             settings.max_output_tokens = Some(64_000);

@@ -20,7 +20,7 @@ fn resolve_endpoint(name: &str, set: &[(&str, &str)]) -> Result<ModelEndpoint, S
         panic!("{name} is not the name of a provider");
     };
     let resolved = resolve_model_endpoint(&spec, provider, &model, address, &environment_from(set));
-    resolved.map(|resolved| resolved.endpoint).map_err(|error| error.to_string())
+    resolved.map_err(|error| error.to_string())
 }
 
 #[test]
@@ -161,10 +161,9 @@ fn hosted_providers_have_their_own_address() {
         };
         let key = (provider.0.key_variable, "k");
         let environment = environment_from(&[&[key], set].concat());
-        let endpoint =
-            resolve_model_endpoint(&spec, provider, &model, address, &environment).unwrap().endpoint;
+        let endpoint = resolve_model_endpoint(&spec, provider, &model, address, &environment).unwrap();
         assert_eq!((endpoint.wire, endpoint.base_url.as_str()), (wire, base_url), "{name}");
-        assert!(!provider.is_local(), "{name}");
+        assert!(!provider.dialect.is_local, "{name}");
     }
 }
 
@@ -210,7 +209,7 @@ fn keys_come_from_the_usual_or_the_named_variable() {
         };
         let spec = ModelSpec { name: name.into(), settings };
         let resolved = resolve_model_endpoint(&spec, provider, &model, address, &environment_from(set));
-        resolved.map(|resolved| resolved.endpoint.key.map(|key| key.expose_secret().to_owned()))
+        resolved.map(|endpoint| endpoint.key.map(|key| key.expose_secret().to_owned()))
     };
     let set = [("OPENAI_API_KEY", "usual"), ("MY_KEY", "own"), ("OPENAI_COMPATIBLE_API_KEY", "gate")];
     assert_eq!(key("openai:x", None, &set).unwrap().as_deref(), Some("usual"));
@@ -273,4 +272,30 @@ fn the_environment_may_set_a_default_model() {
     assert!(parse_model_name(&odd).unwrap_err().to_string().contains("did you mean ollama?"));
     let unnamed = selection(&[("DEEPAGENTS_MODEL_PROVIDER", "openai")]).unwrap();
     assert!(parse_model_name(&unnamed).unwrap_err().to_string().contains("openai:gpt-6-sol"));
+}
+
+#[test]
+fn the_ability_follows_from_the_size_the_family_or_the_provider() {
+    for (name, ability) in [
+        ("ollama:qwen3:8b", ModelAbility::Small),
+        ("ollama:qwen3:4b-thinking-2507-q4_K_M", ModelAbility::Small),
+        ("ollama:qwen3:32b", ModelAbility::Strong),
+        ("ollama:mixtral-8x7b", ModelAbility::Strong),
+        ("lm-studio:Qwen2.5-Coder-1.5B-Instruct", ModelAbility::Small),
+        ("openrouter:meta-llama/llama-3.1-8b-instruct", ModelAbility::Small),
+        ("openrouter:qwen/qwen3.7-plus", ModelAbility::Strong),
+        ("ollama:smollm2:135m", ModelAbility::Small),
+        ("ollama:gemma3", ModelAbility::Small),
+        ("openai:gpt-6-1m", ModelAbility::Strong),
+        ("ollama:gpt-oss", ModelAbility::Strong),
+        ("ollama:gpt-oss:20b", ModelAbility::Strong),
+        ("openai-compatible:default@http://127.0.0.1:8081/v1", ModelAbility::Small),
+        ("openai-compatible:claude-sonnet-5-5@https://gateway.example/v1", ModelAbility::Strong),
+        ("openai:gpt-6-sol", ModelAbility::Strong),
+        ("anthropic:claude-sonnet-5-5", ModelAbility::Strong),
+        ("script:model.yaml", ModelAbility::Strong),
+        ("no provider: x", ModelAbility::Strong),
+    ] {
+        assert_eq!(ability_of_full_name(name), ability, "{name}");
+    }
 }

@@ -16,7 +16,6 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-use super::format_seconds;
 use crate::model::ModelError;
 
 /// Consecutive failures that open the breaker: as many as two callers need to give up.
@@ -27,6 +26,11 @@ const INITIAL_PAUSE: Duration = Duration::from_secs(15);
 const MAX_PAUSE: Duration = Duration::from_secs(120);
 /// The longest pause at the request of a provider: a later request may find that it answers again.
 pub(super) const MAX_REQUESTED_PAUSE: Duration = Duration::from_secs(300);
+
+/// Formats a duration in whole seconds.
+pub(super) fn format_seconds(wait: Duration) -> String {
+    format!("{:.0} s", wait.as_secs_f64().ceil())
+}
 
 /// The circuit breakers of a process, by the models' full names.
 #[derive(Debug, Default)]

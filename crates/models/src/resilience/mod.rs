@@ -1,10 +1,9 @@
-//! The only place where requests to models are retried. It owns the retry policy, the circuit breaker, reservations in
-//! the cluster's rate limits, the request timeout, the cost of each request, and calls to the request observer. It knows
-//! no provider. A caller sets its own deadline by dropping the future.
+//! A call of a model, in fixed stages: structured output, retries, the circuit breaker, reservations in the cluster's rate limits, the
+//! request timeout, the cost of each request, and calls to the request observer. It is the only place where requests to models are
+//! retried, and knows no provider. A caller sets its own deadline by dropping the future.
 
 mod backoff;
 pub mod breaker;
-mod provider_deadline;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,31 +12,28 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_protocol::result::Usage;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::warn;
 
-use crate::image::image_tokens;
-use crate::model::{
-    Delta, DeltaListener, Message, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
-};
-use crate::observer::RequestObserver;
-use crate::rate_limit::RateLimiter;
+use crate::estimate::estimate_sent_tokens;
+use crate::limits::{RateLimiter, RequestObserver};
+use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Reply, Request};
+use crate::selection::StructuredMode;
+use crate::structured::{choose_mode, convert_reply_for_mode, is_hidden, rewrite_request_for_mode};
 use crate::table::ModelTariff;
-use breaker::{Admission, CircuitBreaker, RequestPermit};
+use crate::wire::OutputSupport;
+use breaker::{Admission, CircuitBreaker, RequestPermit, format_seconds};
 
 pub use backoff::{RetryPolicy, outage_delay};
-pub use provider_deadline::ProviderDeadline;
 
-/// A model whose transient failures are retried.
+/// A model with all stages of its calls.
 pub struct ResilientModel {
-    /// The wrapped model.
     pub inner: Arc<dyn Model>,
+    /// The way to request structured output, and what the model supports; `None` sends requests as they are.
+    pub structured: Option<(StructuredMode, OutputSupport)>,
     /// The model's circuit breaker, shared by the whole process.
     pub breaker: Arc<CircuitBreaker>,
-    /// The cluster's rate limits.
     pub rate_limiter: Arc<dyn RateLimiter>,
-    /// Counts the requests.
     pub observer: Arc<dyn RequestObserver>,
     /// The price of its tokens.
     pub tariff: ModelTariff,
@@ -49,7 +45,6 @@ pub struct ResilientModel {
     /// `true` if the wrapped model is that of a provider.
     pub has_provider: bool,
     pub ability: ModelAbility,
-    /// Its context window in tokens; `None` if it is not known.
     pub context_window: Option<u64>,
 }
 
@@ -79,107 +74,127 @@ impl Model for ResilientModel {
         request: &'a Request,
         listener: &'a dyn DeltaListener,
     ) -> BoxFuture<'a, Result<Reply, ModelError>> {
-        self.reply_with_retries(request, listener).boxed()
+        let mode = self.structured.map(|(wanted, support)| choose_mode(request, wanted, support));
+        let call = Call { model: self, request, mode, listener, has_output: AtomicBool::new(false) };
+        async move { call.reply_with_retries().await }.boxed()
     }
 }
 
-impl ResilientModel {
-    async fn reply_with_retries(
-        &self,
-        request: &Request,
-        listener: &dyn DeltaListener,
-    ) -> Result<Reply, ModelError> {
-        let listener_filter = RetryDeltaListener { listener, any: AtomicBool::new(false) };
-        let reserved = estimate_request_tokens(request);
+/// A call in progress. It listens to the deltas of its requests.
+struct Call<'a> {
+    model: &'a ResilientModel,
+    request: &'a Request,
+    mode: Option<StructuredMode>,
+    listener: &'a dyn DeltaListener,
+    /// `true` if something was streamed that a retry makes void.
+    has_output: AtomicBool,
+}
+
+impl DeltaListener for Call<'_> {
+    fn on_delta(&self, delta: Delta<'_>) {
+        let delta = if self.mode.is_some_and(|mode| is_hidden(mode, delta)) { Delta::Hidden } else { delta };
+        if matches!(delta, Delta::Text(_) | Delta::Reasoning(_) | Delta::Call(_)) {
+            self.has_output.store(true, Ordering::Relaxed);
+        }
+        self.listener.on_delta(delta);
+    }
+
+    fn provider_deadline(&self) -> Option<&ProviderDeadline> {
+        self.listener.provider_deadline()
+    }
+}
+
+impl Call<'_> {
+    async fn reply_with_retries(&self) -> Result<Reply, ModelError> {
+        let Self { model, request, .. } = *self;
+        let reserved = estimate_sent_tokens(request) + u64::from(request.max_output_tokens);
         let mut attempts = 0;
         let mut last_error = None;
-        let deadline = listener.provider_deadline().filter(|_| self.has_provider);
+        let deadline = self.provider_deadline().filter(|_| model.has_provider);
         if deadline.is_some_and(ProviderDeadline::take_try_at_once) {
-            self.breaker.end_pause(Instant::now());
-            self.rate_limiter.end_pause(self.name()).await;
+            model.breaker.end_pause(Instant::now());
+            model.rate_limiter.end_pause(model.name()).await;
         }
         loop {
             attempts += 1;
-            let permit =
-                wait_with_notice(&listener_filter, "circuit breaker open", self.wait_for_breaker(listener))
-                    .await;
+            let permit = self.wait("circuit breaker open", model.wait_for_breaker(self.listener)).await;
             // An error of the provider tells more than that requests are paused because of it.
             let permit = permit.map_err(|paused| last_error.take().unwrap_or(paused))?;
-            let admitted = self.rate_limiter.acquire(self.name(), reserved, self.policy.max_rate_limit_wait);
-            let admitted = wait_with_notice(&listener_filter, "cluster rate limit", admitted).await;
-            admitted.map_err(|wait| self.rate_limit_error(wait))?;
-            let error = match self.send_request_once(permit, request, &listener_filter, reserved).await {
+            let admitted =
+                model.rate_limiter.acquire(model.name(), reserved, model.policy.max_rate_limit_wait);
+            let admitted = self.wait("cluster rate limit", admitted).await;
+            admitted.map_err(|wait| model.rate_limit_error(wait))?;
+            let error = match self.send_request_once(permit, reserved).await {
                 Ok(reply) => return Ok(reply),
                 Err(error) => error,
             };
-            let Some(wait) = self.policy.retry_delay(&error, attempts) else {
-                return Err(error);
-            };
-            if !self.may_retry_after(wait, listener) {
+            let Some(wait) = model.policy.retry_delay(&error, attempts) else { return Err(error) };
+            // No retry is later than the caller waits for the provider.
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now + wait > deadline.start(now)) {
                 return Err(error);
             }
-            warn!(model = self.name(), attempts, wait = ?wait, %error, "model request failed; retrying");
-            listener_filter.discard_partial_output();
-            wait_with_notice(&listener_filter, &error.to_string(), sleep(wait)).await;
+            warn!(model = model.name(), attempts, wait = ?wait, %error, "model request failed; retrying");
+            if self.has_output.swap(false, Ordering::Relaxed) {
+                self.listener.on_delta(Delta::Restart);
+            }
+            self.wait(&error.to_string(), sleep(wait)).await;
             last_error = Some(error);
         }
     }
 
-    async fn send_request_once(
-        &self,
-        permit: RequestPermit,
-        request: &Request,
-        listener: &dyn DeltaListener,
-        reserved: u64,
-    ) -> Result<Reply, ModelError> {
+    /// Awaits `wait`. If it is not ready at once, tells the listener that the request waits, and when it proceeds.
+    async fn wait<T>(&self, reason: &str, wait: impl Future<Output = T>) -> T {
+        tokio::pin!(wait);
+        if let Poll::Ready(at_once) = futures::poll!(&mut wait) {
+            return at_once;
+        }
+        self.listener.on_delta(Delta::Waiting(reason));
+        let over = wait.await;
+        self.listener.on_delta(Delta::Sending);
+        over
+    }
+
+    async fn send_request_once(&self, permit: RequestPermit, reserved: u64) -> Result<Reply, ModelError> {
+        let Self { model, request, .. } = *self;
         let began = Instant::now();
-        listener.on_delta(Delta::Sent(estimate_sent_tokens(request)));
-        let answered = timeout(self.timeout, self.inner.reply(request, listener)).await;
+        self.on_delta(Delta::Sent(estimate_sent_tokens(request)));
+        let answered = timeout(model.timeout, self.convert_reply()).await;
         let took = began.elapsed();
-        match answered.unwrap_or(Err(ModelError::Timeout { after: self.timeout })) {
-            Ok(mut reply) => {
-                if reply.usage.cost_micros == 0 {
-                    reply.usage.cost_micros = self.tariff.cost_micros(&reply.usage);
-                }
-                self.observer.request_finished(self.name(), Ok(&reply.usage), took);
-                permit.record_success();
-                self.rate_limiter
-                    .settle(
-                        self.name(),
-                        reserved,
-                        tokens_counted_for_rate_limit(&reply.usage).unwrap_or(reserved),
-                    )
-                    .await;
-                Ok(reply)
-            }
-            Err(error) => {
-                self.observer.request_finished(self.name(), Err(&error), took);
-                self.record_failure(&error, permit, reserved).await;
-                Err(error)
-            }
+        let mut answered = answered.unwrap_or(Err(ModelError::Timeout { after: model.timeout }));
+        if let Ok(Reply { usage, .. }) = &mut answered
+            && usage.cost_micros == 0
+        {
+            usage.cost_micros = model.tariff.cost_micros(usage);
         }
+        let outcome = answered.as_ref();
+        model.observer.request_finished(model.name(), outcome.map(|reply| &reply.usage), took);
+        match outcome {
+            Err(error) if error.is_transient() => permit.record_failure(error),
+            Ok(_) | Err(_) => permit.record_success(),
+        }
+        if let Err(ModelError::RateLimited { retry_after, .. }) = outcome {
+            let pause = retry_after.unwrap_or(model.policy.initial_delay).min(breaker::MAX_REQUESTED_PAUSE);
+            model.rate_limiter.back_off(model.name(), pause).await;
+        }
+        model.rate_limiter.settle(model.name(), reserved, used_tokens(outcome, reserved)).await;
+        answered
     }
 
-    async fn record_failure(&self, error: &ModelError, permit: RequestPermit, reserved: u64) {
-        if error.is_transient() {
-            permit.record_failure(error);
-        } else {
-            permit.record_success();
+    /// Sends the request in the form that the model supports, and converts its reply back.
+    async fn convert_reply(&self) -> Result<Reply, ModelError> {
+        let Self { model, request, .. } = *self;
+        let Some(mode) = self.mode else { return model.inner.reply(request, self).await };
+        let reply = model.inner.reply(&rewrite_request_for_mode(mode, request), self).await?;
+        let reply = convert_reply_for_mode(mode, request, reply);
+        if mode == StructuredMode::Envelope {
+            reply.calls.iter().for_each(|call| self.on_delta(Delta::Call(&call.name)));
         }
-        if let ModelError::RateLimited { retry_after, .. } = error {
-            let pause = retry_after.unwrap_or(self.policy.initial_delay).min(breaker::MAX_REQUESTED_PAUSE);
-            self.rate_limiter.back_off(self.name(), pause).await;
-        }
-        self.rate_limiter.settle(self.name(), reserved, tokens_used_by_failed_request(error, reserved)).await;
+        Ok(reply)
     }
+}
 
-    /// Returns `true` if a retry after `wait` is not later than the caller waits for the provider.
-    fn may_retry_after(&self, wait: Duration, listener: &dyn DeltaListener) -> bool {
-        let now = Instant::now();
-        let deadline = listener.provider_deadline().filter(|_| self.has_provider);
-        deadline.is_none_or(|deadline| now + wait <= deadline.start(now))
-    }
-
+impl ResilientModel {
     /// Waits until the circuit breaker allows a request, unless the policy forbids waiting that long. The last request of a
     /// caller, at its deadline, is sent during a pause too, because nothing else tells if the provider is still away; but
     /// if a probe request is in flight then, its outcome counts.
@@ -232,101 +247,16 @@ impl ResilientModel {
     }
 }
 
-/// Awaits `wait`. If it is not ready at once, tells the listener that the request waits, and when it proceeds.
-async fn wait_with_notice<T>(listener: &dyn DeltaListener, reason: &str, wait: impl Future<Output = T>) -> T {
-    tokio::pin!(wait);
-    if let Poll::Ready(at_once) = futures::poll!(&mut wait) {
-        return at_once;
-    }
-    listener.on_delta(Delta::Waiting(reason));
-    let over = wait.await;
-    listener.on_delta(Delta::Sending);
-    over
-}
-
-/// Formats a duration in whole seconds.
-fn format_seconds(wait: Duration) -> String {
-    format!("{:.0} s", wait.as_secs_f64().ceil())
-}
-
-/// Estimates the tokens of a request, including its longest possible reply.
-fn estimate_request_tokens(request: &Request) -> u64 {
-    estimate_sent_tokens(request) + u64::from(request.max_output_tokens)
-}
-
-/// Estimates the usage of a request whose reply has this text and these calls: four bytes are a token.
-pub fn estimate_usage(request: &Request, text: &str, calls: &[ToolCall]) -> Usage {
-    let written = text.len() + calls.iter().map(|call| call.name.len() + call.arguments.len()).sum::<usize>();
-    Usage {
-        input_tokens: estimate_sent_tokens(request),
-        output_tokens: (written as u64 / 4).max(1),
-        ..Usage::default()
-    }
-}
-
-/// Estimates the tokens that a request sends, at four bytes per token and [`crate::image::IMAGE_TOKENS`] per image.
-#[must_use]
-pub fn estimate_sent_tokens(request: &Request) -> u64 {
-    let messages = request.messages.iter().map(|message| match message {
-        Message::User { text } => text.len(),
-        Message::Assistant { text, calls, .. } => {
-            text.len() + calls.iter().map(|call| call.name.len() + call.arguments.len()).sum::<usize>()
-        }
-        Message::Tool(result) => result.text.len(),
-    });
-    let tools = request.tools.iter().map(|tool| tool.description.len() + tool.schema.to_string().len());
-    let answer = request.answer.as_ref().map_or(0, |answer| answer.schema.to_string().len());
-    let bytes = request.system.len() + messages.sum::<usize>() + tools.sum::<usize>() + answer;
-    bytes as u64 / 4 + image_tokens(request) as u64
-}
-
-fn tokens_counted_for_rate_limit(usage: &Usage) -> Option<u64> {
-    let rate_limited_tokens = usage.input_tokens.saturating_add(usage.output_tokens);
-    (rate_limited_tokens > 0).then_some(rate_limited_tokens)
-}
-
-/// Returns the tokens that a failed request used: none if it was rejected, all reserved ones if it was processed.
-fn tokens_used_by_failed_request(error: &ModelError, reserved: u64) -> u64 {
-    match error {
-        ModelError::RateLimited { .. }
-        | ModelError::Overloaded { .. }
-        | ModelError::ContextOverflow { .. }
-        | ModelError::Authentication { .. }
-        | ModelError::Quota { .. }
-        | ModelError::Paused { .. }
-        | ModelError::BadRequest { .. }
-        | ModelError::Connection { .. } => 0,
-        ModelError::ContentFilter { .. }
-        | ModelError::Truncated { .. }
-        | ModelError::Protocol { .. }
-        | ModelError::Timeout { .. } => reserved,
-    }
-}
-
-/// A listener that forwards `Restart` only if something was streamed before.
-struct RetryDeltaListener<'a> {
-    listener: &'a dyn DeltaListener,
-    any: AtomicBool,
-}
-
-impl RetryDeltaListener<'_> {
-    fn discard_partial_output(&self) {
-        if self.any.swap(false, Ordering::Relaxed) {
-            self.listener.on_delta(Delta::Restart);
-        }
-    }
-}
-
-impl DeltaListener for RetryDeltaListener<'_> {
-    fn on_delta(&self, delta: Delta<'_>) {
-        match delta {
-            Delta::Text(_) | Delta::Reasoning(_) | Delta::Call(_) => self.any.store(true, Ordering::Relaxed),
-            Delta::Restart | Delta::Waiting(_) | Delta::Sending | Delta::Sent(_) | Delta::Hidden => {}
-        }
-        self.listener.on_delta(delta);
-    }
-
-    fn provider_deadline(&self) -> Option<&ProviderDeadline> {
-        self.listener.provider_deadline()
+/// Returns the tokens that a request used, for the rate limit: of a failed one none if it was rejected, all reserved ones if it was
+/// processed or the usage is not known.
+fn used_tokens(outcome: Result<&Reply, &ModelError>, reserved: u64) -> u64 {
+    use ModelError::{ContentFilter, Protocol, Timeout, Truncated};
+    match outcome {
+        Ok(Reply { usage, .. }) => match usage.input_tokens.saturating_add(usage.output_tokens) {
+            0 => reserved,
+            used => used,
+        },
+        Err(ContentFilter { .. } | Truncated { .. } | Protocol { .. } | Timeout { .. }) => reserved,
+        Err(_) => 0,
     }
 }

@@ -52,10 +52,10 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::cassette::append_line;
+use crate::estimate::estimate_usage;
 use crate::model::{
     Delta, DeltaListener, FinishReason, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
 };
-use crate::resilience::estimate_usage;
 use placeholders::PlaceholderContext;
 use rules::{ScriptFile, ScriptRule, ScriptedCall, ScriptedReply};
 

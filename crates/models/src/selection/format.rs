@@ -11,8 +11,7 @@ use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ModelSelection, ModelSettings, ModelSpec};
-use crate::window::MIN_WINDOW;
+use super::{MIN_WINDOW, ModelSelection, ModelSettings, ModelSpec};
 
 const NAME_FIELD: &str = "name";
 const FALLBACK_FIELD: &str = "fallback";

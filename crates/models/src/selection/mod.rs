@@ -28,6 +28,9 @@ pub struct ModelSelection {
     pub models: Vec<ModelSpec>,
 }
 
+/// The smallest context window that can be set: less does not hold a task with its answer.
+pub const MIN_WINDOW: u64 = 2_048;
+
 /// The prefix of a tier in place of a model: `tier:fast`.
 const TIER_PREFIX: &str = "tier:";
 

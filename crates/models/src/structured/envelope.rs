@@ -9,11 +9,9 @@ use serde_json::{Map, Value, json};
 
 use super::calls::{self, AvailableTools};
 use super::json::{find_json_object, parse_json_values, strip_reasoning};
-use super::prompt::to_compact_json;
-use crate::image::{ImageSupport, replace_unsent_images};
 use crate::model::{AnswerSchema, FinishReason, Message, Reply, Request, ToolCall, ToolResult, ToolSpec};
 use crate::wire::schema::to_grammar_schema;
-use crate::wire::{CallIdForm, normalize_conversation};
+use crate::wire::{CallIdForm, ImageSupport, normalize_conversation, replace_unsent_images};
 
 /// Maximum number of parallel calls. Without a limit in the grammar, a small model may generate calls endlessly.
 const MAX_CALLS: usize = 8;
@@ -83,10 +81,9 @@ fn format_action_instructions(request: &Request, final_action: &str) -> String {
         text.push_str("Do not repeat a call whose result you already have.\n");
     }
     for ToolSpec { name, description, schema } in &request.tools {
-        let _ =
-            write!(text, "\nTOOL \"{name}\": {description}\nIts arguments: {}\n", to_compact_json(schema));
+        let _ = write!(text, "\nTOOL \"{name}\": {description}\nIts arguments: {}\n", schema);
     }
-    let _ = write!(text, "\nThe answer: {}", to_compact_json(&answer_schema_or_any(request)));
+    let _ = write!(text, "\nThe answer: {}", answer_schema_or_any(request));
     text
 }
 

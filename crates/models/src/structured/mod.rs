@@ -8,111 +8,75 @@
 //! ```
 //! | output mode | tool calls | answer |
 //! |---|---|---|
-//! | [`StructuredOutputMode::Plain`] | the provider's | plain text |
-//! | [`StructuredOutputMode::Native`] | the provider's | the provider's JSON schema |
-//! | [`StructuredOutputMode::Submit`] | the provider's | the arguments of an additional tool |
-//! | [`StructuredOutputMode::Envelope`] | `{"action": TOOL, "arguments": …}` | `{"action": "final", "answer": …}`, both with a JSON schema if supported |
-//! | [`StructuredOutputMode::Prompt`] | the provider's | requested by an instruction in the prompt |
+//! | [`StructuredMode::Auto`] | the provider's | plain text |
+//! | [`StructuredMode::Native`] | the provider's | the provider's JSON schema |
+//! | [`StructuredMode::Tool`] | the provider's | the arguments of an additional tool |
+//! | [`StructuredMode::Envelope`] | `{"action": TOOL, "arguments": …}` | `{"action": "final", "answer": …}`, both with a JSON schema if supported |
+//! | [`StructuredMode::Prompt`] | the provider's | requested by an instruction in the prompt |
 //!
 //! Earlier parts of a rewritten request never depend on the newest messages, so that the provider can cache the prefix.
 
 pub mod calls;
 mod envelope;
 pub mod json;
-mod mode;
-mod prompt;
-mod submit;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use millrace_protocol::foreign_json::{mend_json_text, parse_foreign_json};
 use serde_json::Value;
 
-use crate::model::{
-    Delta, DeltaListener, FinishReason, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
-};
-use crate::resilience::ProviderDeadline;
+use crate::model::{Delta, FinishReason, Reply, Request, ToolCall, ToolSpec};
 use crate::selection::StructuredMode;
-use crate::wire::schema::strict_answer_to_original;
+use crate::wire::OutputSupport;
+use crate::wire::schema::{strict_answer_to_original, to_strict_schema};
 
-pub use mode::{OutputSupport, StructuredOutputMode};
+/// The name of the tool that takes the answer. It has two underscores, which no agent tool has.
+const ANSWER_TOOL_NAME: &str = "final__answer";
 
-/// A model with support for structured output.
-pub struct StructuredModel {
-    inner: Arc<dyn Model>,
-    support: OutputSupport,
-    structured_mode: StructuredMode,
-}
-
-impl StructuredModel {
-    /// Adds support for structured output to `inner`.
-    #[must_use]
-    pub fn new(inner: Arc<dyn Model>, support: OutputSupport, structured_mode: StructuredMode) -> Self {
-        Self { inner, support, structured_mode }
-    }
-}
-
-impl Model for StructuredModel {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn ability(&self) -> ModelAbility {
-        self.inner.ability()
-    }
-
-    fn context_window(&self) -> Option<u64> {
-        self.inner.context_window()
-    }
-
-    fn uncounted_cost(&self) -> Option<&str> {
-        self.inner.uncounted_cost()
-    }
-
-    fn reply<'a>(
-        &'a self,
-        request: &'a Request,
-        listener: &'a dyn DeltaListener,
-    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
-        async move {
-            let mode = StructuredOutputMode::choose_mode(request, self.structured_mode, self.support);
-            let filter = StructuredDeltaFilter { mode, listener };
-            let reply = self.inner.reply(&rewrite_request_for_mode(mode, request), &filter).await?;
-            let reply = convert_reply_for_mode(mode, request, reply);
-            if mode == StructuredOutputMode::Envelope {
-                reply.calls.iter().for_each(|call| listener.on_delta(Delta::Call(&call.name)));
+/// Returns the requested mode if the model supports it, or the best supported one; [`StructuredMode::Auto`] if the answer is plain text.
+pub fn choose_mode(request: &Request, requested: StructuredMode, support: OutputSupport) -> StructuredMode {
+    let Some(answer) = &request.answer else { return StructuredMode::Auto };
+    let has_tools = !request.tools.is_empty();
+    match requested {
+        StructuredMode::Auto => {
+            let is_enforceable =
+                support.structured && (support.grammar || to_strict_schema(&answer.schema).is_some());
+            if is_enforceable && (!has_tools || support.tools_with_structured) {
+                StructuredMode::Native
+            } else if has_tools && support.grammar && support.structured {
+                StructuredMode::Envelope
+            } else {
+                StructuredMode::Tool
             }
-            Ok(reply)
         }
-        .boxed()
+        StructuredMode::Native if !support.structured => StructuredMode::Tool,
+        mode @ (StructuredMode::Native
+        | StructuredMode::Tool
+        | StructuredMode::Envelope
+        | StructuredMode::Prompt) => mode,
     }
 }
 
 /// Rewrites a request for an output mode.
-#[must_use]
-pub fn rewrite_request_for_mode(mode: StructuredOutputMode, request: &Request) -> Cow<'_, Request> {
+pub fn rewrite_request_for_mode(mode: StructuredMode, request: &Request) -> Cow<'_, Request> {
     match mode {
-        StructuredOutputMode::Plain | StructuredOutputMode::Native => Cow::Borrowed(request),
-        StructuredOutputMode::Submit => Cow::Owned(submit::add_answer_tool(request)),
-        StructuredOutputMode::Envelope => Cow::Owned(envelope::rewrite_request_as_envelope(request)),
-        StructuredOutputMode::Prompt => Cow::Owned(prompt::add_schema_to_prompt(request)),
+        StructuredMode::Auto | StructuredMode::Native => Cow::Borrowed(request),
+        StructuredMode::Tool => Cow::Owned(add_answer_tool(request)),
+        StructuredMode::Envelope => Cow::Owned(envelope::rewrite_request_as_envelope(request)),
+        StructuredMode::Prompt => Cow::Owned(add_schema_to_prompt(request)),
     }
 }
 
 /// Converts the reply to a rewritten request back.
-#[must_use]
-pub fn convert_reply_for_mode(mode: StructuredOutputMode, request: &Request, reply: Reply) -> Reply {
+pub fn convert_reply_for_mode(mode: StructuredMode, request: &Request, reply: Reply) -> Reply {
     let reply = match mode {
-        StructuredOutputMode::Plain | StructuredOutputMode::Native | StructuredOutputMode::Prompt => {
+        StructuredMode::Auto | StructuredMode::Native | StructuredMode::Prompt => {
             extract_text_calls(request, reply)
         }
-        StructuredOutputMode::Submit => {
-            submit::convert_answer_tool_call(extract_text_calls(&submit::add_answer_tool(request), reply))
+        StructuredMode::Tool => {
+            convert_answer_tool_call(extract_text_calls(&add_answer_tool(request), reply))
         }
-        StructuredOutputMode::Envelope => envelope::convert_envelope_reply(request, reply),
+        StructuredMode::Envelope => envelope::convert_envelope_reply(request, reply),
     };
     normalize_answer_text(request, reply)
 }
@@ -198,33 +162,125 @@ fn remove_optional_nulls(schema: &Value, text: &str) -> Option<String> {
     (plain != value).then(|| plain.to_string())
 }
 
-/// Forwards deltas to the listener, except for the text of an envelope and the tool call that is the answer.
-struct StructuredDeltaFilter<'a> {
-    mode: StructuredOutputMode,
-    listener: &'a dyn DeltaListener,
+/// Returns `true` for the deltas that callers do not see: the text of an envelope, and the tool call that is the answer.
+pub(crate) fn is_hidden(mode: StructuredMode, delta: Delta<'_>) -> bool {
+    match delta {
+        Delta::Text(_) => mode == StructuredMode::Envelope,
+        Delta::Call(name) => mode == StructuredMode::Tool && name == ANSWER_TOOL_NAME,
+        Delta::Reasoning(_)
+        | Delta::Restart
+        | Delta::Waiting(_)
+        | Delta::Sending
+        | Delta::Sent(_)
+        | Delta::Hidden => false,
+    }
 }
 
-impl DeltaListener for StructuredDeltaFilter<'_> {
-    fn on_delta(&self, delta: Delta<'_>) {
-        let hidden = match (self.mode, delta) {
-            (StructuredOutputMode::Envelope, Delta::Text(_)) => true,
-            (StructuredOutputMode::Submit, Delta::Call(name)) => submit::is_answer_tool(name),
-            (
-                _,
-                Delta::Text(_)
-                | Delta::Reasoning(_)
-                | Delta::Call(_)
-                | Delta::Restart
-                | Delta::Waiting(_)
-                | Delta::Sending
-                | Delta::Sent(_)
-                | Delta::Hidden,
-            ) => false,
+fn add_answer_tool(request: &Request) -> Request {
+    let mut rewritten = request.clone();
+    if let Some(answer) = rewritten.answer.take() {
+        rewritten.system = format!(
+            "{}\n\nWhen you are done, call `{ANSWER_TOOL_NAME}` once with your whole answer. Do not write the answer as text.",
+            rewritten.system
+        );
+        rewritten.tools.push(ToolSpec {
+            name: ANSWER_TOOL_NAME.to_owned(),
+            description: format!("Submit your final answer ({}). This ends the task.", answer.name).into(),
+            schema: answer.schema.into(),
+        });
+    }
+    rewritten
+}
+
+/// Extracts the answer. An answer next to other calls does not count: it was given before their results. The provider
+/// state is dropped because it refers to a tool call that the conversation does not contain.
+fn convert_answer_tool_call(mut reply: Reply) -> Reply {
+    let (mut answers, calls): (Vec<ToolCall>, Vec<ToolCall>) =
+        std::mem::take(&mut reply.calls).into_iter().partition(|call| call.name == ANSWER_TOOL_NAME);
+    reply.calls = calls;
+    if answers.is_empty() {
+        return reply;
+    }
+    reply.provider_state = None;
+    if reply.calls.is_empty() {
+        reply.text = answers.swap_remove(0).arguments;
+        reply.finish =
+            if reply.finish == FinishReason::ToolCalls { FinishReason::Stop } else { reply.finish };
+    }
+    reply
+}
+
+fn add_schema_to_prompt(request: &Request) -> Request {
+    let mut rewritten = request.clone();
+    if let Some(answer) = rewritten.answer.take() {
+        rewritten.system = format!(
+            "{}\n\nWhen you are done, answer with one JSON object and nothing else: no text around it, no code \
+             fence. It must match this JSON Schema:\n{}",
+            rewritten.system, answer.schema
+        );
+    }
+    rewritten
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::{AnswerSchema, ToolSpec};
+
+    fn build_request(tools: bool, answer: Option<serde_json::Value>) -> Request {
+        let tool = || ToolSpec {
+            name: "t".into(),
+            description: "".into(),
+            schema: json!({"type": "object"}).into(),
         };
-        self.listener.on_delta(if hidden { Delta::Hidden } else { delta });
+        Request {
+            system: String::new(),
+            messages: Vec::new(),
+            tools: tools.then(tool).into_iter().collect(),
+            answer: answer.map(|schema| AnswerSchema { name: "a".into(), schema }),
+            max_output_tokens: 1,
+        }
     }
 
-    fn provider_deadline(&self) -> Option<&ProviderDeadline> {
-        self.listener.provider_deadline()
+    fn output_support(structured: bool, tools_with_structured: bool, grammar: bool) -> OutputSupport {
+        OutputSupport { structured, tools_with_structured, grammar }
+    }
+
+    #[test]
+    fn the_best_supported_mode_is_chosen() {
+        let closed = || Some(json!({"type": "object", "properties": {"x": {"type": "string"}}}));
+        let open = || Some(json!({"type": "object", "additionalProperties": {"type": "string"}}));
+        let (hosted, both, local) = (
+            output_support(true, false, false),
+            output_support(true, true, false),
+            output_support(true, false, true),
+        );
+        let nothing = output_support(false, false, false);
+        let auto = StructuredMode::Auto;
+        use StructuredMode::{Envelope, Native, Prompt, Tool};
+        let cases = [
+            ("text", build_request(false, None), auto, hosted, auto),
+            ("text with tools", build_request(true, None), auto, local, auto),
+            ("answer", build_request(false, closed()), auto, hosted, Native),
+            ("answer that can't be strict", build_request(false, open()), auto, hosted, Tool),
+            ("the same, by grammar", build_request(false, open()), auto, local, Native),
+            ("both, in one request", build_request(true, closed()), auto, both, Native),
+            ("both, not in one request", build_request(true, closed()), auto, hosted, Tool),
+            ("both, not strict", build_request(true, open()), auto, both, Tool),
+            ("both, small model", build_request(true, closed()), auto, local, Envelope),
+            ("answer, no schemas", build_request(false, closed()), auto, nothing, Tool),
+            ("both, no schemas", build_request(true, closed()), auto, nothing, Tool),
+            ("requested native", build_request(true, closed()), Native, local, Native),
+            ("wanted native, has none", build_request(false, closed()), Native, nothing, Tool),
+            ("requested tool", build_request(false, closed()), Tool, local, Tool),
+            ("wanted envelope", build_request(false, closed()), Envelope, both, Envelope),
+            ("requested prompt", build_request(true, closed()), Prompt, both, Prompt),
+            ("requested prompt, no answer", build_request(true, None), Prompt, both, auto),
+        ];
+        for (case, request, requested, support, mode) in cases {
+            assert_eq!(choose_mode(&request, requested, support), mode, "{case}");
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! The table of models: prices, context windows and abilities. The built-in prices are in `models.json`, with their dates; windows and
-//! abilities that no entry names follow from the families in [`crate::window`], [`crate::ability`] and [`crate::vision`]. The file in
+//! abilities that no entry names follow from [`crate::families`]. The file in
 //! `MILLRACE_PRICES` has the same format (JSON or YAML); each of its fields takes precedence over what is built in:
 //!
 //! ```yaml
@@ -20,9 +20,9 @@ use millrace_protocol::result::Usage;
 use serde::Deserialize;
 use tracing::info;
 
-use crate::ability::ModelAbility;
+use crate::model::ModelAbility;
 use crate::provider::Provider;
-use crate::window::MIN_WINDOW;
+use crate::selection::MIN_WINDOW;
 
 const BUILT_IN_MODELS_JSON: &str = include_str!("models.json");
 /// The vendors whose models OpenRouter resells at their own prices: OpenRouter's name for each, and ours.
@@ -52,36 +52,28 @@ struct ProviderModels {
 /// An entry of the table. A field that is absent is looked up in the sections that follow.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ModelEntry {
-    #[serde(default)]
+pub(crate) struct ModelEntry {
     input: Option<f64>,
-    #[serde(default)]
     output: Option<f64>,
-    #[serde(default)]
     cached: Option<f64>,
-    #[serde(default)]
     cache_write: Option<f64>,
-    #[serde(default)]
     long: Option<TokenRates>,
     /// The context window in tokens.
-    #[serde(default)]
-    context_window: Option<u64>,
+    pub(crate) context_window: Option<u64>,
     /// The ability that its prompts are written for.
-    #[serde(default)]
-    prompts: Option<ModelAbility>,
+    pub(crate) prompts: Option<ModelAbility>,
     /// `true` if it sees images.
-    #[serde(default)]
-    images: Option<bool>,
+    pub(crate) images: Option<bool>,
     /// `true` if it takes PDF files.
-    #[serde(default)]
-    pdf: Option<bool>,
+    pub(crate) pdf: Option<bool>,
 }
 
 impl ModelEntry {
     /// The price; `None` if the entry has none.
     fn price(&self) -> Option<ModelPrice> {
         let Self { cached, cache_write, long, .. } = *self;
-        Some(ModelPrice { input: self.input?, output: self.output?, cached, cache_write, long })
+        let rates = TokenRates { over: 0, input: self.input?, output: self.output?, cached, cache_write };
+        Some(ModelPrice { rates, long })
     }
 
     /// The mistake in the entry, if there is one.
@@ -102,11 +94,8 @@ impl ModelEntry {
 
 /// The price of a model in US dollars per million tokens, which is millionths of a dollar per token.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ModelPrice {
-    input: f64,
-    output: f64,
-    cached: Option<f64>,
-    cache_write: Option<f64>,
+struct ModelPrice {
+    rates: TokenRates,
     /// The rates of long requests.
     long: Option<TokenRates>,
 }
@@ -118,24 +107,8 @@ struct TokenRates {
     over: u64,
     input: f64,
     output: f64,
-    #[serde(default)]
     cached: Option<f64>,
-    #[serde(default)]
     cache_write: Option<f64>,
-}
-
-impl ModelPrice {
-    /// Returns the rates of a request with `sent` input tokens.
-    fn token_rates_for_prompt(&self, sent: u64) -> TokenRates {
-        let Self { input, output, cached, cache_write, long } = *self;
-        long.filter(|long| sent > long.over).unwrap_or(TokenRates {
-            over: 0,
-            input,
-            output,
-            cached,
-            cache_write,
-        })
-    }
 }
 
 /// The price of one created model, if known.
@@ -192,40 +165,26 @@ impl ModelTable {
     #[must_use]
     pub fn tariff_for_model(&self, provider: Provider, model: &str) -> ModelTariff {
         let price = self
-            .find_price(provider.price_table_section(), model)
+            .find_price(provider.table_section, model)
             .or_else(|| self.find_resold_price(provider, model));
-        if price.is_none() && !provider.is_local() {
+        if price.is_none() && !provider.dialect.is_local {
             log_unknown_price_once(provider, model);
         }
         ModelTariff(price)
     }
 
-    /// Returns the context window of a provider's model in tokens; `None` if no entry names it.
-    #[must_use]
-    pub fn window_of_model(&self, provider: Provider, model: &str) -> Option<u64> {
-        self.find(provider.price_table_section(), model, |entry| entry.context_window)
-    }
-
-    /// Returns the ability of a provider's model; `None` if no entry names it.
-    #[must_use]
-    pub fn ability_of_model(&self, provider: Provider, model: &str) -> Option<ModelAbility> {
-        self.find(provider.price_table_section(), model, |entry| entry.prompts)
-    }
-
-    /// Returns `true` if a provider's model sees images; `None` if no entry says so or not.
-    #[must_use]
-    pub fn images_of_model(&self, provider: Provider, model: &str) -> Option<bool> {
-        self.find(provider.price_table_section(), model, |entry| entry.images)
-    }
-
-    /// Returns `true` if a provider's model takes PDF files; `None` if no entry says so or not.
-    #[must_use]
-    pub fn pdf_of_model(&self, provider: Provider, model: &str) -> Option<bool> {
-        self.find(provider.price_table_section(), model, |entry| entry.pdf)
+    /// Returns a field of the entry of a provider's model; `None` if no entry has it.
+    pub(crate) fn field_of<T>(
+        &self,
+        provider: Provider,
+        model: &str,
+        field: impl Fn(&ModelEntry) -> Option<T>,
+    ) -> Option<T> {
+        self.find(provider.table_section, model, field)
     }
 
     fn find_resold_price(&self, provider: Provider, model: &str) -> Option<ModelPrice> {
-        let (maker, model) = model.split_once('/').filter(|_| provider.is_reseller())?;
+        let (maker, model) = model.split_once('/').filter(|_| provider.is_reseller)?;
         let (_, ours) = RESOLD_MAKERS.into_iter().find(|(theirs, _)| *theirs == maker)?;
         self.find_price(ours, model).or_else(|| self.find_price(ours, &model.replace('.', "-")))
     }
@@ -262,7 +221,7 @@ fn strip_date_suffix(model: &str) -> Option<&str> {
 
 fn log_unknown_price_once(provider: Provider, model: &str) {
     static LOGGED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
-    let name = format!("{}:{model}", provider.name());
+    let name = format!("{}:{model}", provider.name);
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
     if logged.get_or_insert_default().insert(name.clone()) {
         info!(
@@ -285,7 +244,7 @@ impl ModelTariff {
         let Some(price) = self.0 else {
             return 0;
         };
-        let rates = price.token_rates_for_prompt(usage.input_tokens);
+        let rates = price.long.filter(|long| usage.input_tokens > long.over).unwrap_or(price.rates);
         let (cached, written) = (usage.cached_tokens, usage.cache_write_tokens);
         let plain = usage.input_tokens.saturating_sub(cached).saturating_sub(written);
         let parts = [
@@ -323,7 +282,7 @@ mod tests {
             assert!(section.source.starts_with("https://"), "{section:?}");
             assert!(section.as_of.year() >= 2026 && !section.models.is_empty(), "{section:?}");
             for (model, entry) in section.models {
-                let ModelPrice { input, output, cached, .. } = entry.price().unwrap();
+                let TokenRates { input, output, cached, .. } = entry.price().unwrap().rates;
                 assert!(
                     input > 0.0 && output >= input && cached.is_none_or(|cached| cached < input),
                     "{model}"
@@ -381,10 +340,10 @@ mod tests {
         std::fs::write(&path, format!("{section}{entry}")).unwrap();
         let table = ModelTable::load_with_overrides(&path).unwrap();
         let (provider, dated) = (openai, "gpt-4o-2024-08-06");
-        assert_eq!(table.window_of_model(provider, dated), Some(9_000));
-        assert_eq!(table.ability_of_model(provider, dated), Some(ModelAbility::Small));
-        assert_eq!(table.images_of_model(provider, dated), Some(false));
-        assert_eq!(table.window_of_model(provider, "gpt-4o-mini"), None);
+        assert_eq!(table.field_of(provider, dated, |entry| entry.context_window), Some(9_000));
+        assert_eq!(table.field_of(provider, dated, |entry| entry.prompts), Some(ModelAbility::Small));
+        assert_eq!(table.field_of(provider, dated, |entry| entry.images), Some(false));
+        assert_eq!(table.field_of(provider, "gpt-4o-mini", |entry| entry.context_window), None);
         let cost = table.tariff_for_model(provider, dated).cost_micros(&build_usage(1_000_000, 0, 0, 0));
         assert_eq!(cost, 2_500_000, "an entry without a price keeps the built-in one");
         for (entry, expected) in [

@@ -3,14 +3,32 @@
 
 use serde_json::{Map, Value, json};
 
-use super::finish::parse_finish_reason;
-use super::provider_state::{MessagePart, MessagePartOrder, restore_message_parts};
-use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
-use super::{
-    EventOutcome, ModelEndpoint, StreamParser, anthropic, images_after_results, introduce_images,
-    read_number_at, read_text_at, tools_sorted_by_name,
+use super::anthropic;
+use super::conversation::CallIdForm;
+use super::endpoint::{EventOutcome, Framing, ModelEndpoint, WireApi};
+use super::json::{items_of, json_to_text, read_number_at, read_text_at, set_field};
+use super::reply::{
+    MessagePart, Part, ReplyBuilder, parse_arguments_object, read_usage, restore_message_parts,
 };
-use crate::model::{Delta, DeltaListener, FinishReason, Image, Message, Reply, Request};
+use super::turns::{
+    images_after_results, merge_turns, previously_called_tools, tools_to_json, turns_to_json,
+};
+use crate::model::{Image, Message, Request};
+
+pub(super) const API: WireApi = WireApi {
+    framing: Framing::Frames,
+    // A model's name may be an ARN.
+    url: |endpoint, base| {
+        let model = endpoint.model.replace(':', "%3A").replace('/', "%2F");
+        format!("{base}/model/{model}/converse-stream")
+    },
+    key_header: None,
+    call_ids: CallIdForm::Word(64),
+    structured: |_| (false, false),
+    takes_pdf: |_| Some(false),
+    build_request_body,
+    read_event,
+};
 
 /// The makers whose models have settings of their own, by a part of the model's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,50 +52,40 @@ impl Maker {
     }
 }
 
-pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
-    let mut body = json!({"messages": turns_to_json(endpoint, request)});
+fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
+    let messages = (0..request.messages.len()).map(|at| role_and_blocks(endpoint, &request.messages, at));
+    let mut body = json!({"messages": turns_to_json(merge_turns(messages))});
     if !request.system.is_empty() {
         body["system"] = json!([{"text": request.system}]);
     }
     let tool = |name: &str, description: Option<&str>, schema: &Value| {
         let mut spec = json!({"name": name, "inputSchema": {"json": schema}});
-        description.into_iter().for_each(|text| spec["description"] = json!(text));
+        set_field(&mut spec, "description", description.filter(|text| !text.is_empty()));
         json!({ "toolSpec": spec })
     };
-    let mut tools: Vec<Value> = tools_sorted_by_name(request)
-        .into_iter()
-        .map(|it| tool(&it.name, Some(&*it.description).filter(|text| !text.is_empty()), &it.schema))
-        .collect();
-    if tools.is_empty() {
-        let any = json!({"type": "object"});
-        tools = anthropic::previously_called_tools(request).iter().map(|it| tool(it, None, &any)).collect();
-    }
-    if !tools.is_empty() {
-        body["toolConfig"] = json!({ "tools": tools });
-    }
+    let offered = tools_to_json(request, |it| tool(&it.name, Some(&it.description), &it.schema));
+    let any = json!({"type": "object"});
+    let called = previously_called_tools(request).into_iter().map(|it| tool(it, None, &any));
+    let tools = offered.unwrap_or_else(|| called.collect());
+    set_field(&mut body, "toolConfig", (tools != json!([])).then(|| json!({ "tools": tools })));
     set_inference_fields(endpoint, request, &mut body);
     body
 }
 
 /// Sets sampling, the length of the reply and reasoning. Amazon's models accept no limits with the highest effort.
 fn set_inference_fields(endpoint: &ModelEndpoint, request: &Request, body: &mut Value) {
-    let (maker, settings) = (Maker::of_model(&endpoint.model), &endpoint.settings);
-    let effort = endpoint.reasoning_effort().filter(|effort| !matches!(*effort, "none" | "off"));
+    let maker = Maker::of_model(&endpoint.model);
     let mut fields = json!({"max_tokens": endpoint.max_output_tokens(request).max(1)});
     match maker {
         Maker::Anthropic => anthropic::set_reasoning_fields(endpoint, &mut fields),
-        Maker::Amazon | Maker::OpenAi | Maker::Other => {
-            for (name, value) in [("temperature", settings.temperature), ("top_p", settings.top_p)] {
-                value.into_iter().for_each(|value| fields[name] = json!(value));
-            }
-        }
+        Maker::Amazon | Maker::OpenAi | Maker::Other => endpoint.set_sampling(&mut fields, "top_p"),
     }
     let mut limits = Map::new();
     for (theirs, ours) in [("maxTokens", "max_tokens"), ("temperature", "temperature"), ("topP", "top_p")] {
         let value = fields.as_object_mut().and_then(|fields| fields.remove(ours));
         value.into_iter().for_each(|value| drop(limits.insert(theirs.to_owned(), value)));
     }
-    match (maker, effort) {
+    match (maker, endpoint.wanted_effort()) {
         (Maker::Amazon, Some(effort)) => {
             let level = match effort {
                 "minimal" | "low" => "low",
@@ -93,33 +101,11 @@ fn set_inference_fields(endpoint: &ModelEndpoint, request: &Request, body: &mut 
         (Maker::OpenAi, Some(effort)) => fields["reasoning"] = json!({ "effort": effort }),
         (Maker::Anthropic | Maker::Other, _) | (_, None) => {}
     }
-    if !limits.is_empty() {
-        body["inferenceConfig"] = Value::Object(limits);
-    }
-    if fields.as_object().is_some_and(|fields| !fields.is_empty()) {
-        body["additionalModelRequestFields"] = fields;
-    }
+    set_field(body, "inferenceConfig", Some(limits).filter(|limits| !limits.is_empty()));
+    set_field(body, "additionalModelRequestFields", Some(fields).filter(|fields| *fields != json!({})));
 }
 
-/// Converts the conversation to turns. Consecutive messages of the same role are merged, because roles must alternate.
-fn turns_to_json(endpoint: &ModelEndpoint, request: &Request) -> Vec<Value> {
-    let mut turns: Vec<(&str, Vec<Value>)> = Vec::new();
-    for at in 0..request.messages.len() {
-        let (role, blocks) = role_and_content_blocks(endpoint, &request.messages, at);
-        match turns.last_mut() {
-            _ if blocks.is_empty() => {}
-            Some((last, existing)) if *last == role => existing.extend(blocks),
-            Some(_) | None => turns.push((role, blocks)),
-        }
-    }
-    turns.into_iter().map(|(role, content)| json!({"role": role, "content": content})).collect()
-}
-
-fn role_and_content_blocks(
-    endpoint: &ModelEndpoint,
-    messages: &[Message],
-    at: usize,
-) -> (&'static str, Vec<Value>) {
+fn role_and_blocks(endpoint: &ModelEndpoint, messages: &[Message], at: usize) -> (&'static str, Vec<Value>) {
     match &messages[at] {
         Message::User { text } => ("user", text_block(text).into_iter().collect()),
         Message::Assistant { text, calls, provider_state } => {
@@ -130,13 +116,12 @@ fn role_and_content_blocks(
             let content: Vec<Value> = text_block(&result.text).into_iter().collect();
             let mut block = json!({"toolUseId": result.call_id, "content": content});
             // Models of other makers reject the status.
-            if result.is_error && matches!(Maker::of_model(&endpoint.model), Maker::Anthropic | Maker::Amazon)
-            {
-                block["status"] = json!("error");
-            }
-            let images = images_after_results(messages, at);
-            let text = (!images.is_empty()).then(|| json!({"text": introduce_images(&images)}));
-            let images = images.into_iter().enumerate().map(|(number, image)| image_block(number, image));
+            let takes_status = matches!(Maker::of_model(&endpoint.model), Maker::Anthropic | Maker::Amazon);
+            set_field(&mut block, "status", (result.is_error && takes_status).then_some("error"));
+            let (text, images) = images_after_results(messages, at).unzip();
+            let text = text.map(|text| json!({ "text": text }));
+            let images = images.into_iter().flatten().enumerate();
+            let images = images.map(|(number, image)| image_block(number, image));
             ("user", [json!({ "toolResult": block })].into_iter().chain(text).chain(images).collect())
         }
     }
@@ -171,164 +156,79 @@ fn image_block(number: usize, image: &Image) -> Value {
     json!({"document": {"format": format, "name": format!("{stem}-{}", number + 1), "source": source}})
 }
 
-/// Parses a response.
-pub(super) struct BedrockParser {
-    builder: ReplyBuilder,
-    model: String,
-    blocks: Vec<StreamedBlock>,
-}
-
-/// A content block that is being streamed.
-struct StreamedBlock {
-    place: u64,
-    content: StreamedContent,
-}
-
-enum StreamedContent {
-    Text(usize),
-    Call,
-    Reasoning { text: String, signature: String, redacted: String },
-}
-
-impl BedrockParser {
-    pub(super) fn new(request: &Request, model: String) -> Self {
-        Self { builder: ReplyBuilder::new(request), model, blocks: Vec::new() }
+fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcome, Value> {
+    // A refused request has only a message.
+    if ["error", "message"].iter().any(|name| event.get(*name).is_some()) {
+        return Err(event.clone());
     }
-
-    /// Returns the block at a place, which may begin without an event of its own.
-    fn block_at(&mut self, place: u64, new: StreamedContent) -> &mut StreamedContent {
-        let at = self.blocks.iter().position(|block| block.place == place).unwrap_or_else(|| {
-            self.blocks.push(StreamedBlock { place, content: new });
-            self.blocks.len() - 1
+    let start = &event["contentBlockStart"];
+    if start["start"]["toolUse"].is_object() {
+        push_call(read_number_at(start, "/contentBlockIndex"), &start["start"]["toolUse"], "", reply);
+    }
+    let delta = &event["contentBlockDelta"];
+    read_delta(read_number_at(delta, "/contentBlockIndex"), &delta["delta"], reply);
+    // A response that was not streamed.
+    for (place, block) in (0..).zip(items_of(&event["output"]["message"]["content"])) {
+        let call = &block["toolUse"];
+        match call.is_object() {
+            true => push_call(place, call, &json_to_text(&call["input"]), reply),
+            false => read_delta(place, block, reply),
+        }
+    }
+    for end in [&event["messageStop"], event] {
+        reply.set_finish(read_text_at(end, "/stopReason"))?;
+    }
+    if reply.finish.is_some() {
+        // Reasoning without a signature cannot return.
+        let unsigned = json!("");
+        reply.parts.retain(|(_, part)| match part {
+            Part::Opaque(item) => item.pointer(SIGNED_TEXT).is_none_or(|text| text["signature"] != unsigned),
+            Part::Text { .. } | Part::Call { .. } => true,
         });
-        &mut self.blocks[at].content
     }
-
-    fn start_call(&mut self, place: u64, call: &Value, arguments: &str, listener: &dyn DeltaListener) {
-        self.block_at(place, StreamedContent::Call);
-        let (id, name) = (read_text_at(call, "/toolUseId"), read_text_at(call, "/name"));
-        self.builder
-            .push_call_fragment(&ToolCallFragment { index: Some(place), id, name, arguments }, listener);
-    }
-
-    fn handle_text(&mut self, place: u64, text: &str, listener: &dyn DeltaListener) {
-        if let StreamedContent::Text(bytes) = self.block_at(place, StreamedContent::Text(0)) {
-            *bytes += text.len();
-            self.builder.push_text(text, listener);
+    match [&event["metadata"]["usage"], &event["usage"]].into_iter().find(|usage| usage.is_object()) {
+        Some(usage) => {
+            // Tokens read from a cache and written to it are counted apart from the rest.
+            let [cached, written] = ["/cacheReadInputTokens", "/cacheWriteInputTokens"];
+            let input = ["/inputTokens", cached, written];
+            reply.usage = read_usage(usage, &input, &["/outputTokens"], [cached, written, ""]);
+            Ok(EventOutcome::Complete)
         }
-    }
-
-    /// Appends to reasoning. A complete response has its text and signature one level deeper.
-    fn handle_reasoning(&mut self, place: u64, reasoning: &Value, listener: &dyn DeltaListener) {
-        let read = |name: &str| {
-            let text = read_text_at(reasoning, name);
-            if text.is_empty() { read_text_at(&reasoning["reasoningText"], name) } else { text }
-        };
-        let new = String::new;
-        let block = StreamedContent::Reasoning { text: new(), signature: new(), redacted: new() };
-        if let StreamedContent::Reasoning { text, signature, redacted } = self.block_at(place, block) {
-            text.push_str(read("/text"));
-            signature.push_str(read("/signature"));
-            redacted.push_str(read("/redactedContent"));
-        }
-        if !read("/text").is_empty() {
-            listener.on_delta(Delta::Reasoning(read("/text")));
-        }
-    }
-
-    fn handle_delta(&mut self, place: u64, delta: &Value, listener: &dyn DeltaListener) {
-        if let Some(text) = delta["text"].as_str() {
-            self.handle_text(place, text, listener);
-        } else if delta["toolUse"].is_object() {
-            let arguments = read_text_at(delta, "/toolUse/input");
-            self.start_call(place, &Value::Null, arguments, listener);
-        } else if delta["reasoningContent"].is_object() {
-            self.handle_reasoning(place, &delta["reasoningContent"], listener);
-        }
-    }
-
-    /// Reads a response that was not streamed.
-    fn read_whole_message(&mut self, message: &Value, listener: &dyn DeltaListener) {
-        let content = message["content"].as_array().map_or(&[][..], Vec::as_slice);
-        for (place, block) in (0..).zip(content) {
-            let call = &block["toolUse"];
-            match call.is_object() {
-                true => self.start_call(place, call, &json_to_text(&call["input"]), listener),
-                false => self.handle_delta(place, block, listener),
-            }
-        }
-    }
-
-    /// Records usage; tokens read from a cache and written to it are counted apart from the rest.
-    fn record_usage(&mut self, usage: &Value) {
-        let ours = &mut self.builder.usage;
-        ours.cached_tokens = read_number_at(usage, "/cacheReadInputTokens");
-        ours.cache_write_tokens = read_number_at(usage, "/cacheWriteInputTokens");
-        let all_cached = ours.cached_tokens.saturating_add(ours.cache_write_tokens);
-        ours.input_tokens = read_number_at(usage, "/inputTokens").saturating_add(all_cached);
-        ours.output_tokens = read_number_at(usage, "/outputTokens");
-    }
-
-    fn record_part_order(&self) -> MessagePartOrder {
-        let mut order = MessagePartOrder::default();
-        for block in &self.blocks {
-            match &block.content {
-                StreamedContent::Text(bytes) => order.add_text(*bytes, None),
-                StreamedContent::Call => order.add_call(None),
-                StreamedContent::Reasoning { redacted, .. } if !redacted.is_empty() => {
-                    order.add_opaque_item(json!({"reasoningContent": {"redactedContent": redacted}}));
-                }
-                // Reasoning without a signature cannot return.
-                StreamedContent::Reasoning { signature, .. } if signature.is_empty() => {}
-                StreamedContent::Reasoning { text, signature, .. } => {
-                    let text = json!({"text": text, "signature": signature});
-                    order.add_opaque_item(json!({"reasoningContent": {"reasoningText": text}}));
-                }
-            }
-        }
-        order
+        None => Ok(EventOutcome::Continue),
     }
 }
 
-impl StreamParser for BedrockParser {
-    fn handle_event(&mut self, event: &Value, listener: &dyn DeltaListener) -> Result<EventOutcome, Value> {
-        // A refused request has only a message.
-        if ["error", "message"].iter().any(|name| event.get(*name).is_some()) {
-            return Err(event.clone());
-        }
-        let start = &event["contentBlockStart"];
-        if start["start"]["toolUse"].is_object() {
-            let place = read_number_at(start, "/contentBlockIndex");
-            self.start_call(place, &start["start"]["toolUse"], "", listener);
-        }
-        let delta = &event["contentBlockDelta"];
-        self.handle_delta(read_number_at(delta, "/contentBlockIndex"), &delta["delta"], listener);
-        self.read_whole_message(&event["output"]["message"], listener);
-        for end in [&event["messageStop"], event] {
-            let finish = parse_finish_reason(&self.model, read_text_at(end, "/stopReason"))?;
-            self.builder.finish = finish.or(self.builder.finish);
-        }
-        match [&event["metadata"]["usage"], &event["usage"]].into_iter().find(|usage| usage.is_object()) {
-            Some(usage) => {
-                self.record_usage(usage);
-                Ok(EventOutcome::Complete)
-            }
-            None => Ok(EventOutcome::Continue),
-        }
-    }
+fn push_call(place: u64, call: &Value, arguments: &str, reply: &mut ReplyBuilder<'_>) {
+    reply.push_call_at(place, read_text_at(call, "/toolUseId"), read_text_at(call, "/name"), arguments);
+}
 
-    fn is_complete(&self) -> bool {
-        self.builder.finish.is_some()
+fn read_delta(place: u64, delta: &Value, reply: &mut ReplyBuilder<'_>) {
+    if let Some(text) = delta["text"].as_str() {
+        reply.push_text_at(place, text);
+    } else if delta["toolUse"].is_object() {
+        push_call(place, &Value::Null, read_text_at(delta, "/toolUse/input"), reply);
+    } else if delta["reasoningContent"].is_object() {
+        read_reasoning(place, &delta["reasoningContent"], reply);
     }
+}
 
-    fn into_reply(self: Box<Self>) -> Option<Reply> {
-        let order = self.record_part_order();
-        let mut reply = self.builder.build()?;
-        // Truncated reasoning has no signature.
-        let is_complete = matches!(reply.finish, FinishReason::Stop | FinishReason::ToolCalls);
-        reply.provider_state =
-            Some(order).filter(|_| is_complete).and_then(|order| order.into_provider_state(&self.model));
-        Some(reply)
+/// The place of reasoning and its signature in an item.
+const SIGNED_TEXT: &str = "/reasoningContent/reasoningText";
+
+/// Appends to reasoning. A complete response has its text and signature one level deeper.
+fn read_reasoning(place: u64, reasoning: &Value, reply: &mut ReplyBuilder<'_>) {
+    let redacted = read_text_at(reasoning, "/redactedContent");
+    if !redacted.is_empty() {
+        reply.part_at(place, Part::Opaque(json!({"reasoningContent": {"redactedContent": ""}})));
+        return reply.append_to_item(place, "/reasoningContent", "redactedContent", redacted);
+    }
+    let item = json!({"reasoningContent": {"reasoningText": {"text": "", "signature": ""}}});
+    reply.part_at(place, Part::Opaque(item));
+    for source in [reasoning, &reasoning["reasoningText"]] {
+        let text = read_text_at(source, "/text");
+        reply.append_to_item(place, SIGNED_TEXT, "text", text);
+        reply.append_to_item(place, SIGNED_TEXT, "signature", read_text_at(source, "/signature"));
+        reply.push_reasoning(text);
     }
 }
 

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 
-use super::reply_builder::{GENERATED_ID_PREFIX, parse_arguments_object};
+use super::reply::{GENERATED_ID_PREFIX, parse_arguments_object};
 use crate::model::{Message, ProviderState, Request, ToolCall, ToolResult};
 
 /// The message of the user where a provider demands one and the conversation has none.

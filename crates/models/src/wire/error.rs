@@ -40,92 +40,39 @@ enum ErrorClass {
 }
 
 /// Codes with a single meaning. The first one found decides.
-const CLASS_BY_ERROR_CODE: [(&str, ErrorClass); 34] = [
-    ("context_length_exceeded", ErrorClass::ContextOverflow),
-    ("exceed_context_size_error", ErrorClass::ContextOverflow),
-    ("context_window_exceeded", ErrorClass::ContextOverflow),
-    ("string_above_max_length", ErrorClass::ContextOverflow),
-    ("request_too_large", ErrorClass::ContextOverflow),
-    ("content_filter", ErrorClass::ContentFilter),
-    ("content_policy_violation", ErrorClass::ContentFilter),
-    ("responsibleaipolicyviolation", ErrorClass::ContentFilter),
-    ("invalid_prompt", ErrorClass::ContentFilter),
-    ("moderation", ErrorClass::ContentFilter),
-    ("insufficient_quota", ErrorClass::Quota),
-    ("billing", ErrorClass::Quota),
-    ("credit_balance", ErrorClass::Quota),
-    ("invalid_api_key", ErrorClass::Authentication),
-    ("api_key_invalid", ErrorClass::Authentication),
-    ("authentication", ErrorClass::Authentication),
-    ("unauthenticated", ErrorClass::Authentication),
-    ("permission", ErrorClass::Authentication),
-    ("rate_limit", ErrorClass::RateLimited),
-    ("too_many_requests", ErrorClass::RateLimited),
-    ("resource_exhausted", ErrorClass::RateLimited),
-    ("tokens_per_min", ErrorClass::RateLimited),
-    ("throttling", ErrorClass::RateLimited),
-    ("overloaded", ErrorClass::Overloaded),
-    ("slow_down", ErrorClass::Overloaded),
-    ("server_error", ErrorClass::Overloaded),
-    ("internal_error", ErrorClass::Overloaded),
-    ("api_error", ErrorClass::Overloaded),
-    ("unavailable", ErrorClass::Overloaded),
-    ("timeout", ErrorClass::Overloaded),
-    ("not_found", ErrorClass::BadRequest),
-    ("invalid_request", ErrorClass::BadRequest),
-    ("badrequest", ErrorClass::BadRequest),
-    ("validationexception", ErrorClass::BadRequest),
+const CLASS_BY_ERROR_CODE: [(ErrorClass, &str); 7] = [
+    (
+        ErrorClass::ContextOverflow,
+        "context_length_exceeded exceed_context_size_error context_window_exceeded string_above_max_length request_too_large",
+    ),
+    (
+        ErrorClass::ContentFilter,
+        "content_filter content_policy_violation responsibleaipolicyviolation invalid_prompt moderation",
+    ),
+    (ErrorClass::Quota, "insufficient_quota billing credit_balance"),
+    (ErrorClass::Authentication, "invalid_api_key api_key_invalid authentication unauthenticated permission"),
+    (ErrorClass::RateLimited, "rate_limit too_many_requests resource_exhausted tokens_per_min throttling"),
+    (
+        ErrorClass::Overloaded,
+        "overloaded slow_down server_error internal_error api_error unavailable timeout",
+    ),
+    (ErrorClass::BadRequest, "not_found invalid_request badrequest validationexception"),
 ];
 
 /// Phrases that mean that the conversation is too long, in lower case.
-const PROMPT_TOO_LONG_PHRASES: [&str; 27] = [
-    "context length",
-    "maximum context",
-    "max context",
-    "prompt is too long",
-    "too many tokens",
-    "context overflow",
-    "exceeds the context",
-    "exceed the context",
-    "exceeds context",
-    "exceed context",
-    "exceeds the available context size",
-    "context the overflows",
-    "larger context",
-    "token limit",
-    "context window",
-    "context size",
-    "context_length",
-    "input is too long",
-    "input length",
-    "input token count",
-    "input tokens exceed",
-    "maximum prompt length",
-    "maximum number of tokens",
-    "reduce the length of the messages",
-    "request too large for",
-    "prompt too long",
-    "n_ctx",
-];
+const PROMPT_TOO_LONG_PHRASES: &str = "context length|maximum context|max context|prompt is too long|too many tokens|\
+    context overflow|exceeds the context|exceed the context|exceeds context|exceed context|\
+    exceeds the available context size|context the overflows|larger context|token limit|context window|context size|\
+    context_length|input is too long|input length|input token count|input tokens exceed|maximum prompt length|\
+    maximum number of tokens|reduce the length of the messages|request too large for|prompt too long|n_ctx";
 
 /// Phrases that mean that the content was refused.
-const CONTENT_REFUSED_PHRASES: [&str; 6] = [
-    "content management policy",
-    "content filter",
-    "content policy",
-    "usage policy",
-    "requires moderation",
-    "was flagged",
-];
+const CONTENT_REFUSED_PHRASES: &str =
+    "content management policy|content filter|content policy|usage policy|requires moderation|was flagged";
 
 /// Phrases that mean that the account has no credit.
-const NO_CREDIT_PHRASES: [&str; 5] = [
-    "credit balance",
-    "insufficient credit",
-    "exceeded your current quota",
-    "billing",
-    "insufficient balance",
-];
+const NO_CREDIT_PHRASES: &str =
+    "credit balance|insufficient credit|exceeded your current quota|billing|insufficient balance";
 
 impl ProviderError {
     /// Parses an error body: one of the known JSON formats, or else plain text.
@@ -153,13 +100,14 @@ impl ProviderError {
 
     fn classify(&self) -> ErrorClass {
         let words = self.message.to_lowercase();
-        let says = |phrases: &[&str]| phrases.iter().any(|some| words.contains(some));
+        let says = |phrases: &str| phrases.split('|').any(|some| words.contains(some));
         // Status 429 with a message about length: a single request exceeds the account's tokens per minute. Waiting never
         // helps, a shorter conversation does. Other messages about tokens concern the rate.
-        let is_length = says(&PROMPT_TOO_LONG_PHRASES)
+        let is_length = says(PROMPT_TOO_LONG_PHRASES)
             && (self.status != Some(429) || words.contains("request too large for"));
+        let has_code = |codes: &str| codes.split(' ').any(|code| self.codes.contains(code));
         let by_code =
-            CLASS_BY_ERROR_CODE.iter().find(|(code, _)| self.codes.contains(code)).map(|(_, class)| *class);
+            CLASS_BY_ERROR_CODE.into_iter().find(|(_, codes)| has_code(codes)).map(|(class, _)| class);
         match (by_code, self.status) {
             (Some(ErrorClass::ContextOverflow), _) | (_, Some(413)) => ErrorClass::ContextOverflow,
             (Some(ErrorClass::ContentFilter), _) => ErrorClass::ContentFilter,
@@ -167,10 +115,10 @@ impl ProviderError {
             (_, status) if status_may_mean_prompt_too_long(status) && is_length => {
                 ErrorClass::ContextOverflow
             }
-            (_, status) if is_client_error_status(status) && says(&CONTENT_REFUSED_PHRASES) => {
+            (_, status) if is_client_error_status(status) && says(CONTENT_REFUSED_PHRASES) => {
                 ErrorClass::ContentFilter
             }
-            (_, status) if is_client_error_status(status) && says(&NO_CREDIT_PHRASES) => ErrorClass::Quota,
+            (_, status) if is_client_error_status(status) && says(NO_CREDIT_PHRASES) => ErrorClass::Quota,
             (Some(ErrorClass::Authentication), _) | (_, Some(401 | 403)) => ErrorClass::Authentication,
             (_, Some(429)) => ErrorClass::RateLimited,
             (_, Some(408 | 409 | 425 | 500..)) => ErrorClass::Overloaded,

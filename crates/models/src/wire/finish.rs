@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::{Value, json};
 use tracing::warn;
 
-use super::read_text_at;
+use super::json::read_text_at;
 use crate::model::FinishReason;
 
 /// The maximum number of unknown reasons that are logged, so that a server can't fill the log or the memory.
@@ -31,87 +31,36 @@ enum Meaning {
 use FinishReason::{ContentFilter, Length, Stop, ToolCalls};
 use Meaning::{Finished, Interrupted, Unfinished, WindowExceeded};
 
-/// The known reasons, in lower case and without punctuation.
-const KNOWN: [(Meaning, &[&str]); 7] = [
-    (Unfinished, &["", "null", "none", "finishreasonunspecified"]),
+/// The known reasons, in lower case and without punctuation. Gemini's and Bedrock's reasons for a call that the model wrote wrongly
+/// are among those of a complete reply: the call is left out.
+const KNOWN: [(Meaning, &str); 7] = [
+    (Unfinished, "null none finishreasonunspecified"),
     (
         Finished(Stop),
-        &[
-            "stop",
-            "endturn",
-            "stopsequence",
-            "eos",
-            "eostoken",
-            "complete",
-            "completed",
-            "done",
-            "pauseturn",
-            // Ollama
-            "load",
-            "unload",
-            // Gemini and Bedrock: a call that the model wrote wrongly is left out
-            "language",
-            "other",
-            "malformedfunctioncall",
-            "unexpectedtoolcall",
-            "malformedmodeloutput",
-            "malformedtooluse",
-        ],
+        "stop endturn stopsequence eos eostoken complete completed done pauseturn load unload language other \
+         malformedfunctioncall unexpectedtoolcall malformedmodeloutput malformedtooluse",
     ),
-    (Finished(ToolCalls), &["toolcalls", "toolcall", "functioncall", "tooluse"]),
-    (
-        Finished(Length),
-        &["length", "maxtokens", "modellength", "maxoutputtokens", "maxcompletiontokens", "incomplete"],
-    ),
+    (Finished(ToolCalls), "toolcalls toolcall functioncall tooluse"),
+    (Finished(Length), "length maxtokens modellength maxoutputtokens maxcompletiontokens incomplete"),
     (
         Finished(ContentFilter),
-        &[
-            "contentfilter",
-            "contentfiltered",
-            "refusal",
-            "safety",
-            "sensitive",
-            "guardrailintervened",
-            "recitation",
-            "blocklist",
-            "prohibitedcontent",
-            "spii",
-            "imagesafety",
-        ],
+        "contentfilter contentfiltered refusal safety sensitive guardrailintervened recitation blocklist \
+         prohibitedcontent spii imagesafety",
     ),
-    (WindowExceeded, &["modelcontextwindowexceeded", "contextwindowexceeded", "contextlengthexceeded"]),
-    (Interrupted, &["error", "failed", "abort", "aborted", "cancelled", "insufficientsystemresource"]),
+    (WindowExceeded, "modelcontextwindowexceeded contextwindowexceeded contextlengthexceeded"),
+    (Interrupted, "error failed abort aborted cancelled insufficientsystemresource"),
 ];
 
 /// Parts of words that an unknown reason may have, in lower case. The first one found decides: a filter and an interruption
 /// also say which part of the reply they concern.
-const RESEMBLANCES: [(Meaning, &[&str]); 4] = [
+const RESEMBLANCES: [(Meaning, &str); 4] = [
     (
         Finished(ContentFilter),
-        &[
-            "filter", "safety", "block", "prohibit", "refus", "guard", "policy", "moderat", "sensitiv",
-            "violat", "censor", "harm",
-        ],
+        "filter safety block prohibit refus guard policy moderat sensitiv violat censor harm",
     ),
-    (
-        Interrupted,
-        &[
-            "error",
-            "fail",
-            "abort",
-            "cancel",
-            "interrupt",
-            "disconnect",
-            "timeout",
-            "overload",
-            "insufficient",
-        ],
-    ),
-    (
-        Finished(Length),
-        &["length", "token", "limit", "max", "trunc", "incomplete", "partial", "budget", "cutoff"],
-    ),
-    (Finished(ToolCalls), &["tool", "function"]),
+    (Interrupted, "error fail abort cancel interrupt disconnect timeout overload insufficient"),
+    (Finished(Length), "length token limit max trunc incomplete partial budget cutoff"),
+    (Finished(ToolCalls), "tool function"),
 ];
 
 /// Parses the reason in an event of a model; `None` if the model is still generating.
@@ -120,9 +69,12 @@ const RESEMBLANCES: [(Meaning, &[&str]); 4] = [
 /// The provider has ended the reply early; returned as an error in a provider's format.
 pub(super) fn parse_finish_reason(model: &str, reason: &str) -> Result<Option<FinishReason>, Value> {
     let word: String = reason.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect();
-    let known = KNOWN.iter().find(|(_, words)| words.contains(&word.as_str()));
-    let meaning =
-        known.map_or_else(|| interpret_unknown_reason(model, reason, &word), |(meaning, _)| *meaning);
+    let is_known = |(_, words): &&(Meaning, &str)| words.split(' ').any(|known| known == word);
+    let meaning = match KNOWN.iter().find(is_known) {
+        _ if word.is_empty() => Unfinished,
+        Some((meaning, _)) => *meaning,
+        None => interpret_unknown_reason(model, reason, &word),
+    };
     match meaning {
         Unfinished => Ok(None),
         Finished(finish) => Ok(Some(finish)),
@@ -147,7 +99,7 @@ pub(super) fn parse_incomplete_reason(model: &str, response: &Value) -> Result<F
 }
 
 fn interpret_unknown_reason(model: &str, reason: &str, word: &str) -> Meaning {
-    let resembles = |(_, parts): &&(Meaning, &[&str])| parts.iter().any(|part| word.contains(part));
+    let resembles = |(_, parts): &&(Meaning, &str)| parts.split(' ').any(|part| word.contains(part));
     let meaning = RESEMBLANCES.iter().find(resembles).map_or(Finished(Stop), |(meaning, _)| *meaning);
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
     if logged.len() < MAX_LOGGED && logged.insert((model.to_owned(), reason.to_owned())) {

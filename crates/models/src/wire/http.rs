@@ -6,11 +6,12 @@ use std::time::Duration;
 use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::secrets::{SecretRedactor, redact_text, remember_secrets};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret;
 use serde_json::Value;
 
+use super::endpoint::{Framing, ModelEndpoint, WireApi, WireProtocol};
 use super::events::{self, BodyFormat, EventStream, MAX_REPLY_BYTES, ResponseByteStream, StreamError};
-use super::{ModelEndpoint, WireProtocol, error, frames};
+use super::{error, frames};
 use crate::model::ModelError;
 
 /// Size limit and timeout for reading the body of an error response: its status is what matters most.
@@ -21,30 +22,6 @@ const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) enum ResponseBody {
     EventStream(EventStream),
     Json(Value),
-}
-
-/// The way in which events are separated.
-#[derive(Clone, Copy)]
-enum Framing {
-    /// Server-sent events.
-    Sse,
-    /// One JSON value per line.
-    JsonLines,
-    /// Amazon's binary frames.
-    Frames,
-}
-
-impl Framing {
-    fn of_wire(wire: WireProtocol) -> Self {
-        match wire {
-            WireProtocol::OpenAiChat
-            | WireProtocol::OpenAiResponses
-            | WireProtocol::Anthropic
-            | WireProtocol::Gemini => Self::Sse,
-            WireProtocol::Ollama => Self::JsonLines,
-            WireProtocol::Bedrock => Self::Frames,
-        }
-    }
 }
 
 /// Sends the requests of one endpoint.
@@ -58,14 +35,14 @@ pub(super) struct HttpSender {
 }
 
 impl HttpSender {
-    pub(super) fn new(endpoint: &ModelEndpoint) -> Self {
+    pub(super) fn new(endpoint: &ModelEndpoint, api: &WireApi) -> Self {
         let secrets = endpoint.secrets();
         remember_secrets(&secrets);
         Self {
             client: crate::http_client::shared_client(),
-            url: build_request_url(endpoint),
-            headers: build_request_headers(endpoint),
-            framing: Framing::of_wire(endpoint.wire),
+            url: (api.url)(endpoint, endpoint.base_url.trim().trim_end_matches('/')),
+            headers: build_request_headers(endpoint, api),
+            framing: api.framing,
             idle: endpoint.settings.idle_timeout(),
             redactor: secrets,
         }
@@ -193,32 +170,8 @@ impl HttpSender {
     }
 }
 
-/// Returns the endpoint's URL with the path of its API.
-fn build_request_url(endpoint: &ModelEndpoint) -> String {
-    let base = endpoint.base_url.trim().trim_end_matches('/');
-    let (model, is_vertex) = (&endpoint.model, endpoint.dialect.is_vertex);
-    match endpoint.wire {
-        WireProtocol::OpenAiChat => format!("{base}/chat/completions"),
-        WireProtocol::OpenAiResponses => format!("{base}/responses"),
-        WireProtocol::Anthropic if is_vertex => {
-            format!("{base}/publishers/anthropic/models/{model}:streamRawPredict")
-        }
-        WireProtocol::Anthropic => format!("{}/v1/messages", base.trim_end_matches("/v1")),
-        WireProtocol::Gemini => {
-            let publisher = if is_vertex { "/publishers/google" } else { "" };
-            format!("{base}{publisher}/models/{model}:streamGenerateContent?alt=sse")
-        }
-        // A model's name may be an ARN.
-        WireProtocol::Bedrock => {
-            let model = model.replace(':', "%3A").replace('/', "%2F");
-            format!("{base}/model/{model}/converse-stream")
-        }
-        WireProtocol::Ollama => format!("{}/api/chat", base.trim_end_matches("/v1").trim_end_matches("/api")),
-    }
-}
-
 /// Returns the headers of every request; those of the settings take precedence.
-fn build_request_headers(endpoint: &ModelEndpoint) -> Result<HeaderMap, String> {
+fn build_request_headers(endpoint: &ModelEndpoint, api: &WireApi) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(accept) = endpoint.dialect.accept {
@@ -227,7 +180,12 @@ fn build_request_headers(endpoint: &ModelEndpoint) -> Result<HeaderMap, String> 
     if endpoint.wire == WireProtocol::Anthropic && !endpoint.dialect.is_vertex {
         headers.insert("anthropic-version", HeaderValue::from_static("2023-06-01"));
     }
-    if let Some((name, value)) = endpoint.key.as_ref().and_then(|key| auth_header(endpoint, key)) {
+    let key = endpoint.key.as_ref().map(|key| key.expose_secret().trim()).filter(|key| !key.is_empty());
+    if let Some(key) = key {
+        let (name, value) = match api.key_header {
+            Some(name) if !endpoint.dialect.is_vertex => (name, key.to_owned()),
+            Some(_) | None => ("authorization", format!("Bearer {key}")),
+        };
         headers.insert(name, sensitive_header_value(name, &value)?);
     }
     for (name, value) in &endpoint.settings.extra_headers {
@@ -236,21 +194,6 @@ fn build_request_headers(endpoint: &ModelEndpoint) -> Result<HeaderMap, String> 
         headers.insert(header, sensitive_header_value(name, value)?);
     }
     Ok(headers)
-}
-
-fn auth_header(endpoint: &ModelEndpoint, key: &SecretString) -> Option<(&'static str, String)> {
-    let key = key.expose_secret().trim();
-    let header = match endpoint.wire {
-        WireProtocol::Anthropic if !endpoint.dialect.is_vertex => ("x-api-key", key.to_owned()),
-        WireProtocol::Gemini if !endpoint.dialect.is_vertex => ("x-goog-api-key", key.to_owned()),
-        WireProtocol::OpenAiChat
-        | WireProtocol::OpenAiResponses
-        | WireProtocol::Anthropic
-        | WireProtocol::Ollama
-        | WireProtocol::Gemini
-        | WireProtocol::Bedrock => ("authorization", format!("Bearer {key}")),
-    };
-    (!key.is_empty()).then_some(header)
 }
 
 fn sensitive_header_value(name: &str, value: &str) -> Result<HeaderValue, String> {

@@ -3,36 +3,39 @@
 
 use serde_json::{Value, json};
 
-use super::finish::parse_finish_reason;
-use super::reply_builder::{ReplyBuilder, ToolCallFragment, json_to_text, parse_arguments_object};
-use super::{
-    EventOutcome, ModelEndpoint, StreamParser, find_tool_name, images_after_results, introduce_images,
-    read_number_at, read_text_at, schema, tools_sorted_by_name,
+use super::conversation::CallIdForm;
+use super::endpoint::{EventOutcome, Framing, ModelEndpoint, WireApi};
+use super::json::{items_of, json_to_text, read_text_at, set_field};
+use super::reply::{ReplyBuilder, parse_arguments_object, read_usage};
+use super::schema;
+use super::turns::{find_tool_name, flat_messages, function_tool, tools_to_json};
+use crate::estimate::image_tokens;
+use crate::model::{FinishReason, Image, Message, Request, ToolCall};
+
+pub(super) const API: WireApi = WireApi {
+    framing: Framing::JsonLines,
+    url: |_, base| format!("{}/api/chat", base.trim_end_matches("/v1").trim_end_matches("/api")),
+    key_header: None,
+    call_ids: CallIdForm::Text(64),
+    structured: |_| (true, false),
+    takes_pdf: |_| None,
+    build_request_body,
+    read_event,
 };
-use crate::image::image_tokens;
-use crate::model::{Delta, DeltaListener, FinishReason, Message, Reply, Request};
 
 /// Minimum and maximum context size. Sizes in between are powers of two, because every change makes Ollama reload the
 /// model; the model's own limit applies anyway. `extra_body: {options: {num_ctx: …}}` takes precedence.
 const CONTEXT_WINDOW_RANGE: (u64, u64) = (16_384, 131_072);
 
-pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
+fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     let limit = endpoint.max_output_tokens(request);
-    let mut body = json!({"model": endpoint.model, "messages": messages_to_json(request), "stream": true});
-    let tools = tools_sorted_by_name(request).into_iter().map(|tool| {
-        json!({"type": "function", "function": {
-            "name": tool.name, "description": tool.description, "parameters": tool.schema,
-        }})
-    });
-    if !request.tools.is_empty() {
-        body["tools"] = tools.collect();
-    }
-    if let Some(answer) = &request.answer {
-        body["format"] = schema::to_grammar_schema(&answer.schema);
-    }
-    if let Some(effort) = endpoint.reasoning_effort() {
-        body["think"] = think_option(effort, &endpoint.model);
-    }
+    let messages = flat_messages(request, |message| message_to_json(request, message), message_with_images);
+    let mut body = json!({"model": endpoint.model, "messages": messages, "stream": true});
+    set_field(&mut body, "tools", tools_to_json(request, function_tool));
+    let format = request.answer.as_ref().map(|answer| schema::to_grammar_schema(&answer.schema));
+    set_field(&mut body, "format", format);
+    let think = endpoint.reasoning_effort().map(|effort| think_option(effort, &endpoint.model));
+    set_field(&mut body, "think", think);
     // Images are not tokens of their text.
     let images = request.messages.iter().map(|message| match message {
         Message::Tool(result) => result.images.iter().map(|image| image.to_base64().len()).sum(),
@@ -41,10 +44,7 @@ pub(super) fn build_request_body(endpoint: &ModelEndpoint, request: &Request) ->
     let bytes = body.to_string().len().saturating_sub(images.sum::<usize>());
     let context = required_context_tokens(bytes + 3 * image_tokens(request), limit);
     body["options"] = json!({"num_ctx": context, "num_predict": limit});
-    let settings = [("temperature", endpoint.settings.temperature), ("top_p", endpoint.settings.top_p)];
-    for (name, value) in settings {
-        value.into_iter().for_each(|value| body["options"][name] = json!(value));
-    }
+    endpoint.set_sampling(&mut body["options"], "top_p");
     body
 }
 
@@ -63,38 +63,19 @@ fn required_context_tokens(bytes: usize, reply: u32) -> u64 {
     needed.next_power_of_two().clamp(CONTEXT_WINDOW_RANGE.0, CONTEXT_WINDOW_RANGE.1)
 }
 
-fn messages_to_json(request: &Request) -> Vec<Value> {
-    let system =
-        Some(json!({"role": "system", "content": request.system})).filter(|_| !request.system.is_empty());
-    system.into_iter().chain((0..request.messages.len()).flat_map(|at| messages_at(request, at))).collect()
-}
-
-/// The message at a position, and one with the images of tool results after the last of them: models expect them from the user.
-fn messages_at(request: &Request, at: usize) -> Vec<Value> {
-    let message = message_to_json(request, &request.messages[at]);
-    let images = match &request.messages[at] {
-        Message::Tool(_) => images_after_results(&request.messages, at),
-        Message::User { .. } | Message::Assistant { .. } => Vec::new(),
-    };
-    if images.is_empty() {
-        return vec![message];
-    }
-    let content: Vec<String> = images.iter().map(|image| image.to_base64()).collect();
-    vec![message, json!({"role": "user", "content": introduce_images(&images), "images": content})]
+fn message_with_images(text: String, images: &[&Image]) -> Value {
+    let images: Vec<String> = images.iter().map(|image| image.to_base64()).collect();
+    json!({"role": "user", "content": text, "images": images})
 }
 
 fn message_to_json(request: &Request, message: &Message) -> Value {
     match message {
         Message::User { text } => json!({"role": "user", "content": text}),
         Message::Assistant { text, calls, .. } => {
+            let call = |call: &ToolCall| json!({"function": {"name": call.name, "arguments": parse_arguments_object(call)}});
+            let calls: Vec<Value> = calls.iter().map(call).collect();
             let mut message = json!({"role": "assistant", "content": text});
-            if !calls.is_empty() {
-                let call = |call| parse_arguments_object(call);
-                message["tool_calls"] = calls
-                    .iter()
-                    .map(|it| json!({"function": {"name": it.name, "arguments": call(it)}}))
-                    .collect();
-            }
+            set_field(&mut message, "tool_calls", Some(calls).filter(|calls| !calls.is_empty()));
             message
         }
         Message::Tool(result) => {
@@ -103,55 +84,24 @@ fn message_to_json(request: &Request, message: &Message) -> Value {
     }
 }
 
-/// Parses a response.
-pub(super) struct OllamaParser {
-    builder: ReplyBuilder,
-    model: String,
-}
-
-impl OllamaParser {
-    pub(super) fn new(request: &Request, model: String) -> Self {
-        Self { builder: ReplyBuilder::new(request), model }
+fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcome, Value> {
+    if event.get("error").is_some() {
+        return Err(event.clone());
     }
-}
-
-impl StreamParser for OllamaParser {
-    fn handle_event(&mut self, event: &Value, listener: &dyn DeltaListener) -> Result<EventOutcome, Value> {
-        if event.get("error").is_some() {
-            return Err(event.clone());
-        }
-        let message = &event["message"];
-        let thought = read_text_at(message, "/thinking");
-        if !thought.is_empty() {
-            listener.on_delta(Delta::Reasoning(thought));
-        }
-        self.builder.push_text(read_text_at(message, "/content"), listener);
-        let calls = message["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
-        for call in calls {
-            let arguments = json_to_text(&call["function"]["arguments"]);
-            let (id, name) = (read_text_at(call, "/id"), read_text_at(call, "/function/name"));
-            self.builder.push_call_fragment(
-                &ToolCallFragment { index: None, id, name, arguments: &arguments },
-                listener,
-            );
-        }
-        if event["done"] != true {
-            return Ok(EventOutcome::Continue);
-        }
-        self.builder.usage.input_tokens = read_number_at(event, "/prompt_eval_count");
-        self.builder.usage.output_tokens = read_number_at(event, "/eval_count");
-        let finish = parse_finish_reason(&self.model, read_text_at(event, "/done_reason"))?;
-        self.builder.finish = finish.or(Some(FinishReason::Stop));
-        Ok(EventOutcome::Complete)
+    let message = &event["message"];
+    reply.push_reasoning(read_text_at(message, "/thinking"));
+    reply.push_text(read_text_at(message, "/content"));
+    for call in items_of(&message["tool_calls"]) {
+        let (id, name) = (read_text_at(call, "/id"), read_text_at(call, "/function/name"));
+        reply.push_call(None, id, name, &json_to_text(&call["function"]["arguments"]));
     }
-
-    fn is_complete(&self) -> bool {
-        self.builder.finish.is_some()
+    if event["done"] != true {
+        return Ok(EventOutcome::Continue);
     }
-
-    fn into_reply(self: Box<Self>) -> Option<Reply> {
-        self.builder.build()
-    }
+    reply.usage = read_usage(event, &["/prompt_eval_count"], &["/eval_count"], [""; 3]);
+    reply.set_finish(read_text_at(event, "/done_reason"))?;
+    reply.finish.get_or_insert(FinishReason::Stop);
+    Ok(EventOutcome::Complete)
 }
 
 #[cfg(test)]

@@ -44,6 +44,11 @@ pub fn to_strict_schema(schema: &Value) -> Option<Value> {
     convert_schema_node(schema, 0)
 }
 
+/// Returns a schema in the strict subset with `true`, or itself with `false` if it cannot be expressed there.
+pub(super) fn strict_or_original(schema: &Value) -> (bool, Value) {
+    to_strict_schema(schema).map_or_else(|| (false, schema.clone()), |strict| (true, strict))
+}
+
 /// The highest bound on a length that a grammar holds: servers expand it, and llama.cpp rejects more repetitions.
 const MAX_GRAMMAR_LENGTH: u64 = 2_000;
 

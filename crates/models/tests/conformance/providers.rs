@@ -61,7 +61,7 @@ fn resolve(name: &str, base_url: &str) -> ModelEndpoint {
         panic!("{name} is no provider's model")
     };
     let variable = |name: &str| (name.ends_with("_KEY") || name == "GITHUB_TOKEN").then(|| KEY.to_owned());
-    resolve_model_endpoint(&spec, provider, &model, address, &variable).unwrap().endpoint
+    resolve_model_endpoint(&spec, provider, &model, address, &variable).unwrap()
 }
 
 fn model(name: &str, base_url: &str) -> Arc<dyn Model> {

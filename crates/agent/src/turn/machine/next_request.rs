@@ -1,7 +1,7 @@
 //! The next model request: the limits that are checked before it, the tools withdrawn from the last one, and the notices
 //! to the agent. It only ever appends to the conversation.
 
-use millrace_models::resilience::estimate_sent_tokens;
+use millrace_models::estimate::estimate_sent_tokens;
 use millrace_protocol::plan::{ResourceAmounts, ResourceKind};
 
 use super::{Machine, MachineState};
