@@ -16,11 +16,8 @@ pub fn estimate_usage(request: &Request, text: &str, calls: &[ToolCall]) -> Usag
 
 /// Estimates the tokens that a request sends, at four bytes per token and [`crate::image::IMAGE_TOKENS`] per image.
 pub fn estimate_sent_tokens(request: &Request) -> u64 {
-    let messages = request.messages.iter().map(|message| match message {
-        Message::User { text } => text.len(),
-        Message::Assistant { text, calls, .. } => text.len() + bytes_of_calls(calls),
-        Message::Tool(result) => result.text.len(),
-    });
+    let messages =
+        request.messages.iter().map(|message| message.text().len() + bytes_of_calls(message.calls()));
     let tools = request.tools.iter().map(|tool| tool.description.len() + tool.schema.to_string().len());
     let answer = request.answer.as_ref().map_or(0, |answer| answer.schema.to_string().len());
     let bytes = request.system.len() + messages.sum::<usize>() + tools.sum::<usize>() + answer;
@@ -31,11 +28,7 @@ fn bytes_of_calls(calls: &[ToolCall]) -> usize {
     calls.iter().map(|call| call.name.len() + call.arguments.len()).sum()
 }
 
-/// The estimated number of tokens of the images of a request.
 pub(crate) fn image_tokens(request: &Request) -> usize {
-    let images = request.messages.iter().map(|message| match message {
-        Message::Tool(result) => result.images.iter().map(Image::tokens).sum(),
-        Message::User { .. } | Message::Assistant { .. } => 0,
-    });
-    images.sum::<usize>()
+    let results = request.messages.iter().filter_map(Message::result);
+    results.flat_map(|result| &result.images).map(Image::tokens).sum()
 }

@@ -24,24 +24,22 @@ const WINDOW_VARIABLE: &str = "MILLRACE_CONTEXT_WINDOW";
 const LOW_TEMPERATURE: f64 = 0.2;
 
 /// Returns a built-in model, which needs no provider, by its name.
-pub type BuiltInModelLookup<'a> = &'a dyn Fn(&str) -> Option<Arc<dyn Model>>;
+pub type BuiltInModels<'a> = &'a dyn Fn(&str) -> Option<Arc<dyn Model>>;
+/// The outcome of creating a model.
+type Created = Result<Arc<dyn Model>, CreateModelError>;
 /// Returns an environment variable by its name.
 pub type EnvironmentLookup = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// Creates models and holds the state they share. A process creates one factory and clones it.
 #[derive(Clone)]
 pub struct ModelFactory {
-    /// The cluster's rate limits.
     pub rate_limiter: Arc<dyn RateLimiter>,
-    /// Counts the requests.
     pub observer: Arc<dyn RequestObserver>,
     /// The cassette in which requests and replies are recorded; `None` records nothing.
     pub record_file: Option<PathBuf>,
     /// The time limit of a request to a model whose settings have none; `None` is 10 minutes.
     pub call_timeout: Option<Duration>,
-    /// The environment variables with API keys and addresses.
     pub environment: EnvironmentLookup,
-    /// State shared by models that are created more than once.
     pub shared: Arc<SharedModelServices>,
 }
 
@@ -67,22 +65,16 @@ pub struct SharedModelServices {
     table: Mutex<Option<Arc<ModelTable>>>,
 }
 
-/// Why a model could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateModelError {
-    /// The name, the address or the key is missing or invalid.
     #[error(transparent)]
     Name(#[from] ModelNameError),
-    /// The script is unusable.
     #[error(transparent)]
     Script(#[from] ScriptError),
-    /// The cassette to replay or to record cannot be used.
     #[error(transparent)]
     Cassette(#[from] CassetteError),
-    /// The setting of context windows is invalid.
     #[error("{0}")]
     Window(String),
-    /// The file of models is unusable.
     #[error(transparent)]
     ModelTable(#[from] ModelTableError),
 }
@@ -90,7 +82,7 @@ pub enum CreateModelError {
 /// Checks that a selection names supported models. Keys, addresses and files are not checked: the worker has those.
 pub fn check_selection(
     selection: &ModelSelection,
-    built_in: BuiltInModelLookup<'_>,
+    built_in: BuiltInModels<'_>,
 ) -> Result<(), CreateModelError> {
     for spec in models_or_error(selection)?.iter().filter(|spec| spec.tier().is_none()) {
         if built_in(&spec.name).is_none() {
@@ -113,11 +105,7 @@ fn models_or_error(selection: &ModelSelection) -> Result<&[ModelSpec], CreateMod
 
 impl ModelFactory {
     /// Creates the models of a selection. `built_in` returns the models that need no provider.
-    pub fn create(
-        &self,
-        selection: &ModelSelection,
-        built_in: BuiltInModelLookup<'_>,
-    ) -> Result<Arc<dyn Model>, CreateModelError> {
+    pub fn create(&self, selection: &ModelSelection, built_in: BuiltInModels<'_>) -> Created {
         let spec = models_or_error(selection)?;
         let last = spec.len() - 1;
         let opened = spec.iter().enumerate().map(|(at, spec)| {
@@ -137,11 +125,7 @@ impl ModelFactory {
         }
     }
 
-    fn create_single_model(
-        &self,
-        spec: &ModelSpec,
-        policy: RetryPolicy,
-    ) -> Result<Arc<dyn Model>, CreateModelError> {
+    fn create_single_model(&self, spec: &ModelSpec, policy: RetryPolicy) -> Created {
         let mut spec = spec.clone();
         let call_timeout = self.call_timeout.map(|timeout| timeout.as_secs_f64());
         spec.settings.timeout = spec.settings.timeout.or(call_timeout);
@@ -169,7 +153,7 @@ impl ModelFactory {
         provider: Provider,
         model: &str,
         address: Option<String>,
-    ) -> Result<Arc<dyn Model>, CreateModelError> {
+    ) -> Created {
         let table = self.load_table()?;
         let is_local = provider.dialect.is_local;
         let ability = table.field_of(provider, model, |entry| entry.prompts);
@@ -307,6 +291,7 @@ fn load_file_once<T, E>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provider::ProviderRow;
 
     #[test]
     fn small_models_of_local_servers_have_a_low_temperature() {
@@ -318,7 +303,7 @@ mod tests {
             ("ollama", Small, None),
             ("openrouter", Small, None),
         ] {
-            let provider = Provider::from_name(provider).unwrap();
+            let provider = ProviderRow::from_name(provider).unwrap();
             assert_eq!(default_temperature(provider, ability), expected, "{provider:?} {ability:?}");
         }
     }

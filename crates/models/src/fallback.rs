@@ -4,77 +4,60 @@
 use std::sync::Arc;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
 use tracing::warn;
 
-use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
+use crate::model::{
+    Delta, DeltaListener, Model, ModelAbility, ModelError, ReplyFuture, ReplyResult, Request,
+};
 
-/// A model and its fallbacks.
-struct FallbackChain {
-    first: Arc<dyn Model>,
-    others: Vec<Arc<dyn Model>>,
-}
+struct FallbackChain(Vec<Arc<dyn Model>>);
 
-/// Combines a model and its fallbacks into one model.
 pub fn with_fallbacks(first: Arc<dyn Model>, others: Vec<Arc<dyn Model>>) -> Arc<dyn Model> {
-    if others.is_empty() { first } else { Arc::new(FallbackChain { first, others }) }
+    if others.is_empty() { first } else { Arc::new(FallbackChain([vec![first], others].concat())) }
 }
 
 impl Model for FallbackChain {
     fn name(&self) -> &str {
-        self.first.name()
+        self.0[0].name()
     }
 
     fn has_provider(&self) -> bool {
-        self.first.has_provider() || self.others.iter().any(|model| model.has_provider())
+        self.0.iter().any(|model| model.has_provider())
     }
 
     fn ability(&self) -> ModelAbility {
-        self.first.ability()
+        self.0[0].ability()
     }
 
     /// The smallest one: the conversation must fit whichever model replies.
     fn context_window(&self) -> Option<u64> {
-        let others = self.others.iter().filter_map(|model| model.context_window());
-        self.first.context_window().into_iter().chain(others).min()
+        self.0.iter().filter_map(|model| model.context_window()).min()
     }
 
     fn uncounted_cost(&self) -> Option<&str> {
-        let others = self.others.iter().find_map(|model| model.uncounted_cost());
-        self.first.uncounted_cost().or(others)
+        self.0.iter().find_map(|model| model.uncounted_cost())
     }
 
-    fn reply<'a>(
-        &'a self,
-        request: &'a Request,
-        listener: &'a dyn DeltaListener,
-    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+    fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a> {
         self.try_in_order(request, listener).boxed()
     }
 }
 
 impl FallbackChain {
-    async fn try_in_order(
-        &self,
-        request: &Request,
-        listener: &dyn DeltaListener,
-    ) -> Result<Reply, ModelError> {
-        let mut errors = match self.first.reply(request, listener).await {
-            Err(error) if is_unavailable(&error) => vec![(self.first.name(), error)],
-            reply => return reply,
-        };
-        for model in &self.others {
+    async fn try_in_order(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
+        let mut errors: Vec<(&str, ModelError)> = Vec::new();
+        for model in &self.0 {
             if let Some((failed, error)) = errors.last() {
                 warn!(model = failed, fallback = model.name(), %error, "model unavailable; trying the next fallback");
+                listener.on_delta(Delta::Restart);
             }
-            listener.on_delta(Delta::Restart);
             match model.reply(request, listener).await {
-                Ok(mut reply) => {
+                Err(error) if is_unavailable(&error) => errors.push((model.name(), error)),
+                Ok(mut reply) if !errors.is_empty() => {
                     reply.model.get_or_insert_with(|| model.name().to_owned());
                     return Ok(reply);
                 }
-                Err(error) if is_unavailable(&error) => errors.push((model.name(), error)),
-                Err(error) => return Err(error),
+                outcome => return outcome,
             }
         }
         Err(all_models_failed_error(&errors))

@@ -138,7 +138,6 @@ const WORDS_BEFORE: [&str; 9] = [
     "maximum number of tokens allowed",
     "token limit",
 ];
-/// The words directly after a window.
 const WORDS_AFTER: [&str; 2] = ["maximum", "tokens maximum"];
 /// The most characters between the words and the number.
 const MAX_DISTANCE: usize = 40;

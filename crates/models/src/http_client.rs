@@ -9,7 +9,6 @@ use reqwest::redirect::Policy;
 use reqwest::{ClientBuilder, NoProxy, Proxy};
 use tracing::warn;
 
-/// Timeout for establishing a connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Hosts that are never reached through a proxy: a proxy elsewhere cannot reach services on this machine.
@@ -18,7 +17,6 @@ const LOOPBACK: &str = "localhost,127.0.0.0/8,::1";
 /// Returns the process's HTTP client, which shares one connection pool. Loading the machine's certificate authorities
 /// takes longer than a request to a nearby server, so it is done once. Without any, `http` URLs still work and `https`
 /// ones fail with [`missing_authorities_hint`].
-#[must_use]
 pub fn shared_client() -> reqwest::Client {
     static CLIENT: OnceLock<reqwest::Client> = OnceLock::new();
     CLIENT
@@ -50,7 +48,6 @@ pub fn client_builder() -> ClientBuilder {
 }
 
 /// Returns advice if no certificate authorities were found on this machine.
-#[must_use]
 pub fn missing_authorities_hint() -> Option<&'static str> {
     AUTHORITIES_MISSING.get().map(|()| {
         "no certificate authorities found on this machine: install its ca-certificates package, or set SSL_CERT_FILE to \

@@ -19,13 +19,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The estimated number of tokens of an image.
 pub const IMAGE_TOKENS: usize = 1_600;
 /// The estimated number of tokens of a page of a PDF file.
 pub const PDF_PAGE_TOKENS: usize = 2_500;
 /// The maximum size of an image in bytes: 5 MB as base64.
 pub const MAX_IMAGE_BYTES: usize = 3_750_000;
-/// The maximum width and height of an image in pixels.
 pub const MAX_IMAGE_SIDE: usize = 8_000;
 /// The maximum number of images and pages of a request; of more, the newest are sent.
 pub const MAX_IMAGES: usize = 20;
@@ -42,14 +40,12 @@ pub enum ImageFormat {
     Jpeg,
     /// GIF; models see its first frame.
     Gif,
-    /// WebP.
     Webp,
     /// PDF; models that take it see its pages.
     Pdf,
 }
 
 impl ImageFormat {
-    #[must_use]
     pub const fn media_type(self) -> &'static str {
         match self {
             Self::Png => "image/png",
@@ -60,8 +56,6 @@ impl ImageFormat {
         }
     }
 
-    /// Its name for people.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Png => "PNG",
@@ -73,10 +67,8 @@ impl ImageFormat {
     }
 }
 
-/// An image of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// Its path, or where it comes from.
     pub name: String,
     pub format: ImageFormat,
     /// Its width in pixels; 0 for a PDF file.
@@ -86,7 +78,6 @@ pub struct Image {
     /// The number of its pages; 0 for an image.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pages: u32,
-    /// Its size in bytes.
     pub size: u64,
     /// The SHA-256 of its bytes in hexadecimal.
     pub sha256: String,
@@ -123,20 +114,16 @@ impl fmt::Debug for ImageContent {
 /// The reason for which bytes are no image that a model can be shown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidImage {
-    /// It is no PNG, JPEG, GIF or WebP image.
     #[error("it is no PNG, JPEG, GIF or WebP image")]
     Format,
     #[error("it is damaged: {0}")]
     Damaged(String),
-    /// It has too many bytes.
     #[error("it has {0} bytes; the maximum is {MAX_IMAGE_BYTES}")]
     TooLarge(usize),
     #[error("it has {0}×{1} pixels; the maximum is {MAX_IMAGE_SIDE} a side")]
     TooManyPixels(usize, usize),
-    /// It is a PDF file with no page, or with too many.
     #[error("it has {0} pages; the maximum is {MAX_IMAGES}")]
     Pages(u32),
-    /// It is a PDF file with too many bytes.
     #[error("it has {0} bytes; the maximum is {MAX_PDF_BYTES}")]
     LargePdf(usize),
 }
@@ -162,9 +149,6 @@ impl Image {
     }
 
     /// Describes a PDF file with this number of pages. Its bytes are attached.
-    ///
-    /// # Errors
-    /// It is too large to be shown.
     pub fn from_pdf(name: &str, bytes: &[u8], pages: u32) -> Result<Self, InvalidImage> {
         if bytes.len() > MAX_PDF_BYTES {
             return Err(InvalidImage::LargePdf(bytes.len()));
@@ -188,56 +172,41 @@ impl Image {
         }
     }
 
-    /// `true` for a PDF file.
-    #[must_use]
     pub fn is_pdf(&self) -> bool {
         self.format == ImageFormat::Pdf
     }
 
-    /// The last part of its name.
-    #[must_use]
     pub fn file_name(&self) -> &str {
         self.name.rsplit('/').next().unwrap_or(&self.name)
     }
 
     /// The estimated number of its tokens.
-    #[must_use]
     pub fn tokens(&self) -> usize {
         if self.is_pdf() { PDF_PAGE_TOKENS * self.pages as usize } else { IMAGE_TOKENS }
     }
 
     /// Its bytes as base64; empty if they are not attached.
-    #[must_use]
     pub fn to_base64(&self) -> String {
         self.bytes().map(|bytes| data_encoding::BASE64.encode(bytes)).unwrap_or_default()
     }
 
-    /// Its bytes as a `data:` URL.
-    #[must_use]
     pub fn to_data_url(&self) -> String {
         format!("data:{};base64,{}", self.format.media_type(), self.to_base64())
     }
 
-    /// The image with its bytes.
-    #[must_use]
     pub fn with_content(self, bytes: Arc<[u8]>) -> Self {
         Self { content: ImageContent(Some(bytes)), ..self }
     }
 
-    /// The image without its bytes.
-    #[must_use]
     pub fn without_content(self) -> Self {
         Self { content: ImageContent(None), ..self }
     }
 
-    /// Its bytes, if they are attached.
-    #[must_use]
     pub fn bytes(&self) -> Option<&Arc<[u8]>> {
         self.content.0.as_ref()
     }
 
     /// A description: `image /plot.png, PNG 640×480, 12 kB`, or `PDF /report.pdf, 3 pages, 40 kB`.
-    #[must_use]
     pub fn describe(&self) -> String {
         let Self { name, format, width, height, pages, size, .. } = self;
         let size =

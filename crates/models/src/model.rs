@@ -16,6 +16,10 @@ pub use crate::image::{Image, ImageFormat};
 /// Longer than any wait, and short enough to be added to a time.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
 
+pub type ReplyResult = Result<Reply, ModelError>;
+/// The outcome of a request in flight.
+pub type ReplyFuture<'a> = BoxFuture<'a, ReplyResult>;
+
 /// A language model, or a substitute for one. One value is shared by all agents of a process.
 pub trait Model: Send + Sync {
     /// Returns the full name, `provider:model`.
@@ -51,11 +55,7 @@ pub trait Model: Send + Sync {
     /// Answers one request. No state is kept between calls: everything the model needs is in `request`. `listener`
     /// receives the deltas while the reply is streamed; the returned reply is complete in any case.
     /// [`ModelError::is_transient`] tells if a retry can help.
-    fn reply<'a>(
-        &'a self,
-        request: &'a Request,
-        listener: &'a dyn DeltaListener,
-    ) -> BoxFuture<'a, Result<Reply, ModelError>>;
+    fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a>;
 }
 
 /// The ability of a model.
@@ -87,7 +87,6 @@ impl ModelAbility {
 
 /// The caller of a request: receives the deltas of the reply while it is streamed.
 pub trait DeltaListener: Send + Sync {
-    /// Called for each delta.
     fn on_delta(&self, delta: Delta<'_>);
 
     /// Returns the deadline of the caller's wait for a provider that is away; `None` if it does not wait itself.
@@ -96,7 +95,6 @@ pub trait DeltaListener: Send + Sync {
     }
 }
 
-/// Ignores all deltas.
 impl DeltaListener for () {
     fn on_delta(&self, _: Delta<'_>) {}
 }
@@ -148,7 +146,6 @@ impl ProviderDeadline {
         self.outage.get().map_or(Duration::ZERO, |outage| now.saturating_duration_since(outage.began))
     }
 
-    /// `true` if the deadline has passed.
     pub fn has_passed(&self, now: Instant) -> bool {
         self.outage.get().is_some_and(|outage| now >= outage.deadline)
     }
@@ -157,15 +154,12 @@ impl ProviderDeadline {
 /// A part of a streamed reply, or a change in the state of its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delta<'a> {
-    /// More text.
     Text(&'a str),
-    /// More of the reasoning, if the provider shows it.
     Reasoning(&'a str),
     /// The model began to call the tool of this name.
     Call(&'a str),
     /// All previous deltas are void: the request is retried.
     Restart,
-    /// The request must wait before it can be sent, for this reason.
     Waiting(&'a str),
     /// The wait is over: the request is being sent.
     Sending,
@@ -178,7 +172,6 @@ pub enum Delta<'a> {
 /// A request to a model: the whole conversation so far, and the allowed forms of a reply.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Request {
-    /// The system prompt.
     pub system: String,
     /// The conversation, oldest first. Every tool call in it is followed by its result.
     pub messages: Vec<Message>,
@@ -192,13 +185,12 @@ pub struct Request {
     pub max_output_tokens: u32,
 }
 
-/// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "role", rename_all = "snake_case")]
 pub enum Message {
-    /// Input to the agent.
-    User { text: String },
-    /// A reply of the model.
+    User {
+        text: String,
+    },
     Assistant {
         /// The text; may be empty if there are calls.
         text: String,
@@ -209,8 +201,32 @@ pub enum Message {
         #[serde(rename = "keepsake", default, skip_serializing_if = "Option::is_none")]
         provider_state: Option<ProviderState>,
     },
-    /// The result of a tool call.
     Tool(ToolResult),
+}
+
+impl Message {
+    pub fn text(&self) -> &str {
+        match self {
+            Self::User { text } | Self::Assistant { text, .. } => text,
+            Self::Tool(result) => &result.text,
+        }
+    }
+
+    pub fn calls(&self) -> &[ToolCall] {
+        if let Self::Assistant { calls, .. } = self { calls } else { &[] }
+    }
+
+    pub fn result(&self) -> Option<&ToolResult> {
+        if let Self::Tool(result) = self { Some(result) } else { None }
+    }
+}
+
+impl Request {
+    /// Returns the tool that a call with this id calls.
+    pub fn tool_of_call(&self, id: &str) -> Option<&str> {
+        let mut calls = self.messages.iter().rev().flat_map(Message::calls);
+        calls.find(|call| call.id == id).map(|call| call.name.as_str())
+    }
 }
 
 /// Opaque state that a provider returns with a reply and expects back with the conversation, such as signed reasoning.
@@ -219,28 +235,22 @@ pub enum Message {
 pub struct ProviderState {
     /// The full name of the model that returned it.
     pub model: String,
-    /// The provider's own items.
     pub items: Value,
 }
 
-/// A tool call as the model wrote it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolCall {
     /// The id the model gave this call; its result has the same id.
     pub id: String,
-    /// The name of the tool.
     pub name: String,
     /// The arguments as the model wrote them: JSON text, if the model made no mistake.
     pub arguments: String,
 }
 
-/// The result of a tool call, as the model sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolResult {
     pub call_id: String,
-    /// The text shown to the model.
     pub text: String,
-    /// `true` if the call failed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_error: bool,
     /// The images that belong to the text. A model that sees none gets their descriptions.
@@ -251,9 +261,7 @@ pub struct ToolResult {
 /// A tool as the model sees it. A conversation has a copy in each request, so that copies share the texts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolSpec {
-    /// Its name: letters, digits and `_`.
     pub name: String,
-    /// A description of its effect and use.
     pub description: Arc<str>,
     /// The JSON Schema of its arguments, an object, without references.
     pub schema: Arc<Value>,
@@ -262,13 +270,11 @@ pub struct ToolSpec {
 /// The schema of a final answer (structured output).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AnswerSchema {
-    /// The name of the answer, such as `verdict`.
     pub name: String,
     /// Its JSON Schema, an object, without references.
     pub schema: Value,
 }
 
-/// A model's reply.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
     /// The text; with an [`AnswerSchema`] and no calls, the answer as JSON.
@@ -294,10 +300,8 @@ pub struct Reply {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The reply is complete.
     #[default]
     Stop,
-    /// The model waits for the results of its tool calls.
     ToolCalls,
     /// `max_output_tokens` was reached: the reply is cut off, and neither its text nor its calls are complete.
     Length,
@@ -358,7 +362,6 @@ fn format_retry_after(wait: &Option<Duration>) -> String {
 
 impl ModelError {
     /// Returns its kind as a word, for records and metrics.
-    #[must_use]
     pub fn error_kind_name(&self) -> &'static str {
         match self {
             Self::RateLimited { .. } => "rate_limited",

@@ -8,7 +8,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use millrace_models::fallback::with_fallbacks;
 use millrace_models::model::{Delta, DeltaListener, Model, ModelError, ProviderDeadline, Reply};
-use millrace_models::provider::Provider;
+use millrace_models::provider::ProviderRow;
 use millrace_models::resilience::breaker::CircuitBreaker;
 use millrace_models::resilience::{ResilientModel, RetryPolicy};
 use millrace_models::table::ModelTable;
@@ -28,7 +28,7 @@ pub fn resilient(inner: Arc<FakeModel>, change: impl FnOnce(&mut ResilientModel)
         observer: Arc::new(()),
         counts_cost: true,
         tariff: ModelTable::load_built_in()
-            .tariff_for_model(Provider::from_name("openai").unwrap(), "gpt-4o"),
+            .tariff_for_model(ProviderRow::from_name("openai").unwrap(), "gpt-4o"),
         policy: RetryPolicy::default(),
         ability: ModelAbility::Strong,
         has_provider: true,

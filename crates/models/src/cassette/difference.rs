@@ -1,7 +1,5 @@
 //! Finds where a request differs from the most similar recorded one, for error messages of the replay. Pure.
 
-use std::fmt;
-
 use serde_json::Value;
 
 use crate::model::Request;
@@ -9,38 +7,11 @@ use crate::model::Request;
 /// How many characters of each value are shown.
 const EXCERPT_LENGTH: usize = 60;
 
-/// The recorded request that is most similar to a given one.
-#[derive(Debug, PartialEq, Eq)]
-pub struct MostSimilarRequest {
-    /// Its line in the cassette, counted from 1.
-    line: usize,
-    first: RequestDifference,
-}
-
-/// A place where two values differ.
-#[derive(Debug, PartialEq, Eq)]
-struct RequestDifference {
-    path: String,
-    recorded: String,
-    requested: String,
-}
-
-impl fmt::Display for MostSimilarRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RequestDifference { path, recorded, requested } = &self.first;
-        write!(
-            f,
-            "the most similar one is in line {} and differs first in {path}: recorded {recorded}, requested {requested}",
-            self.line
-        )
-    }
-}
-
-/// Returns the recorded request most similar to `requested`; `None` if nothing is recorded.
+/// Describes the recorded request most similar to `requested`, with its line in the cassette; `None` if nothing is recorded.
 pub fn find_most_similar_request<'a>(
     recorded: impl Iterator<Item = &'a Request>,
     requested: &Request,
-) -> Option<MostSimilarRequest> {
+) -> Option<String> {
     let requested = list_request_parts(requested);
     let compared = recorded.enumerate().map(|(at, request)| {
         let mut comparison = RequestComparison::default();
@@ -49,9 +20,10 @@ pub fn find_most_similar_request<'a>(
         }
         (comparison, at)
     });
+    let similarity = |of: &RequestComparison| (of.same.cast_signed() - of.different.cast_signed(), of.common);
     let (comparison, at) =
-        compared.max_by_key(|(comparison, at)| (comparison.similarity_score(), usize::MAX - at))?;
-    Some(MostSimilarRequest { line: at + 1, first: comparison.first? })
+        compared.max_by_key(|(comparison, at)| (similarity(comparison), usize::MAX - at))?;
+    Some(format!("the most similar one is in line {} and differs first in {}", at + 1, comparison.first?))
 }
 
 /// Splits a request into parts, in the order in which people read them.
@@ -72,15 +44,10 @@ struct RequestComparison {
     different: usize,
     /// Length of the common prefixes of texts that differ, in characters.
     common: usize,
-    first: Option<RequestDifference>,
+    first: Option<String>,
 }
 
 impl RequestComparison {
-    /// Returns the similarity; higher is more similar.
-    fn similarity_score(&self) -> (isize, usize) {
-        (self.same.cast_signed() - self.different.cast_signed(), self.common)
-    }
-
     fn compare_values(&mut self, path: &str, recorded: &Value, requested: &Value) {
         match (recorded, requested) {
             (Value::Object(a), Value::Object(b)) => {
@@ -100,40 +67,29 @@ impl RequestComparison {
     }
 
     fn compare_optional_values(&mut self, path: &str, recorded: Option<&Value>, requested: Option<&Value>) {
+        let excerpt = |value: Option<&Value>| {
+            value.map_or("nothing".into(), |value| excerpt_around(&value.to_string(), 0))
+        };
         match (recorded, requested) {
             (Some(a), Some(b)) => self.compare_values(path, a, b),
-            (Some(a), None) => {
-                self.record_difference(path, excerpt_around(&a.to_string(), 0), "nothing".to_owned())
-            }
-            (None, Some(b)) => {
-                self.record_difference(path, "nothing".to_owned(), excerpt_around(&b.to_string(), 0))
-            }
-            (None, None) => {}
+            (a, b) => self.record_difference(path, &excerpt(a), &excerpt(b)),
         }
     }
 
     fn record_value_difference(&mut self, path: &str, recorded: &Value, requested: &Value) {
         let (Some(a), Some(b)) = (recorded.as_str(), requested.as_str()) else {
-            return self.record_difference(
-                path,
-                excerpt_around(&recorded.to_string(), 0),
-                excerpt_around(&requested.to_string(), 0),
-            );
+            let [a, b] = [recorded, requested].map(|value| excerpt_around(&value.to_string(), 0));
+            return self.record_difference(path, &a, &b);
         };
         let common = a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count();
         self.common += common;
-        self.record_difference(
-            &format!("{path} from character {}", common + 1),
-            excerpt_around(a, common),
-            excerpt_around(b, common),
-        );
+        let path = format!("{path} from character {}", common + 1);
+        self.record_difference(&path, &excerpt_around(a, common), &excerpt_around(b, common));
     }
 
-    fn record_difference(&mut self, path: &str, recorded: String, requested: String) {
+    fn record_difference(&mut self, path: &str, recorded: &str, requested: &str) {
         self.different += 1;
-        if self.first.is_none() {
-            self.first = Some(RequestDifference { path: path.to_owned(), recorded, requested });
-        }
+        self.first.get_or_insert_with(|| format!("{path}: recorded {recorded}, requested {requested}"));
     }
 }
 
@@ -164,8 +120,8 @@ mod tests {
         let recorded =
             [user_request("far away"), user_request("the patents of 2024"), user_request("the others")];
         let near = find_most_similar_request(recorded.iter(), &user_request("the patents of 2025")).unwrap();
-        assert_eq!((near.line, near.first.path.as_str()), (2, "messages[0].text from character 19"));
-        assert_eq!(near.first.recorded, "\"the patents of 2024\"");
-        assert_eq!(near.first.requested, "\"the patents of 2025\"");
+        let expected = "the most similar one is in line 2 and differs first in messages[0].text from character 19: recorded \
+                        \"the patents of 2024\", requested \"the patents of 2025\"";
+        assert_eq!(near, expected);
     }
 }

@@ -4,7 +4,6 @@
 //! record them can be replayed, too.
 
 mod difference;
-mod labels;
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -13,32 +12,47 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tracing::{error, warn};
 
-use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Reply, Request};
+use crate::model::{
+    Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Reply, ReplyFuture, ReplyResult,
+    Request,
+};
 use crate::provider::ability_of_full_name;
 use difference::find_most_similar_request;
-pub use labels::{CallLabels, LabelledModel};
 
-/// A request and its outcome.
+tokio::task_local! {
+    static CURRENT: CallLabels;
+}
+
+/// The work that a request belongs to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallLabels {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
+    /// The role of the agent: its capability, `planner` or `critic`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
+    /// The task; none for the planner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
+    /// The attempt at the task, or at the planner's turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename = "Entry")]
 struct RecordedExchange {
-    /// The full name of the model.
     model: String,
-    /// When the request was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     at: Option<Timestamp>,
-    /// The seconds until its outcome.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seconds: Option<f64>,
-    /// The seconds until the first part of the reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     first_token_seconds: Option<f64>,
-    /// The work that the request belongs to.
     #[serde(flatten)]
     labels: CallLabels,
     request: Request,
@@ -62,16 +76,13 @@ struct PartialReply {
     text: String,
 }
 
-/// A cassette that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{file} is not a valid cassette: {mistake}")]
 pub struct CassetteError {
     pub file: String,
-    /// The problem and its line.
     pub mistake: String,
 }
 
-/// A model whose requests and replies are recorded.
 pub struct RecordingModel {
     inner: Arc<dyn Model>,
     file: Arc<PathBuf>,
@@ -79,9 +90,6 @@ pub struct RecordingModel {
 
 impl RecordingModel {
     /// Records the requests to `inner` and their outcomes by appending to a file. Several processes may share it.
-    ///
-    /// # Errors
-    /// The file is not writable.
     pub fn new(inner: Arc<dyn Model>, file: PathBuf) -> Result<Self, CassetteError> {
         let opened = private_append_options().open(&file);
         opened.map_err(|error| CassetteError {
@@ -91,14 +99,18 @@ impl RecordingModel {
         Ok(Self { inner, file: Arc::new(file) })
     }
 
-    async fn reply_and_record(
-        &self,
-        request: &Request,
-        listener: &dyn DeltaListener,
-    ) -> Result<Reply, ModelError> {
-        let mut recording = OpenRecording::start(self, request);
-        let recorder = RecordingListener { listener, progress: &recording.progress };
-        let outcome = self.inner.reply(request, &recorder).await;
+    async fn reply_and_record(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
+        let mut recording = Recording {
+            model: self,
+            request,
+            listener,
+            labels: CURRENT.try_with(Clone::clone).unwrap_or_default(),
+            at: Timestamp::now(),
+            started: Instant::now(),
+            progress: Mutex::default(),
+            is_finished: false,
+        };
+        let outcome = self.inner.reply(request, &recording).await;
         let entry =
             recording.finish(outcome.clone().map_or_else(RecordedOutcome::Error, RecordedOutcome::Reply));
         let file = self.file.clone();
@@ -118,10 +130,11 @@ fn log_write_fault(file: &Path, fault: &std::io::Error) {
     error!(file = %file.display(), %fault, "recording a model request failed");
 }
 
-/// A request that has no outcome yet. If it is dropped without one, it is recorded as cut off.
-struct OpenRecording<'a> {
+/// A request that has no outcome yet. If it is dropped without one, it is recorded as cut off. It listens to the deltas of its reply.
+struct Recording<'a> {
     model: &'a RecordingModel,
     request: &'a Request,
+    listener: &'a dyn DeltaListener,
     labels: CallLabels,
     at: Timestamp,
     started: Instant,
@@ -135,19 +148,7 @@ struct ReplyProgress {
     text: String,
 }
 
-impl<'a> OpenRecording<'a> {
-    fn start(model: &'a RecordingModel, request: &'a Request) -> Self {
-        Self {
-            model,
-            request,
-            labels: CallLabels::of_current_call(),
-            at: Timestamp::now(),
-            started: Instant::now(),
-            progress: Mutex::default(),
-            is_finished: false,
-        }
-    }
-
+impl Recording<'_> {
     fn finish(&mut self, outcome: RecordedOutcome) -> RecordedExchange {
         self.is_finished = true;
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,7 +165,7 @@ impl<'a> OpenRecording<'a> {
     }
 }
 
-impl Drop for OpenRecording<'_> {
+impl Drop for Recording<'_> {
     fn drop(&mut self) {
         if self.is_finished {
             return;
@@ -181,22 +182,15 @@ fn round_to_milliseconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
-/// Forwards the parts of a reply and keeps what is recorded of them.
-struct RecordingListener<'a> {
-    listener: &'a dyn DeltaListener,
-    progress: &'a Mutex<ReplyProgress>,
-}
-
-impl DeltaListener for RecordingListener<'_> {
+impl DeltaListener for Recording<'_> {
     fn on_delta(&self, delta: Delta<'_>) {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         match delta {
-            Delta::Text(text) | Delta::Reasoning(text) => {
+            Delta::Text(_) | Delta::Reasoning(_) | Delta::Call(_) | Delta::Hidden => {
                 progress.first_token_at.get_or_insert_with(Instant::now);
-                progress.text.push_str(text);
-            }
-            Delta::Call(_) | Delta::Hidden => {
-                progress.first_token_at.get_or_insert_with(Instant::now);
+                if let Delta::Text(text) | Delta::Reasoning(text) = delta {
+                    progress.text.push_str(text);
+                }
             }
             Delta::Restart => *progress = ReplyProgress::default(),
             Delta::Waiting(_) | Delta::Sending | Delta::Sent(_) => {}
@@ -219,12 +213,27 @@ impl Model for RecordingModel {
         Some(self.inner.as_ref())
     }
 
-    fn reply<'a>(
-        &'a self,
-        request: &'a Request,
-        listener: &'a dyn DeltaListener,
-    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+    fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a> {
         self.reply_and_record(request, listener).boxed()
+    }
+}
+
+pub struct LabelledModel {
+    pub inner: Arc<dyn Model>,
+    pub labels: CallLabels,
+}
+
+impl Model for LabelledModel {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn inner(&self) -> Option<&dyn Model> {
+        Some(self.inner.as_ref())
+    }
+
+    fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a> {
+        CURRENT.scope(self.labels.clone(), self.inner.reply(request, listener)).boxed()
     }
 }
 
@@ -255,10 +264,6 @@ pub struct ReplayModel {
 }
 
 impl ReplayModel {
-    /// Loads a cassette.
-    ///
-    /// # Errors
-    /// The file is unreadable or invalid. An incomplete last line, left by a writer that died, is ignored.
     pub fn load(path: &Path) -> Result<Self, CassetteError> {
         let wrong = |mistake: String| CassetteError { file: path.display().to_string(), mistake };
         let text =
@@ -287,11 +292,7 @@ impl ReplayModel {
         Some(&self.entries[at])
     }
 
-    fn replay_recorded_reply(
-        &self,
-        request: &Request,
-        listener: &dyn DeltaListener,
-    ) -> Result<Reply, ModelError> {
+    fn replay_recorded_reply(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
         match self.take_matching_exchange(request).map(|entry| &entry.outcome) {
             Some(RecordedOutcome::Reply(reply)) => {
                 if !reply.text.is_empty() {
@@ -304,8 +305,7 @@ impl ReplayModel {
             Some(RecordedOutcome::CutOff(_)) | None => {
                 let nearest_request =
                     find_most_similar_request(self.entries.iter().map(|entry| &entry.request), request);
-                let nearest_request = nearest_request
-                    .map_or_else(|| "it is empty".to_owned(), |nearest_request| nearest_request.to_string());
+                let nearest_request = nearest_request.unwrap_or_else(|| "it is empty".to_owned());
                 Err(ModelError::BadRequest {
                     message: format!("{} does not contain this request; {nearest_request}", self.name),
                 })
@@ -324,11 +324,7 @@ impl Model for ReplayModel {
         self.entries.first().map_or(ModelAbility::Strong, |entry| ability_of_full_name(&entry.model))
     }
 
-    fn reply<'a>(
-        &'a self,
-        request: &'a Request,
-        listener: &'a dyn DeltaListener,
-    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+    fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a> {
         futures::future::ready(self.replay_recorded_reply(request, listener)).boxed()
     }
 }

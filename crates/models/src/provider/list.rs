@@ -5,23 +5,16 @@ use crate::selection::StructuredMode;
 use crate::wire::{Dialect, WireProtocol};
 
 /// A provider's name, key, address, API and dialect.
+#[derive(Debug, PartialEq, Eq)]
 pub struct ProviderRow {
-    /// The name, which precedes the colon.
     pub name: &'static str,
-    /// Alternative names.
     pub(super) aliases: &'static [&'static str],
-    /// The variable with the API key.
     pub(super) key_variable: &'static str,
-    /// `true` if requests without a key are refused.
     pub(super) needs_key: bool,
-    /// The default address.
     pub(super) address: Address,
     pub(super) api: Api,
-    /// The differences from other servers of the same API.
     pub dialect: Dialect,
-    /// The default mode for structured output.
     pub structured: StructuredMode,
-    /// The name in the table of models.
     pub table_section: &'static str,
     /// `true` if it resells models under the names `maker/model`.
     pub is_reseller: bool,
@@ -34,11 +27,11 @@ pub struct ProviderRow {
 }
 
 /// The address to use if neither the name nor the settings have one.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Address {
     Fixed(&'static str),
     /// The value of the variable, or else this address.
     Default(&'static str, &'static str),
-    /// The value of the variable.
     Required(&'static str),
     /// `OLLAMA_BASE_URL` or `OLLAMA_HOST`, or else this machine.
     Ollama,
@@ -48,9 +41,8 @@ pub(super) enum Address {
     Vertex,
 }
 
-/// The API of a provider.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Api {
-    /// Always the same one.
     Always(WireProtocol),
     /// The Responses API at OpenAI's own address, Chat Completions at any other.
     OpenAi,
@@ -177,7 +169,6 @@ const fn local(name: &'static str, key_variable: &'static str, address: Address)
     }
 }
 
-/// OpenAI with one of its APIs.
 const fn openai(name: &'static str, wire: WireProtocol) -> ProviderRow {
     ProviderRow {
         address: Address::Default("OPENAI_BASE_URL", OPENAI_BASE_URL),

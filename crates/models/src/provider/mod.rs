@@ -6,8 +6,6 @@
 //!
 //! The list has the variables with each provider's key and address. In addition there are `script:FILE` and `replay:FILE`.
 
-use std::fmt;
-use std::ops::Deref;
 use std::path::PathBuf;
 
 use reqwest::Url;
@@ -20,26 +18,23 @@ use crate::wire::{ModelEndpoint, WireProtocol};
 
 mod list;
 
-use list::{Address, Api, OPENAI_BASE_URL, PROVIDERS, ProviderRow};
+pub use list::ProviderRow;
+use list::{Address, Api, OPENAI_BASE_URL, PROVIDERS};
 
-/// Returns an environment variable by its name.
 pub type EnvironmentLookupRef<'a> = &'a (dyn Fn(&str) -> Option<String> + Send + Sync);
+/// Returns an environment variable that is not blank.
+type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
+type NameResult<T> = Result<T, ModelNameError>;
 
-/// The provider of a model: a row of the list.
-#[derive(Clone, Copy)]
-pub struct Provider(&'static ProviderRow);
+pub type Provider = &'static ProviderRow;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParsedModelName {
-    /// A model of a provider.
     Model {
         provider: Provider,
-        /// The provider's name of the model.
         model: String,
-        /// The address, if the name contains one.
         address: Option<String>,
     },
-    /// A scripted model, by its file.
     Script(PathBuf),
     /// A cassette to replay, by its file.
     Replay(PathBuf),
@@ -48,13 +43,11 @@ pub enum ParsedModelName {
 /// Why a model's name, address or key can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelNameError {
-    /// No provider has this name.
     #[error("unknown model {name:?}{}; supported: {supported}", format_hint(.hint))]
     UnknownProvider { name: String, supported: String, hint: Option<String> },
     /// A tier without models, or a tier as the model of another one.
     #[error("the tier {name:?} has no models; add --model {}=PROVIDER:MODEL to the run or the worker", .name.trim_start_matches("tier:"))]
     TierWithoutModels { name: String },
-    /// The name has a provider but no model.
     #[error("{name:?} names no model; write {example}")]
     MissingModelName { name: String, example: String },
     /// The API key is not in the environment.
@@ -62,12 +55,10 @@ pub enum ModelNameError {
         "{name} needs a key: set {variable} (a capability file may name another variable: `key_variable` of its model)"
     )]
     MissingKey { name: String, variable: String },
-    /// No address is configured.
     #[error(
         "no address configured for {name}: write {name}@http://127.0.0.1:8081/v1, or set base_url or {variable}"
     )]
     MissingAddress { name: String, variable: String },
-    /// The address is invalid.
     #[error("the address of {name} is invalid: {why}")]
     BadAddress { name: String, why: String },
 }
@@ -82,16 +73,16 @@ const TIER_PREFIX: &str = "tier";
 /// The provider of names without one, and the name of OpenAI in the table of models.
 const OPENAI: &str = "openai";
 
-impl Provider {
+impl ProviderRow {
     /// Returns the provider with a name, which may be an alternative one.
-    pub fn from_name(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Provider> {
         let name = name.trim().to_lowercase().replace('_', "-");
         let has_name = |row: &&ProviderRow| row.name == name || row.aliases.contains(&name.as_str());
-        PROVIDERS.iter().find(has_name).map(Self)
+        PROVIDERS.iter().find(has_name)
     }
 
     /// Returns the address to use if neither the name nor the settings have one; the error is the variable that is missing.
-    fn default_address(self, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, &'static str> {
+    fn default_address(&self, variable: Variables<'_>) -> Result<String, &'static str> {
         match self.address {
             Address::Fixed(url) => Ok(url.to_owned()),
             Address::Default(name, url) => Ok(variable(name).unwrap_or_else(|| url.to_owned())),
@@ -115,7 +106,7 @@ impl Provider {
         }
     }
 
-    fn choose_wire_protocol(self, address: &str, model: &str) -> WireProtocol {
+    fn choose_wire_protocol(&self, address: &str, model: &str) -> WireProtocol {
         match self.api {
             Api::Always(wire) => wire,
             Api::OpenAi if address == OPENAI_BASE_URL => WireProtocol::OpenAiResponses,
@@ -126,35 +117,12 @@ impl Provider {
     }
 
     /// Returns the name under which its servers know a model.
-    fn model_name_on_wire(self, model: &str) -> String {
+    fn model_name_on_wire(&self, model: &str) -> String {
         let prefix = if model.contains('/') { "" } else { self.model_prefix };
         format!("{prefix}{model}")
     }
 }
 
-impl Deref for Provider {
-    type Target = ProviderRow;
-
-    fn deref(&self) -> &ProviderRow {
-        self.0
-    }
-}
-
-impl PartialEq for Provider {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for Provider {}
-
-impl fmt::Debug for Provider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
-
-/// Returns the ability of a model by its full name, `provider:model`.
 pub fn ability_of_full_name(name: &str) -> ModelAbility {
     match parse_model_name(name) {
         Ok(ParsedModelName::Model { provider, model, .. }) => ability_of(&model, provider.dialect.is_local),
@@ -162,8 +130,7 @@ pub fn ability_of_full_name(name: &str) -> ModelAbility {
     }
 }
 
-/// Parses a full model name.
-pub fn parse_model_name(name: &str) -> Result<ParsedModelName, ModelNameError> {
+pub fn parse_model_name(name: &str) -> NameResult<ParsedModelName> {
     let name = name.trim();
     let (before, model) = match name.split_once(':') {
         Some((before, model)) => (before, model.strip_prefix(':').unwrap_or(model).trim()),
@@ -178,17 +145,14 @@ pub fn parse_model_name(name: &str) -> Result<ParsedModelName, ModelNameError> {
         SCRIPT_PREFIX => Ok(ParsedModelName::Script(model.into())),
         REPLAY_PREFIX => Ok(ParsedModelName::Replay(model.into())),
         _ => {
-            let provider = Provider::from_name(before).ok_or_else(|| unknown_provider_error(name, before))?;
+            let provider =
+                ProviderRow::from_name(before).ok_or_else(|| unknown_provider_error(name, before))?;
             parse_provider_model(name, provider, model)
         }
     }
 }
 
-fn parse_provider_model(
-    name: &str,
-    provider: Provider,
-    text: &str,
-) -> Result<ParsedModelName, ModelNameError> {
+fn parse_provider_model(name: &str, provider: Provider, text: &str) -> NameResult<ParsedModelName> {
     let at = text.find("@http://").or_else(|| text.find("@https://"));
     let (model, address) = at.map_or((text, None), |at| (&text[..at], Some(&text[at + 1..])));
     if model.is_empty() {
@@ -225,7 +189,7 @@ fn truncate_for_message(name: &str) -> String {
 }
 
 /// Validates an address and removes its trailing slash. It must contain no API key, because addresses are displayed.
-fn validate_base_url(name: &str, address: &str) -> Result<String, ModelNameError> {
+fn validate_base_url(name: &str, address: &str) -> NameResult<String> {
     let bad = |why: &str| ModelNameError::BadAddress { name: strip_address(name), why: why.to_owned() };
     let url = Url::parse(address.trim()).map_err(|error| bad(&format!("it is not a URL ({error})")))?;
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
@@ -248,6 +212,10 @@ fn strip_address(name: &str) -> String {
     truncate_for_message(name.split_once("@http").map_or(name, |(name, _)| name))
 }
 
+fn filled_variable(environment: EnvironmentLookupRef<'_>, name: &str) -> Option<String> {
+    environment(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
 /// Resolves the address of a model and its API key from the environment.
 pub fn resolve_model_endpoint(
     spec: &ModelSpec,
@@ -255,50 +223,39 @@ pub fn resolve_model_endpoint(
     model: &str,
     address: Option<String>,
     environment: EnvironmentLookupRef<'_>,
-) -> Result<ModelEndpoint, ModelNameError> {
-    let variable =
-        |name: &str| environment(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+) -> NameResult<ModelEndpoint> {
+    let variable = |name: &str| filled_variable(environment, name);
     let mut full_name = format!("{}:{model}", provider.name);
     if let Some(address) = &address {
         full_name = format!("{full_name}@{address}");
     }
-    let base = match address.or_else(|| spec.settings.base_url.clone()) {
-        Some(address) => address,
-        None => provider.default_address(&variable).map_err(|variable| ModelNameError::MissingAddress {
-            name: full_name.clone(),
-            variable: variable.to_owned(),
-        })?,
-    };
+    let missing = |variable: &str| (full_name.clone(), variable.to_owned());
+    let base = address
+        .or_else(|| spec.settings.base_url.clone())
+        .map_or_else(|| provider.default_address(&variable), Ok);
+    let base = base
+        .map_err(missing)
+        .map_err(|(name, variable)| ModelNameError::MissingAddress { name, variable })?;
     let base_url = validate_base_url(&full_name, &base)?;
-    let key = read_api_key(provider, &spec.settings, &full_name, &variable)?;
+    // A model that names its own variable needs a key.
+    let own = spec.settings.key_variable.as_deref();
+    let holder = own.unwrap_or(provider.key_variable);
+    let key = variable(holder).map(SecretString::from);
+    if key.is_none() && (own.is_some() || provider.needs_key) {
+        let (name, variable) = missing(holder);
+        return Err(ModelNameError::MissingKey { name, variable });
+    }
     let wire = provider.choose_wire_protocol(&base_url, model);
     let settings = add_openai_headers(provider, &spec.settings, &variable);
     let (model, dialect) = (provider.model_name_on_wire(model), provider.dialect);
     Ok(ModelEndpoint { wire, dialect, base_url, key, model, full_name, settings })
 }
 
-fn read_api_key(
-    provider: Provider,
-    settings: &ModelSettings,
-    name: &str,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Result<Option<SecretString>, ModelNameError> {
-    let (usual, needed) = (provider.key_variable, provider.needs_key);
-    let (holder, needed) = settings.key_variable.as_deref().map_or((usual, needed), |own| (own, true));
-    match variable(holder) {
-        Some(key) => Ok(Some(SecretString::from(key))),
-        None if needed => {
-            Err(ModelNameError::MissingKey { name: name.to_owned(), variable: holder.to_owned() })
-        }
-        None => Ok(None),
-    }
-}
-
 /// Adds the headers for the organisation and the project, which OpenAI's own clients send as well.
 fn add_openai_headers(
     provider: Provider,
     settings: &ModelSettings,
-    variable: &dyn Fn(&str) -> Option<String>,
+    variable: Variables<'_>,
 ) -> ModelSettings {
     let mut settings = settings.clone();
     if provider.table_section == OPENAI {
@@ -344,14 +301,13 @@ fn ollama_address_from_host(host: &str) -> String {
 /// Returns the default model of the environment: `DEEPAGENTS_MODEL_PROVIDER` and related variables; `None` if it is not
 /// set.
 pub fn default_model_selection(environment: EnvironmentLookupRef<'_>) -> Option<ModelSelection> {
-    let variable =
-        |name: &str| environment(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+    let variable = |name: &str| filled_variable(environment, name);
     let named = |provider: &str, name: &str, default: &str| {
         format!("{provider}:{}", variable(name).unwrap_or_else(|| default.to_owned()))
     };
     let provider = variable("DEEPAGENTS_MODEL_PROVIDER")?;
     let mut settings = ModelSettings::default();
-    let name = match Provider::from_name(&provider).map(|provider| provider.name) {
+    let name = match ProviderRow::from_name(&provider).map(|provider| provider.name) {
         Some("ollama") => named("ollama", "OLLAMA_MODEL_NAME", "qwen3:4b-thinking-2507-q4_K_M"),
         Some("lm-studio") => {
             settings.max_output_tokens = Some(64_000);

@@ -159,7 +159,7 @@ fn hosted_providers_have_their_own_address() {
         let ParsedModelName::Model { provider, model, address } = parse_model_name(name).unwrap() else {
             panic!("{name} is not the name of a provider");
         };
-        let key = (provider.0.key_variable, "k");
+        let key = (provider.key_variable, "k");
         let environment = environment_from(&[&[key], set].concat());
         let endpoint = resolve_model_endpoint(&spec, provider, &model, address, &environment).unwrap();
         assert_eq!((endpoint.wire, endpoint.base_url.as_str()), (wire, base_url), "{name}");

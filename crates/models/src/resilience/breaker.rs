@@ -20,14 +20,12 @@ use crate::model::ModelError;
 
 /// Consecutive failures that open the breaker: as many as two callers need to give up.
 const FAILURE_THRESHOLD: u32 = 10;
-/// The first pause.
 const INITIAL_PAUSE: Duration = Duration::from_secs(15);
 /// The longest pause, so that requests are sent again within two minutes of the end of an outage.
 const MAX_PAUSE: Duration = Duration::from_secs(120);
 /// The longest pause at the request of a provider: a later request may find that it answers again.
 pub(super) const MAX_REQUESTED_PAUSE: Duration = Duration::from_secs(300);
 
-/// Formats a duration in whole seconds.
 pub(super) fn format_seconds(wait: Duration) -> String {
     format!("{:.0} s", wait.as_secs_f64().ceil())
 }
@@ -37,14 +35,12 @@ pub(super) fn format_seconds(wait: Duration) -> String {
 pub struct CircuitBreakers(Mutex<HashMap<String, Arc<CircuitBreaker>>>);
 
 impl CircuitBreakers {
-    #[must_use]
     pub fn breaker_for_model(&self, model: &str) -> Arc<CircuitBreaker> {
         let mut breakers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         breakers.entry(model.to_owned()).or_default().clone()
     }
 }
 
-/// The circuit breaker of one model.
 #[derive(Debug, Default)]
 pub struct CircuitBreaker {
     state: Mutex<BreakerState>,
@@ -54,7 +50,6 @@ pub struct CircuitBreaker {
 #[derive(Debug, Default)]
 struct BreakerState {
     phase: BreakerPhase,
-    /// Consecutive failures.
     failures: u32,
     /// The reason for opening it, for error messages.
     reason: String,
@@ -76,18 +71,14 @@ enum BreakerPhase {
 /// The breaker's answer to a request for permission.
 #[derive(Debug)]
 pub enum Admission {
-    /// The request may be sent.
     Allowed(RequestPermit),
     /// The breaker is open until the given time.
     Open {
-        /// When the pause ends.
         until: Instant,
-        /// The reason for opening it.
         reason: String,
     },
     /// A probe request is in flight; [`CircuitBreaker::wait_for_change`] completes when it has ended.
     HalfOpen {
-        /// The reason for opening it.
         reason: String,
     },
 }
@@ -100,8 +91,6 @@ pub struct RequestPermit {
 }
 
 impl CircuitBreaker {
-    /// Decides if a request may be sent now.
-    #[must_use]
     pub fn admit_request(breaker: &Arc<Self>, now: Instant) -> Admission {
         let mut state = breaker.lock_state();
         let allowed = |is_probe| Admission::Allowed(RequestPermit { breaker: breaker.clone(), is_probe });
@@ -147,14 +136,12 @@ impl RequestPermit {
         let mut state = self.breaker.lock_state();
         state.failures = 0;
         // A request that was sent before the pause began does not end the pause.
-        let closes = std::mem::take(&mut self.is_probe);
         drop(state);
-        if closes {
+        if std::mem::take(&mut self.is_probe) {
             self.breaker.end_probe_with_phase(BreakerPhase::Closed);
         }
     }
 
-    /// Reports a transient failure.
     pub fn record_failure(mut self, error: &ModelError) {
         let now = Instant::now();
         let is_probe = std::mem::take(&mut self.is_probe);

@@ -2,7 +2,6 @@
 //! request timeout, the cost of each request, and calls to the request observer. It is the only place where requests to models are
 //! retried, and knows no provider. A caller sets its own deadline by dropping the future.
 
-mod backoff;
 pub mod breaker;
 
 use std::sync::Arc;
@@ -11,22 +10,27 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::warn;
 
 use crate::estimate::estimate_sent_tokens;
 use crate::limits::{RateLimiter, RequestObserver};
-use crate::model::{Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Reply, Request};
+use crate::model::{
+    Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Reply, ReplyFuture, ReplyResult,
+    Request,
+};
 use crate::selection::StructuredMode;
 use crate::structured::{choose_mode, convert_reply_for_mode, is_hidden, rewrite_request_for_mode};
 use crate::table::ModelTariff;
 use crate::wire::OutputSupport;
 use breaker::{Admission, CircuitBreaker, RequestPermit, format_seconds};
 
-pub use backoff::{RetryPolicy, outage_delay};
+/// The first delay of an attempt that waits for its provider: the quick retries before it took a few seconds.
+const FIRST_OUTAGE_DELAY: Duration = Duration::from_secs(2);
+/// The longest of these delays. 1,000 waiting attempts send 15 requests a second, and work continues within two minutes of
+/// the end of an outage.
+const MAX_OUTAGE_DELAY: Duration = Duration::from_secs(120);
 
-/// A model with all stages of its calls.
 pub struct ResilientModel {
     pub inner: Arc<dyn Model>,
     /// The way to request structured output, and what the model supports; `None` sends requests as they are.
@@ -35,12 +39,10 @@ pub struct ResilientModel {
     pub breaker: Arc<CircuitBreaker>,
     pub rate_limiter: Arc<dyn RateLimiter>,
     pub observer: Arc<dyn RequestObserver>,
-    /// The price of its tokens.
     pub tariff: ModelTariff,
     /// `true` if the cost of a reply is known: by the price, from the provider, or because it costs nothing.
     pub counts_cost: bool,
     pub policy: RetryPolicy,
-    /// Timeout of one request.
     pub timeout: Duration,
     /// `true` if the wrapped model is that of a provider.
     pub has_provider: bool,
@@ -69,11 +71,7 @@ impl Model for ResilientModel {
         (!self.counts_cost).then(|| self.name())
     }
 
-    fn reply<'a>(
-        &'a self,
-        request: &'a Request,
-        listener: &'a dyn DeltaListener,
-    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+    fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a> {
         let mode = self.structured.map(|(wanted, support)| choose_mode(request, wanted, support));
         let call = Call { model: self, request, mode, listener, has_output: AtomicBool::new(false) };
         async move { call.reply_with_retries().await }.boxed()
@@ -105,7 +103,7 @@ impl DeltaListener for Call<'_> {
 }
 
 impl Call<'_> {
-    async fn reply_with_retries(&self) -> Result<Reply, ModelError> {
+    async fn reply_with_retries(&self) -> ReplyResult {
         let Self { model, request, .. } = *self;
         let reserved = estimate_sent_tokens(request) + u64::from(request.max_output_tokens);
         let mut attempts = 0;
@@ -155,7 +153,7 @@ impl Call<'_> {
         over
     }
 
-    async fn send_request_once(&self, permit: RequestPermit, reserved: u64) -> Result<Reply, ModelError> {
+    async fn send_request_once(&self, permit: RequestPermit, reserved: u64) -> ReplyResult {
         let Self { model, request, .. } = *self;
         let began = Instant::now();
         self.on_delta(Delta::Sent(estimate_sent_tokens(request)));
@@ -182,7 +180,7 @@ impl Call<'_> {
     }
 
     /// Sends the request in the form that the model supports, and converts its reply back.
-    async fn convert_reply(&self) -> Result<Reply, ModelError> {
+    async fn convert_reply(&self) -> ReplyResult {
         let Self { model, request, .. } = *self;
         let Some(mode) = self.mode else { return model.inner.reply(request, self).await };
         let reply = model.inner.reply(&rewrite_request_for_mode(mode, request), self).await?;
@@ -258,5 +256,153 @@ fn used_tokens(outcome: Result<&Reply, &ModelError>, reserved: u64) -> u64 {
         },
         Err(ContentFilter { .. } | Truncated { .. } | Protocol { .. } | Timeout { .. }) => reserved,
         Err(_) => 0,
+    }
+}
+
+/// The number of retries of a request, and the delays between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetryPolicy {
+    pub max_attempts: u32,
+    pub initial_delay: Duration,
+    pub max_delay: Duration,
+    /// The longest wait a provider may request; if it requests more, the request is not retried.
+    pub max_retry_after: Duration,
+    /// The longest wait for the cluster's rate limit.
+    pub max_rate_limit_wait: Duration,
+    /// `true` to wait while the circuit breaker is open; `false` to fail at once because a fallback is available.
+    pub waits_for_breaker: bool,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            max_attempts: 5,
+            initial_delay: Duration::from_secs(1),
+            max_delay: Duration::from_secs(60),
+            max_retry_after: Duration::from_secs(600),
+            max_rate_limit_wait: Duration::from_secs(600),
+            waits_for_breaker: true,
+        }
+    }
+}
+
+impl RetryPolicy {
+    /// Returns the policy for a model with a fallback: no long waits.
+    pub fn for_model_with_fallback() -> Self {
+        let short = Duration::from_secs(30);
+        Self {
+            max_retry_after: short,
+            max_rate_limit_wait: short,
+            waits_for_breaker: false,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the policy for a model whose attempts wait for their provider themselves: a few quick retries, so that the
+    /// wait is reported soon.
+    pub fn before_wait() -> Self {
+        Self {
+            max_attempts: 3,
+            max_rate_limit_wait: Self::default().max_rate_limit_wait,
+            ..Self::for_model_with_fallback()
+        }
+    }
+
+    /// Returns the delay before the next attempt after `attempts` failed ones; `None` if there is no next attempt.
+    pub fn retry_delay(&self, error: &ModelError, attempts: u32) -> Option<Duration> {
+        if !error.is_transient() || attempts >= self.max_attempts {
+            return None;
+        }
+        match error.retry_after() {
+            Some(after) if after > self.max_retry_after => None,
+            // Never earlier than requested, and not all clients at once.
+            Some(after) => Some(after + random_delay_up_to(Duration::from_millis(500).max(after / 10))),
+            None => {
+                let retry_delay =
+                    self.initial_delay.saturating_mul(1 << (attempts - 1).min(20)).min(self.max_delay);
+                Some(retry_delay / 2 + random_delay_up_to(retry_delay / 2))
+            }
+        }
+    }
+}
+
+/// Returns the delay before the next try of an attempt that waits for its provider, after `tries` requests that failed with
+/// all their retries. It is never shorter than the provider requested.
+pub fn outage_delay(tries: u32, error: &ModelError) -> Duration {
+    let delay = FIRST_OUTAGE_DELAY.saturating_mul(1 << tries.saturating_sub(1).min(20)).min(MAX_OUTAGE_DELAY);
+    let delay = delay / 2 + random_delay_up_to(delay / 2);
+    match error.retry_after() {
+        Some(after) => delay.max(after + random_delay_up_to(Duration::from_millis(500).max(after / 10))),
+        None => delay,
+    }
+}
+
+fn random_delay_up_to(most: Duration) -> Duration {
+    most.mul_f64(fastrand::f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate_limited_error(after: Option<u64>) -> ModelError {
+        ModelError::RateLimited { retry_after: after.map(Duration::from_secs), message: String::new() }
+    }
+
+    #[test]
+    fn delays_double_up_to_the_maximum_and_attempts_are_limited() {
+        let policy = RetryPolicy { max_attempts: 9, ..RetryPolicy::default() };
+        let overloaded = ModelError::Overloaded { message: String::new() };
+        for (attempts, whole) in [(1, 1), (2, 2), (3, 4), (4, 8), (7, 60), (8, 60)] {
+            let retry_delay = policy.retry_delay(&overloaded, attempts).unwrap();
+            let whole = Duration::from_secs(whole);
+            assert!(retry_delay >= whole / 2 && retry_delay <= whole, "attempt {attempts}: {retry_delay:?}");
+        }
+        assert_eq!(policy.retry_delay(&overloaded, 9), None);
+    }
+
+    #[test]
+    fn retry_after_is_honoured_unless_it_is_too_long() {
+        let policy = RetryPolicy::default();
+        let retry_delay = policy.retry_delay(&rate_limited_error(Some(120)), 1).unwrap();
+        assert!(
+            retry_delay >= Duration::from_secs(120) && retry_delay <= Duration::from_secs(132),
+            "{retry_delay:?}"
+        );
+        assert!(policy.retry_delay(&rate_limited_error(Some(600)), 1).is_some());
+        assert_eq!(policy.retry_delay(&rate_limited_error(Some(601)), 1), None);
+        assert_eq!(
+            RetryPolicy::for_model_with_fallback().retry_delay(&rate_limited_error(Some(31)), 1),
+            None
+        );
+        assert!(policy.retry_delay(&rate_limited_error(None), 1).unwrap() <= Duration::from_secs(1));
+    }
+
+    #[test]
+    fn outage_delays_double_up_to_two_minutes_and_honour_requests() {
+        let away = ModelError::Connection { message: String::new() };
+        for (tries, whole) in [(1, 2), (2, 4), (5, 32), (7, 120), (u32::MAX, 120)] {
+            let (delay, whole) = (outage_delay(tries, &away), Duration::from_secs(whole));
+            assert!(delay >= whole / 2 && delay <= whole, "try {tries}: {delay:?}");
+        }
+        let delay = outage_delay(1, &rate_limited_error(Some(900)));
+        assert!(delay >= Duration::from_secs(900) && delay <= Duration::from_secs(990), "{delay:?}");
+        let paused = ModelError::Paused { retry_after: Some(Duration::ZERO), message: String::new() };
+        assert!(outage_delay(7, &paused) >= Duration::from_secs(60));
+    }
+
+    #[test]
+    fn permanent_errors_are_not_retried() {
+        let message = String::new;
+        let lasting = [
+            ModelError::ContextOverflow { message: message() },
+            ModelError::Authentication { message: message() },
+            ModelError::ContentFilter { message: message() },
+            ModelError::BadRequest { message: message() },
+            ModelError::Protocol { message: message() },
+        ];
+        for error in lasting {
+            assert_eq!(RetryPolicy::default().retry_delay(&error, 1), None, "{error}");
+        }
     }
 }

@@ -1,43 +1,7 @@
 //! `script:FILE`: a scripted model for tests and demonstrations. It owns the file format, the choice of a rule and the
 //! placeholders. It keeps no state about a conversation: the request alone determines the rule, so that an attempt resumed
 //! by another process continues correctly. Only `times` counts, separately in each process.
-//!
-//! ```yaml
-//! rules:
-//! - when: {answer: plan}                  # all conditions must hold; a rule without `when` always matches
-//!   reply:
-//!     answer: {reasoning: simple, tasks: []}
-//! - when: {answer: findings, task: patents}
-//!   turns:                                # the first reply of a conversation, the second …; the last one repeats
-//!   - calls:                              # parallel calls, in this order
-//!     - search_documents: {query: "{{task.objective}}"}
-//!     - now                               # a tool without arguments
-//!   - error: rate_limited                 # the error that an agent sees after all retries
-//!     retry_after: 2
-//!   - answer: {output: "It says [S1].", summary: short}
-//!     delay: 0.5                          # seconds
-//! - times: 1                              # for one request only
-//!   reply: {text: "Hello, {{turn}}.", pieces: 4}
-//! ```
-//!
-//! `when`: `answer` (the name of the requested answer: `plan`, `findings`, `report`, `verdict`, or the capability's own;
-//! empty for plain text), `system`, `task` and `last` (text contained in the system prompt, the first message and the
-//! newest one), `tool` (the tool whose result is the newest message), `failed` (`true` if that result is an error),
-//! `offered` (a tool the model may call), `turn` (1 is the first reply of the conversation). The first matching rule
-//! answers.
-//!
-//! A reply has one of `text`, `answer` (JSON), `calls` (optionally with `text`) and `error` (a kind of [`ModelError`]
-//! with `message` and `retry_after`). Further fields: `delay`, `pieces` (the number of deltas the text is streamed in,
-//! spread over the delay), `reasoning`, `usage`, `finish`. Arguments given as text are passed on unchanged, even if they
-//! are invalid.
-//!
-//! In texts, `{{task}}` is the first message, `{{last}}` the newest one, `{{task.objective}}` and `{{last.hits.0.path}}`
-//! values from the JSON in them, `{{turn}}` the turn. A text that is a single placeholder becomes the value itself, of any
-//! type.
-//!
-//! Besides `rules`, a file may have `tries` (attempts per request if the reply is a transient error; default 1),
-//! `ledger` (a log file next to the script with a line per request: rule, answer, turn and task) and `ability` (`small` or
-//! `strong`: the prompts to be scripted; default `strong`).
+//! `docs/scripts.md` describes the format.
 
 mod placeholders;
 mod rules;
@@ -47,14 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::cassette::append_line;
 use crate::estimate::estimate_usage;
 use crate::model::{
-    Delta, DeltaListener, FinishReason, Model, ModelAbility, ModelError, Reply, Request, ToolCall,
+    Delta, DeltaListener, FinishReason, Model, ModelAbility, ModelError, Reply, ReplyFuture, ReplyResult,
+    Request, ToolCall,
 };
 use placeholders::PlaceholderContext;
 use rules::{ScriptFile, ScriptRule, ScriptedCall, ScriptedReply};
@@ -68,20 +32,14 @@ pub struct ScriptedModel {
     ledger: Option<PathBuf>,
 }
 
-/// A script that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{file} is not a valid model script: {mistake}")]
 pub struct ScriptError {
     pub file: String,
-    /// The problem and its position.
     pub mistake: String,
 }
 
 impl ScriptedModel {
-    /// Loads a script.
-    ///
-    /// # Errors
-    /// The file is unreadable or invalid.
     pub fn load(path: &Path) -> Result<Self, ScriptError> {
         let invalid = |mistake: String| {
             // The parser's own texts begin with a label.
@@ -114,7 +72,6 @@ impl ScriptedModel {
     }
 
     /// Returns the number of attempts per request if the reply is a transient error.
-    #[must_use]
     pub fn max_attempts(&self) -> u32 {
         self.file.tries
     }
@@ -140,11 +97,7 @@ impl ScriptedModel {
         self.used[at].fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    async fn reply_from_script(
-        &self,
-        request: &Request,
-        listener: &dyn DeltaListener,
-    ) -> Result<Reply, ModelError> {
+    async fn reply_from_script(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
         let view = PlaceholderContext::for_request(request);
         let matching = self.find_matching_rule(&view);
         self.append_to_request_log(matching.as_ref().ok().map(|(at, _)| *at), &view)?;
@@ -158,11 +111,7 @@ impl ScriptedModel {
         Ok(reply)
     }
 
-    fn compose_reply(
-        &self,
-        scripted: &ScriptedReply,
-        view: &PlaceholderContext<'_>,
-    ) -> Result<Reply, ModelError> {
+    fn compose_reply(&self, scripted: &ScriptedReply, view: &PlaceholderContext<'_>) -> ReplyResult {
         let invalid =
             |mistake: String| ModelError::BadRequest { message: format!("{}: {mistake}", self.name) };
         let text = match (&scripted.answer, &scripted.text) {
@@ -215,11 +164,7 @@ impl Model for ScriptedModel {
         self.file.ability
     }
 
-    fn reply<'a>(
-        &'a self,
-        request: &'a Request,
-        listener: &'a dyn DeltaListener,
-    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+    fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a> {
         self.reply_from_script(request, listener).boxed()
     }
 }

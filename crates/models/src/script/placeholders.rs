@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::model::{Message, Request, ToolResult};
+use crate::model::{Message, Request};
 use crate::structured::json::find_json_object;
 
 /// The parts of a request that rules and placeholders refer to.
@@ -10,9 +10,7 @@ pub struct PlaceholderContext<'a> {
     pub request: &'a Request,
     /// The name of the requested answer; empty for plain text.
     pub answer: &'a str,
-    /// The first message.
     pub task: &'a str,
-    /// The newest message.
     pub last: &'a str,
     /// The tool whose result is the newest message.
     pub tool: Option<&'a str>,
@@ -24,22 +22,16 @@ pub struct PlaceholderContext<'a> {
 
 impl<'a> PlaceholderContext<'a> {
     pub fn for_request(request: &'a Request) -> Self {
-        let result = request.messages.last().and_then(|message| match message {
-            Message::Tool(result) => Some(result),
-            Message::User { .. } | Message::Assistant { .. } => None,
-        });
-        let replies = request.messages.iter().filter(|message| match message {
-            Message::Assistant { .. } => true,
-            Message::User { .. } | Message::Tool(_) => false,
-        });
+        let result = request.messages.last().and_then(Message::result);
+        let is_reply = |message: &&Message| matches!(message, Message::Assistant { .. });
         Self {
             request,
             answer: request.answer.as_ref().map_or("", |answer| answer.name.as_str()),
-            task: request.messages.first().map_or("", message_text),
-            last: request.messages.last().map_or("", message_text),
-            tool: result.and_then(|result| tool_name_of(request, result)),
+            task: request.messages.first().map_or("", Message::text),
+            last: request.messages.last().map_or("", Message::text),
+            tool: result.and_then(|result| request.tool_of_call(&result.call_id)),
             failed: result.map(|result| result.is_error),
-            turn: replies.count() + 1,
+            turn: request.messages.iter().filter(is_reply).count() + 1,
         }
     }
 
@@ -50,10 +42,6 @@ impl<'a> PlaceholderContext<'a> {
         format!("answer {:?}, turn {}{tool}, newest message {:?}", self.answer, self.turn, cut(self.last))
     }
 
-    /// Returns a value with its placeholders replaced.
-    ///
-    /// # Errors
-    /// A placeholder has no value.
     pub fn fill_placeholders(&self, value: &Value) -> Result<Value, String> {
         match value {
             Value::String(text) => self.fill_text(text),
@@ -104,19 +92,4 @@ impl<'a> PlaceholderContext<'a> {
 
 pub fn value_to_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-fn message_text(message: &Message) -> &str {
-    match message {
-        Message::User { text } | Message::Assistant { text, .. } => text,
-        Message::Tool(result) => &result.text,
-    }
-}
-
-fn tool_name_of<'a>(request: &'a Request, result: &ToolResult) -> Option<&'a str> {
-    let calls = request.messages.iter().rev().find_map(|message| match message {
-        Message::Assistant { calls, .. } => Some(calls),
-        Message::User { .. } | Message::Tool(_) => None,
-    })?;
-    calls.iter().find(|call| call.id == result.call_id).map(|call| call.name.as_str())
 }

@@ -28,7 +28,6 @@ fn default_max_attempts() -> u32 {
     1
 }
 
-/// A reply with its conditions.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScriptRule {
@@ -57,7 +56,6 @@ pub struct ScriptRuleConditions {
     turn: Option<usize>,
 }
 
-/// A reply to be given.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScriptedReply {
@@ -82,7 +80,6 @@ pub struct ScriptedCall {
     pub arguments: Value,
 }
 
-/// The kinds of [`ModelError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename = "ErrorKind", rename_all = "snake_case")]
 pub enum ScriptedErrorKind {

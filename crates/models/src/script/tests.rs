@@ -6,7 +6,7 @@ use millrace_protocol::result::{PlanProposal, Verdict};
 use serde_json::json;
 
 use super::*;
-use crate::model::{AnswerSchema, Message, ToolResult, ToolSpec};
+use crate::model::{AnswerSchema, Message, ReplyResult, ToolResult, ToolSpec};
 
 fn parse_script(text: &str) -> ScriptedModel {
     ScriptedModel::parse(text, Path::new("/nowhere/test.yaml")).unwrap()
@@ -36,7 +36,7 @@ fn tool_turn_messages(tool: &str, result: &str, is_error: bool) -> [Message; 2] 
     ]
 }
 
-async fn request_reply(script: &ScriptedModel, request: &Request) -> Result<Reply, ModelError> {
+async fn request_reply(script: &ScriptedModel, request: &Request) -> ReplyResult {
     script.reply(request, &()).await
 }
 

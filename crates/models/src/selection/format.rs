@@ -175,57 +175,49 @@ fn text_or_map_schema(description: &str, map: Value) -> Schema {
     })
 }
 
-pub(super) fn deserialize_temperature<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<f64>, D::Error> {
-    deserialize_in_range(deserializer, "temperature", 0.0, 2.0)
+pub(super) fn temperature<'de, D: Deserializer<'de>>(d: D) -> Result<Option<f64>, D::Error> {
+    read_in_range(d, "temperature", 0.0, 2.0)
 }
 
-pub(super) fn deserialize_top_p<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    deserialize_in_range(deserializer, "top_p", 0.0, 1.0)
+pub(super) fn top_p<'de, D: Deserializer<'de>>(d: D) -> Result<Option<f64>, D::Error> {
+    read_in_range(d, "top_p", 0.0, 1.0)
 }
 
-pub(super) fn deserialize_timeout<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<f64>, D::Error> {
-    deserialize_in_range(deserializer, "timeout", 0.001, 86_400.0)
+pub(super) fn timeout<'de, D: Deserializer<'de>>(d: D) -> Result<Option<f64>, D::Error> {
+    read_in_range(d, "timeout", 0.001, 86_400.0)
 }
 
-pub(super) fn deserialize_idle_timeout<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<f64>, D::Error> {
-    deserialize_in_range(deserializer, "idle_timeout", 0.001, 86_400.0)
+pub(super) fn idle_timeout<'de, D: Deserializer<'de>>(d: D) -> Result<Option<f64>, D::Error> {
+    read_in_range(d, "idle_timeout", 0.001, 86_400.0)
 }
 
-fn deserialize_in_range<'de, D: Deserializer<'de>>(
+fn read_in_range<'de, D: Deserializer<'de>>(
     d: D,
-    field: &str,
+    name: &str,
     least: f64,
     most: f64,
 ) -> Result<Option<f64>, D::Error> {
-    match Option::<f64>::deserialize(d)? {
-        Some(number) if !(least..=most).contains(&number) => {
-            Err(D::Error::custom(format!("{field} is {number}; it must be from {least} to {most}")))
-        }
-        number => Ok(number),
-    }
+    let mistake = |number| format!("{name} is {number}; it must be from {least} to {most}");
+    read_valid(d, |number| (least..=most).contains(number), mistake)
 }
 
-pub(super) fn deserialize_context_window<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
-    match Option::<u32>::deserialize(d)? {
-        Some(window) if u64::from(window) < MIN_WINDOW => {
-            Err(D::Error::custom(format!("context_window is {window}; the least is {MIN_WINDOW} tokens")))
-        }
-        window => Ok(window),
-    }
+pub(super) fn context_window<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
+    let mistake = |window| format!("context_window is {window}; the least is {MIN_WINDOW} tokens");
+    read_valid(d, |window| u64::from(*window) >= MIN_WINDOW, mistake)
 }
 
-pub(super) fn deserialize_max_output_tokens<'de, D: Deserializer<'de>>(
+pub(super) fn max_output_tokens<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
+    read_valid(d, |number| *number > 0, |_| "max_output_tokens is 0; a reply needs at least 1".to_owned())
+}
+
+fn read_valid<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     d: D,
-) -> Result<Option<u32>, D::Error> {
-    match Option::<u32>::deserialize(d)? {
-        Some(0) => Err(D::Error::custom("max_output_tokens is 0; a reply needs at least 1")),
-        number => Ok(number),
+    is_valid: impl Fn(&T) -> bool,
+    mistake: impl Fn(T) -> String,
+) -> Result<Option<T>, D::Error> {
+    match Option::<T>::deserialize(d)? {
+        Some(value) if !is_valid(&value) => Err(D::Error::custom(mistake(value))),
+        value => Ok(value),
     }
 }
 

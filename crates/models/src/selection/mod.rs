@@ -34,7 +34,6 @@ pub const MIN_WINDOW: u64 = 2_048;
 /// The prefix of a tier in place of a model: `tier:fast`.
 const TIER_PREFIX: &str = "tier:";
 
-/// One model of a selection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
     /// Its full name, `provider:model`; a name without a provider is OpenAI's. `tier:NAME` stands for the models that the run or the
@@ -55,25 +54,19 @@ pub struct ModelSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_variable: Option<String>,
     /// The sampling temperature, 0 to 2.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format::deserialize_temperature")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format::temperature")]
     #[schemars(range(min = 0, max = 2))]
     pub temperature: Option<f64>,
     /// Nucleus sampling, 0 to 1.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format::deserialize_top_p")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format::top_p")]
     #[schemars(range(min = 0, max = 1))]
     pub top_p: Option<f64>,
     /// The maximum number of tokens of a reply, if lower than the agent's.
-    #[serde(
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "format::deserialize_max_output_tokens"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format::max_output_tokens")]
     #[schemars(range(min = 1))]
     pub max_output_tokens: Option<u32>,
     /// The context window in tokens, if it is not the known one of the model.
-    #[serde(
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "format::deserialize_context_window"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format::context_window")]
     #[schemars(range(min = 2048))]
     pub context_window: Option<u32>,
     /// `true` if it sees images, `false` if not; by default as known for the model.
@@ -89,11 +82,11 @@ pub struct ModelSettings {
     #[serde(skip_serializing_if = "StructuredMode::is_auto")]
     pub structured: StructuredMode,
     /// Timeout of one request in seconds, including its stream; default 600, at most a day.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format::deserialize_timeout")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format::timeout")]
     #[schemars(range(min = 0.001, max = 86_400))]
     pub timeout: Option<f64>,
     /// Timeout in seconds for a stream that has begun and then sends nothing; default 120, at most a day.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format::deserialize_idle_timeout")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "format::idle_timeout")]
     #[schemars(range(min = 0.001, max = 86_400))]
     pub idle_timeout: Option<f64>,
     /// Additional fields of the request body; they override ours.
@@ -126,7 +119,6 @@ pub enum StructuredMode {
 
 impl StructuredMode {
     /// Returns `true` for the provider's default.
-    #[must_use]
     pub fn is_auto(&self) -> bool {
         *self == Self::Auto
     }
@@ -154,14 +146,11 @@ impl fmt::Debug for ModelSettings {
 }
 
 impl ModelSettings {
-    /// Returns the timeout of one request.
-    #[must_use]
     pub fn timeout(&self) -> Duration {
         duration_or_default(self.timeout, 600)
     }
 
     /// Returns the timeout of a stream that sends nothing.
-    #[must_use]
     pub fn idle_timeout(&self) -> Duration {
         duration_or_default(self.idle_timeout, 120)
     }
@@ -174,7 +163,6 @@ fn duration_or_default(seconds: Option<f64>, default: u64) -> Duration {
 
 impl ModelSpec {
     /// Returns the tier that its name stands for, if it does.
-    #[must_use]
     pub fn tier(&self) -> Option<&str> {
         self.name.strip_prefix(TIER_PREFIX).map(str::trim)
     }
@@ -183,7 +171,6 @@ impl ModelSpec {
 impl ModelSelection {
     /// Replaces each tier by its models, which get the settings of the tier where they have none of their own. A tier without
     /// models stays.
-    #[must_use]
     pub fn replace_tiers(&self, models_of_tier: &dyn Fn(&str) -> Option<Self>) -> Self {
         let mut models: Vec<ModelSpec> = Vec::new();
         for spec in &self.models {
@@ -207,15 +194,11 @@ impl ModelSelection {
     }
 
     /// Returns `true` if one of its names stands for a tier.
-    #[must_use]
     pub fn has_tier(&self) -> bool {
         self.models.iter().any(|spec| spec.tier().is_some())
     }
 
     /// Parses a selection: `provider:model`, followed by fallbacks separated by commas.
-    ///
-    /// # Errors
-    /// One of the names is empty.
     pub fn parse(text: &str) -> Result<Self, EmptyModelName> {
         let spec = |name: &str| match name.trim() {
             "" => Err(EmptyModelName { text: text.chars().take(80).collect() }),
@@ -233,7 +216,6 @@ impl fmt::Display for ModelSelection {
     }
 }
 
-/// A selection that contains an empty model name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} names no model: write provider:model, optionally followed by fallbacks separated by commas"

@@ -5,13 +5,11 @@ use millrace_protocol::foreign_json::parse_foreign_json;
 use serde_json::{Map, Value};
 
 use super::json::{find_fenced_blocks, parse_json_values, strip_reasoning};
-use crate::model::{Message, Request};
+use crate::model::{Request, ToolCall};
 
-/// The keys that models use for a tool's name.
 const NAME_KEYS: [&str; 4] = ["name", "tool", "tool_name", "action"];
 /// The keys that models use for the arguments.
 const ARGUMENT_KEYS: [&str; 6] = ["arguments", "args", "parameters", "params", "input", "action_input"];
-/// Further keys that a call may have.
 const OPTIONAL_KEYS: [&str; 5] = ["id", "type", "thought", "reasoning", "action"];
 /// The opening tag of a call and its closing tag, if it has one.
 const CALL_TAGS: [(&str, Option<&str>); 5] = [
@@ -22,25 +20,9 @@ const CALL_TAGS: [(&str, Option<&str>); 5] = [
     ("<|python_tag|>", None),
 ];
 
-/// A tool call parsed from text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParsedToolCall {
-    /// The name of the tool.
-    pub name: String,
-    /// The arguments as JSON text.
-    pub arguments: String,
-}
+/// The text before the calls in a text, and the calls, of which there is at least one. Their ids are empty.
+pub type ParsedToolCalls = (String, Vec<ToolCall>);
 
-/// The tool calls in a text.
-#[derive(Debug, PartialEq, Eq)]
-pub struct ParsedToolCalls {
-    /// The text before the calls.
-    pub prose: String,
-    /// The calls; never empty.
-    pub calls: Vec<ParsedToolCall>,
-}
-
-/// The tools that a call may name.
 pub struct AvailableTools<'a> {
     tools: Vec<&'a str>,
     /// The answer's properties: an object with one of them is the answer rather than a call.
@@ -48,8 +30,6 @@ pub struct AvailableTools<'a> {
 }
 
 impl<'a> AvailableTools<'a> {
-    /// Returns the tools of a request.
-    #[must_use]
     pub fn from_request(request: &'a Request) -> Self {
         let answer = request.answer.as_ref().and_then(|answer| answer.schema.get("properties"));
         Self {
@@ -59,7 +39,6 @@ impl<'a> AvailableTools<'a> {
     }
 
     /// Returns the tools of a request whose answer cannot be confused with a call.
-    #[must_use]
     pub fn from_tools_only(request: &'a Request) -> Self {
         Self { answer: None, ..Self::from_request(request) }
     }
@@ -73,16 +52,7 @@ impl<'a> AvailableTools<'a> {
     }
 }
 
-/// Returns the number of calls in a message.
-pub(super) fn count_tool_calls(message: &Message) -> usize {
-    match message {
-        Message::Assistant { calls, .. } => calls.len(),
-        Message::User { .. } | Message::Tool(_) => 0,
-    }
-}
-
 /// Returns the calls in a text that consists of calls or ends with them.
-#[must_use]
 pub fn find_calls_in_text(text: &str, tools: &AvailableTools<'_>) -> Option<ParsedToolCalls> {
     let text = strip_reasoning(text);
     find_tagged_calls(text, tools)
@@ -91,10 +61,7 @@ pub fn find_calls_in_text(text: &str, tools: &AvailableTools<'_>) -> Option<Pars
 }
 
 fn parse_bare_calls(text: &str, tools: &AvailableTools<'_>) -> Option<ParsedToolCalls> {
-    Some(ParsedToolCalls {
-        prose: String::new(),
-        calls: calls_from_json_values(&parse_json_values(text)?, tools)?,
-    })
+    Some((String::new(), calls_from_json_values(&parse_json_values(text)?, tools)?))
 }
 
 /// Finds calls in consecutive fenced code blocks at the end of a text; prose may precede them.
@@ -110,7 +77,7 @@ fn find_fenced_calls(text: &str, tools: &AvailableTools<'_>) -> Option<ParsedToo
     }
     let calls = blocks.iter().map(|block| calls_from_json_values(&parse_json_values(block.inside)?, tools));
     let calls = calls.collect::<Option<Vec<_>>>()?.concat();
-    Some(ParsedToolCalls { prose: first.before.trim().to_owned(), calls })
+    Some((first.before.trim().to_owned(), calls))
 }
 
 fn find_tagged_calls(text: &str, tools: &AvailableTools<'_>) -> Option<ParsedToolCalls> {
@@ -128,21 +95,18 @@ fn find_tagged_calls(text: &str, tools: &AvailableTools<'_>) -> Option<ParsedToo
                 None => break,
             }
         }
-        Some(ParsedToolCalls { prose: prose.trim().to_owned(), calls })
+        Some((prose.trim().to_owned(), calls))
     })
 }
 
 /// Parses values as calls; `None` unless all of them are calls.
-pub(super) fn calls_from_json_values(
-    values: &[Value],
-    tools: &AvailableTools<'_>,
-) -> Option<Vec<ParsedToolCall>> {
+pub(super) fn calls_from_json_values(values: &[Value], tools: &AvailableTools<'_>) -> Option<Vec<ToolCall>> {
     let calls =
         values.iter().map(|value| calls_from_json_value(value, tools)).collect::<Option<Vec<_>>>()?.concat();
     (!calls.is_empty()).then_some(calls)
 }
 
-fn calls_from_json_value(value: &Value, tools: &AvailableTools<'_>) -> Option<Vec<ParsedToolCall>> {
+fn calls_from_json_value(value: &Value, tools: &AvailableTools<'_>) -> Option<Vec<ToolCall>> {
     match value {
         Value::Array(items) => calls_from_json_values(items, tools),
         Value::Object(object) => match (object.get("tool_calls"), object.len()) {
@@ -153,7 +117,7 @@ fn calls_from_json_value(value: &Value, tools: &AvailableTools<'_>) -> Option<Ve
     }
 }
 
-fn call_from_json_object(object: &Map<String, Value>, tools: &AvailableTools<'_>) -> Option<ParsedToolCall> {
+fn call_from_json_object(object: &Map<String, Value>, tools: &AvailableTools<'_>) -> Option<ToolCall> {
     if let Some(Value::Object(function)) = object.get("function") {
         let envelope = object.keys().all(|key| key == "function" || OPTIONAL_KEYS.contains(&key.as_str()));
         return envelope.then(|| call_from_json_object(function, tools)).flatten();
@@ -170,7 +134,8 @@ fn call_from_json_object(object: &Map<String, Value>, tools: &AvailableTools<'_>
         return None;
     }
     let name = object[*name_key].as_str()?.to_owned();
-    Some(ParsedToolCall { name, arguments: arguments_as_text(arguments_key.map(|key| &object[*key]))? })
+    let arguments = arguments_as_text(arguments_key.map(|key| &object[*key]))?;
+    Some(ToolCall { id: String::new(), name, arguments })
 }
 
 /// Returns the arguments, given as an object or as its JSON text; no arguments are an empty object.
@@ -207,8 +172,8 @@ mod tests {
 
     fn find_calls_for(text: &str, request: &Request) -> Option<String> {
         let values = find_calls_in_text(text, &AvailableTools::from_request(request))?;
-        let calls = values.calls.iter().map(|call| format!("{}{}", call.name, call.arguments));
-        Some(std::iter::once(values.prose).chain(calls).collect::<Vec<_>>().join("|"))
+        let calls = values.1.iter().map(|call| format!("{}{}", call.name, call.arguments));
+        Some(std::iter::once(values.0).chain(calls).collect::<Vec<_>>().join("|"))
     }
 
     #[test]

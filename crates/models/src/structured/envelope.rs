@@ -11,10 +11,12 @@ use super::calls::{self, AvailableTools};
 use super::json::{find_json_object, parse_json_values, strip_reasoning};
 use crate::model::{AnswerSchema, FinishReason, Message, Reply, Request, ToolCall, ToolResult, ToolSpec};
 use crate::wire::schema::to_grammar_schema;
-use crate::wire::{CallIdForm, ImageSupport, normalize_conversation, replace_unsent_images};
+use crate::wire::{CallIdForm, normalize_conversation, replace_unsent_images};
 
 /// Maximum number of parallel calls. Without a limit in the grammar, a small model may generate calls endlessly.
 const MAX_CALLS: usize = 8;
+/// The reason for which images are left out: all messages are rewritten as text.
+const NOT_SHOWN: &str = "it can't be shown together with tools and this form of answer";
 /// The maximum length of an id of a call, which an envelope does not show.
 const MAX_ID: usize = 64;
 
@@ -118,13 +120,13 @@ fn build_envelope_schema(request: &Request, final_action: &str) -> Value {
 /// templates require alternating roles.
 fn rewrite_conversation(request: &Request, final_action: &str) -> Vec<Message> {
     let normal = normalize_conversation(request, CallIdForm::Text(MAX_ID));
-    let request = &*replace_unsent_images(&normal, ImageSupport::TextOnly.into());
+    let request = &*replace_unsent_images(&normal, |_| Some(NOT_SHOWN));
     let mut messages: Vec<Message> = Vec::new();
     for (at, message) in request.messages.iter().enumerate() {
         let text = match message {
             Message::User { text } => text.clone(),
             Message::Tool(result) => {
-                let text = format_tool_result(&request.messages, result);
+                let text = format_tool_result(request, result);
                 let is_followed = matches!(request.messages.get(at + 1), Some(Message::Tool(_)));
                 match is_followed || result.is_error {
                     true => text,
@@ -156,13 +158,8 @@ fn format_result_reminder(final_action: &str) -> String {
     format!("If this is enough, answer now with the action \"{final_action}\".")
 }
 
-fn format_tool_result(messages: &[Message], result: &ToolResult) -> String {
-    let calls = messages.iter().flat_map(|message| match message {
-        Message::Assistant { calls, .. } => calls.as_slice(),
-        Message::User { .. } | Message::Tool(_) => &[],
-    });
-    let name =
-        calls.rev().find(|call| call.id == result.call_id).map_or("the tool", |call| call.name.as_str());
+fn format_tool_result(request: &Request, result: &ToolResult) -> String {
+    let name = request.tool_of_call(&result.call_id).unwrap_or("the tool");
     let what = if result.is_error { "Error" } else { "Result" };
     format!("{what} of {name}:\n{}", result.text)
 }
@@ -178,7 +175,7 @@ fn format_assistant_action(text: &str, calls: &[ToolCall], final_action: &str) -
 }
 
 enum ChosenAction {
-    Calls(Vec<calls::ParsedToolCall>),
+    Calls(Vec<ToolCall>),
     Final(String),
 }
 

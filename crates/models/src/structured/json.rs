@@ -12,7 +12,6 @@ const REASONING_TAGS: [(&str, &str); 3] =
     [("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<reasoning>", "</reasoning>")];
 
 /// Removes the reasoning at the beginning of a text. Unterminated reasoning leaves an empty text.
-#[must_use]
 pub fn strip_leading_reasoning(text: &str) -> Cow<'_, str> {
     let trimmed = text.trim_start();
     for (open, close) in REASONING_TAGS {
@@ -26,7 +25,6 @@ pub fn strip_leading_reasoning(text: &str) -> Cow<'_, str> {
 
 /// Removes the reasoning at the beginning of a text, even if the chat template swallowed its opening tag; then it must
 /// end before the first brace.
-#[must_use]
 pub fn strip_reasoning(text: &str) -> &str {
     let text = text.trim();
     for (open, close) in REASONING_TAGS {
@@ -42,7 +40,6 @@ pub fn strip_reasoning(text: &str) -> &str {
 
 /// Returns the JSON object in a text: the text itself, the last fenced code block that is an object, or the longest
 /// object in prose.
-#[must_use]
 pub fn find_json_object(text: &str) -> Option<&str> {
     let text = strip_reasoning(text);
     if is_json_object(text) {
@@ -56,19 +53,14 @@ pub fn find_json_object(text: &str) -> Option<&str> {
     fenced_blocks.or_else(|| find_longest_json_object(text))
 }
 
-/// A fenced code block.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FencedBlock<'a> {
-    /// The text before it.
     pub before: &'a str,
-    /// Its content, trimmed.
     pub inside: &'a str,
-    /// The text after it.
     pub after: &'a str,
 }
 
 /// Returns the fenced code blocks of a text in order. An unclosed last one extends to the end.
-#[must_use]
 pub fn find_fenced_blocks(text: &str) -> Vec<FencedBlock<'_>> {
     let mut blocks = Vec::new();
     let mut from = 0;
@@ -85,7 +77,6 @@ pub fn find_fenced_blocks(text: &str) -> Vec<FencedBlock<'_>> {
 }
 
 /// Parses a text that consists of JSON objects and arrays only.
-#[must_use]
 pub fn parse_json_values(text: &str) -> Option<Vec<Value>> {
     if !text.starts_with(['{', '[']) {
         return None;

@@ -57,7 +57,6 @@ pub fn choose_mode(request: &Request, requested: StructuredMode, support: Output
     }
 }
 
-/// Rewrites a request for an output mode.
 pub fn rewrite_request_for_mode(mode: StructuredMode, request: &Request) -> Cow<'_, Request> {
     match mode {
         StructuredMode::Auto | StructuredMode::Native => Cow::Borrowed(request),
@@ -86,12 +85,12 @@ fn extract_text_calls(request: &Request, mut reply: Reply) -> Reply {
     if !reply.calls.is_empty() || request.tools.is_empty() {
         return reply;
     }
-    if let Some(parsed) =
+    if let Some((prose, calls)) =
         calls::find_calls_in_text(&reply.text, &calls::AvailableTools::from_request(request))
     {
         reply.finish = finish_of_text_calls(reply.finish, &reply.text);
-        reply.calls = assign_call_ids(request, parsed.calls);
-        reply.text = parsed.prose;
+        reply.calls = assign_call_ids(request, calls);
+        reply.text = prose;
     }
     reply
 }
@@ -114,15 +113,10 @@ fn was_cut_after_answer(text: &str, answer: &str) -> bool {
 
 /// Gives ids to calls. An id is derived from the call's position in the conversation, so that replaying the conversation
 /// yields the same ids.
-fn assign_call_ids(request: &Request, calls: Vec<calls::ParsedToolCall>) -> Vec<ToolCall> {
-    let before = request.messages.iter().map(calls::count_tool_calls).sum::<usize>();
-    let numbered = calls.into_iter().enumerate();
-    let call = |(at, call): (usize, calls::ParsedToolCall)| ToolCall {
-        id: format!("call_{}", before + at + 1),
-        name: call.name,
-        arguments: call.arguments,
-    };
-    numbered.map(call).collect()
+fn assign_call_ids(request: &Request, mut calls: Vec<ToolCall>) -> Vec<ToolCall> {
+    let before = request.messages.iter().map(|message| message.calls().len()).sum::<usize>();
+    calls.iter_mut().zip(before + 1..).for_each(|(call, at)| call.id = format!("call_{at}"));
+    calls
 }
 
 /// Removes text around an answer, halves of characters in it, reasoning tags, and the nulls that stand for omitted optional properties.

@@ -29,7 +29,6 @@ const BUILT_IN_MODELS_JSON: &str = include_str!("models.json");
 const RESOLD_MAKERS: [(&str, &str); 3] =
     [("openai", "openai"), ("anthropic", "anthropic"), ("google", "gemini")];
 
-/// All known models.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelTable {
@@ -43,7 +42,6 @@ pub struct ModelTable {
 #[serde(deny_unknown_fields)]
 struct ProviderModels {
     provider: String,
-    /// The date of the entries.
     as_of: jiff::civil::Date,
     source: String,
     models: BTreeMap<String, ModelEntry>,
@@ -58,13 +56,9 @@ pub(crate) struct ModelEntry {
     cached: Option<f64>,
     cache_write: Option<f64>,
     long: Option<TokenRates>,
-    /// The context window in tokens.
     pub(crate) context_window: Option<u64>,
-    /// The ability that its prompts are written for.
     pub(crate) prompts: Option<ModelAbility>,
-    /// `true` if it sees images.
     pub(crate) images: Option<bool>,
-    /// `true` if it takes PDF files.
     pub(crate) pdf: Option<bool>,
 }
 
@@ -76,7 +70,6 @@ impl ModelEntry {
         Some(ModelPrice { rates, long })
     }
 
-    /// The mistake in the entry, if there is one.
     fn find_mistake(&self) -> Option<String> {
         let Self { input, output, cached, cache_write, long, .. } = self;
         let has_rates = cached.is_some() || cache_write.is_some() || long.is_some();
@@ -96,7 +89,6 @@ impl ModelEntry {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct ModelPrice {
     rates: TokenRates,
-    /// The rates of long requests.
     long: Option<TokenRates>,
 }
 
@@ -118,25 +110,13 @@ pub struct ModelTariff(Option<ModelPrice>);
 /// A file of models that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelTableError {
-    /// It is not readable.
     #[error("cannot read the file of models {file} ({source}); it is set in MILLRACE_PRICES")]
-    Unreadable {
-        file: String,
-        /// The I/O error.
-        source: std::io::Error,
-    },
-    /// It is invalid.
+    Unreadable { file: String, source: std::io::Error },
     #[error("invalid file of models {file}: {mistake}")]
-    Mistake {
-        file: String,
-        /// The problem and its position.
-        mistake: String,
-    },
+    Mistake { file: String, mistake: String },
 }
 
 impl ModelTable {
-    /// Returns the built-in table.
-    #[must_use]
     pub fn load_built_in() -> Self {
         serde_json::from_str(BUILT_IN_MODELS_JSON).expect("a test parses the built-in table")
     }
@@ -162,7 +142,6 @@ impl ModelTable {
     }
 
     /// Returns the price of a provider's model. An unknown price is logged once per model.
-    #[must_use]
     pub fn tariff_for_model(&self, provider: Provider, model: &str) -> ModelTariff {
         let price = self
             .find_price(provider.table_section, model)
@@ -233,7 +212,6 @@ fn log_unknown_price_once(provider: Provider, model: &str) {
 
 impl ModelTariff {
     /// Returns the cost of a request in millionths of a dollar, rounded; 0 if the price is unknown.
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^52")]
     #[expect(
         clippy::cast_possible_truncation,
@@ -260,6 +238,7 @@ impl ModelTariff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provider::ProviderRow;
 
     fn build_usage(input: u64, cached: u64, written: u64, output: u64) -> Usage {
         Usage {
@@ -272,7 +251,7 @@ mod tests {
     }
 
     fn cost_micros_of(provider: &str, model: &str, usage: Usage) -> u64 {
-        let provider = Provider::from_name(provider).unwrap();
+        let provider = ProviderRow::from_name(provider).unwrap();
         ModelTable::load_built_in().tariff_for_model(provider, model).cost_micros(&usage)
     }
 
@@ -332,7 +311,7 @@ mod tests {
         let section = "providers:\n- provider: openai\n  as_of: 2026-11-01\n  source: contract\n  models:\n";
         std::fs::write(&path, format!("{section}    gpt-4o: {{input: 1, output: 2}}\n")).unwrap();
         let prices = ModelTable::load_with_overrides(&path).unwrap();
-        let openai = Provider::from_name("openai").unwrap();
+        let openai = ProviderRow::from_name("openai").unwrap();
         let micros =
             |model| prices.tariff_for_model(openai, model).cost_micros(&build_usage(1_000_000, 0, 0, 0));
         assert_eq!((micros("gpt-4o"), micros("gpt-4o-mini")), (1_000_000, 150_000));

@@ -212,7 +212,6 @@ fn read_delta(place: u64, delta: &Value, reply: &mut ReplyBuilder<'_>) {
     }
 }
 
-/// The place of reasoning and its signature in an item.
 const SIGNED_TEXT: &str = "/reasoningContent/reasoningText";
 
 /// Appends to reasoning. A complete response has its text and signature one level deeper.

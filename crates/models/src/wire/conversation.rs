@@ -21,9 +21,7 @@ use crate::model::{Message, ProviderState, Request, ToolCall, ToolResult};
 
 /// The message of the user where a provider demands one and the conversation has none.
 const CONTINUE: &str = "Continue.";
-/// The text of a result without any.
 const NO_OUTPUT: &str = "(no output)";
-/// The text of a call whose result the conversation lacks.
 const NO_RESULT: &str = "The result of this call is not known.";
 /// The introduction of a result whose call the conversation lacks.
 const NO_CALL: &str = "The result of an earlier call:";
@@ -88,7 +86,6 @@ fn digest_id(id: &str, length: usize) -> String {
         .collect()
 }
 
-/// Returns a request with its conversation in the normal form.
 pub(crate) fn normalize_conversation(request: &Request, ids: CallIdForm) -> Request {
     let mut builder = ConversationBuilder {
         messages: Vec::with_capacity(request.messages.len()),
@@ -119,7 +116,6 @@ pub(crate) fn normalize_conversation(request: &Request, ids: CallIdForm) -> Requ
     }
 }
 
-/// A conversation in the normal form that is being built.
 struct ConversationBuilder<'a> {
     messages: Vec<Message>,
     ids: CallIdForm,
@@ -197,7 +193,6 @@ impl ConversationBuilder<'_> {
         unique
     }
 
-    /// Returns the name of a call. A model may call a tool that there is not, by a name that no tool can have.
     fn tool_name(&self, name: &str) -> String {
         if self.offered.contains(name) {
             return name.to_owned();

@@ -36,7 +36,6 @@ pub(super) struct WireApi {
     pub(super) url: fn(&ModelEndpoint, &str) -> String,
     /// The header with the key, if it is no bearer token.
     pub(super) key_header: Option<&'static str>,
-    /// The ids of calls that its servers accept.
     pub(super) call_ids: CallIdForm,
     /// Returns `true` if a model answers by a schema, and `true` if it does so in a request with tools.
     pub(super) structured: fn(&ModelEndpoint) -> (bool, bool),
@@ -74,14 +73,11 @@ pub struct Dialect {
     pub is_vertex: bool,
     /// Chat Completions: it switches thinking with the field `thinking`, besides the effort.
     pub has_thinking_switch: bool,
-    /// Chat Completions: it rejects `stream_options`.
     pub rejects_stream_options: bool,
-    /// The value of the header `Accept`.
     pub accept: Option<&'static str>,
 }
 
 impl Dialect {
-    /// No difference.
     pub const STANDARD: Self = Self {
         is_local: false,
         is_vertex: false,
@@ -91,7 +87,6 @@ impl Dialect {
     };
 }
 
-/// One model at one address.
 #[derive(Clone)]
 pub struct ModelEndpoint {
     pub wire: WireProtocol,
@@ -99,7 +94,6 @@ pub struct ModelEndpoint {
     /// The URL, without the path that the wire appends.
     pub base_url: String,
     pub key: Option<SecretString>,
-    /// The provider's name of the model.
     pub model: String,
     /// The full name of the model, `provider:model`.
     pub full_name: String,

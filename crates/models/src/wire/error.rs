@@ -17,7 +17,6 @@ const MAX_TEXT: usize = 1_000;
 /// The longest wait that a provider may ask for. What is longer is a mistake, or nothing that a run can wait for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(86_400);
 
-/// An error as the provider reported it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct ProviderError {
     /// The HTTP status, or the status in the body.
@@ -39,24 +38,25 @@ enum ErrorClass {
     BadRequest,
 }
 
+use ErrorClass::{
+    Authentication, BadRequest, ContentFilter, ContextOverflow, Overloaded, Quota, RateLimited,
+};
+
 /// Codes with a single meaning. The first one found decides.
 const CLASS_BY_ERROR_CODE: [(ErrorClass, &str); 7] = [
     (
-        ErrorClass::ContextOverflow,
+        ContextOverflow,
         "context_length_exceeded exceed_context_size_error context_window_exceeded string_above_max_length request_too_large",
     ),
     (
-        ErrorClass::ContentFilter,
+        ContentFilter,
         "content_filter content_policy_violation responsibleaipolicyviolation invalid_prompt moderation",
     ),
-    (ErrorClass::Quota, "insufficient_quota billing credit_balance"),
-    (ErrorClass::Authentication, "invalid_api_key api_key_invalid authentication unauthenticated permission"),
-    (ErrorClass::RateLimited, "rate_limit too_many_requests resource_exhausted tokens_per_min throttling"),
-    (
-        ErrorClass::Overloaded,
-        "overloaded slow_down server_error internal_error api_error unavailable timeout",
-    ),
-    (ErrorClass::BadRequest, "not_found invalid_request badrequest validationexception"),
+    (Quota, "insufficient_quota billing credit_balance"),
+    (Authentication, "invalid_api_key api_key_invalid authentication unauthenticated permission"),
+    (RateLimited, "rate_limit too_many_requests resource_exhausted tokens_per_min throttling"),
+    (Overloaded, "overloaded slow_down server_error internal_error api_error unavailable timeout"),
+    (BadRequest, "not_found invalid_request badrequest validationexception"),
 ];
 
 /// Phrases that mean that the conversation is too long, in lower case.
@@ -66,7 +66,6 @@ const PROMPT_TOO_LONG_PHRASES: &str = "context length|maximum context|max contex
     context_length|input is too long|input length|input token count|input tokens exceed|maximum prompt length|\
     maximum number of tokens|reduce the length of the messages|request too large for|prompt too long|n_ctx";
 
-/// Phrases that mean that the content was refused.
 const CONTENT_REFUSED_PHRASES: &str =
     "content management policy|content filter|content policy|usage policy|requires moderation|was flagged";
 
@@ -108,34 +107,23 @@ impl ProviderError {
         let has_code = |codes: &str| codes.split(' ').any(|code| self.codes.contains(code));
         let by_code =
             CLASS_BY_ERROR_CODE.into_iter().find(|(_, codes)| has_code(codes)).map(|(class, _)| class);
+        // No status is that of an error inside a stream. Ollama uses 500 for a conversation that is too long.
+        let may_be_length = matches!(self.status, None | Some(400 | 413 | 422 | 429 | 500));
+        let is_client_error = matches!(self.status, None | Some(400..=499));
         match (by_code, self.status) {
-            (Some(ErrorClass::ContextOverflow), _) | (_, Some(413)) => ErrorClass::ContextOverflow,
-            (Some(ErrorClass::ContentFilter), _) => ErrorClass::ContentFilter,
-            (_, Some(402)) | (Some(ErrorClass::Quota), _) => ErrorClass::Quota,
-            (_, status) if status_may_mean_prompt_too_long(status) && is_length => {
-                ErrorClass::ContextOverflow
-            }
-            (_, status) if is_client_error_status(status) && says(CONTENT_REFUSED_PHRASES) => {
-                ErrorClass::ContentFilter
-            }
-            (_, status) if is_client_error_status(status) && says(NO_CREDIT_PHRASES) => ErrorClass::Quota,
-            (Some(ErrorClass::Authentication), _) | (_, Some(401 | 403)) => ErrorClass::Authentication,
-            (_, Some(429)) => ErrorClass::RateLimited,
-            (_, Some(408 | 409 | 425 | 500..)) => ErrorClass::Overloaded,
-            (_, Some(300..500)) => ErrorClass::BadRequest,
-            (Some(class), _) => class,
-            (None, _) => ErrorClass::Overloaded,
+            (Some(ContextOverflow), _) | (_, Some(413)) => ContextOverflow,
+            (Some(ContentFilter), _) => ContentFilter,
+            (_, Some(402)) | (Some(Quota), _) => Quota,
+            _ if may_be_length && is_length => ContextOverflow,
+            _ if is_client_error && says(CONTENT_REFUSED_PHRASES) => ContentFilter,
+            _ if is_client_error && says(NO_CREDIT_PHRASES) => Quota,
+            (Some(Authentication), _) | (_, Some(401 | 403)) => Authentication,
+            (_, Some(429)) => RateLimited,
+            (_, Some(408 | 409 | 425 | 500..)) => Overloaded,
+            (_, Some(300..500)) => BadRequest,
+            (class, _) => class.unwrap_or(Overloaded),
         }
     }
-}
-
-/// Returns `true` for statuses used with messages about length; `None` is an error inside a stream. Ollama uses 500.
-fn status_may_mean_prompt_too_long(status: Option<u16>) -> bool {
-    status.is_none_or(|status| matches!(status, 400 | 413 | 422 | 429 | 500))
-}
-
-fn is_client_error_status(status: Option<u16>) -> bool {
-    status.is_none_or(|status| matches!(status, 400..=499))
 }
 
 fn collect_error_codes(error: &Value) -> String {
@@ -193,7 +181,6 @@ pub(super) fn redact_and_cut(text: &str, redactor: &SecretRedactor) -> String {
     }
 }
 
-/// Maps an error response.
 pub(super) fn model_error_from_response(
     status: StatusCode,
     headers: &HeaderMap,
@@ -204,32 +191,29 @@ pub(super) fn model_error_from_response(
         return redirect_error(status, headers, redactor);
     }
     let provider_error = ProviderError::from_text(Some(status.as_u16()), body);
-    let requested_retry_delay = requested_retry_delay(headers, Timestamp::now())
-        .or_else(|| parse_retry_delay_in_message(&provider_error.message));
-    let page = provider_error.message.starts_with("an HTML page")
+    let message = &provider_error.message;
+    let wait =
+        requested_retry_delay(headers, Timestamp::now()).or_else(|| parse_retry_delay_in_message(message));
+    let is_page = message.starts_with("an HTML page")
         && !matches!(status.as_u16(), 401 | 403 | 407 | 413 | 429 | 500..);
-    if page {
-        let message = redact_and_cut(
-            &format!("{} and {}: is the base URL right?", status, provider_error.message),
-            redactor,
-        );
-        return ModelError::Protocol { message };
+    if is_page {
+        let text = format!("{status} and {message}: is the base URL right?");
+        return ModelError::Protocol { message: redact_and_cut(&text, redactor) };
     }
-    to_model_error(&provider_error, requested_retry_delay, redactor)
+    to_model_error(&provider_error, wait, redactor)
 }
 
 /// Maps an error inside a stream or in a body with a successful status.
 pub(super) fn model_error_from_body(value: &Value, redactor: &SecretRedactor) -> ModelError {
     let provider_error = ProviderError::from_json(None, value);
-    let requested_retry_delay = parse_retry_delay_in_message(&provider_error.message);
-    to_model_error(&provider_error, requested_retry_delay, redactor)
+    to_model_error(&provider_error, parse_retry_delay_in_message(&provider_error.message), redactor)
 }
 
 /// Maps a provider error. An overloaded provider that requests a wait counts as rate limiting, because callers have to
 /// respect the wait.
 fn to_model_error(
     provider_error: &ProviderError,
-    requested_retry_delay: Option<Duration>,
+    wait: Option<Duration>,
     redactor: &SecretRedactor,
 ) -> ModelError {
     let status = provider_error.status.and_then(|status| StatusCode::from_u16(status).ok());
@@ -239,16 +223,14 @@ fn to_model_error(
     }
     let message = redact_and_cut(&text, redactor);
     match provider_error.classify() {
-        ErrorClass::RateLimited => ModelError::RateLimited { retry_after: requested_retry_delay, message },
-        ErrorClass::Overloaded if requested_retry_delay.is_some() => {
-            ModelError::RateLimited { retry_after: requested_retry_delay, message }
-        }
-        ErrorClass::Overloaded => ModelError::Overloaded { message },
-        ErrorClass::ContextOverflow => ModelError::ContextOverflow { message },
-        ErrorClass::Authentication => ModelError::Authentication { message },
-        ErrorClass::Quota => ModelError::Quota { message },
-        ErrorClass::ContentFilter => ModelError::ContentFilter { message },
-        ErrorClass::BadRequest => ModelError::BadRequest { message },
+        RateLimited => ModelError::RateLimited { retry_after: wait, message },
+        Overloaded if wait.is_some() => ModelError::RateLimited { retry_after: wait, message },
+        Overloaded => ModelError::Overloaded { message },
+        ContextOverflow => ModelError::ContextOverflow { message },
+        Authentication => ModelError::Authentication { message },
+        Quota => ModelError::Quota { message },
+        ContentFilter => ModelError::ContentFilter { message },
+        BadRequest => ModelError::BadRequest { message },
     }
 }
 
@@ -334,25 +316,9 @@ fn parse_delay(text: &str, now: Timestamp) -> Option<Duration> {
 
 /// Parses `6m0s`, `1.5s`, `17ms`, as OpenAI and others write durations.
 fn parse_duration(text: &str) -> Option<Duration> {
-    let mut total = 0.0;
-    let mut rest = Some(text).filter(|text| !text.is_empty())?;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number = rest[..digits].parse::<f64>().ok()?;
-        rest = &rest[digits..];
-        let unit = &rest[..rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len())];
-        total += number
-            * match unit {
-                "ms" => 1e-3,
-                "s" => 1.0,
-                "m" => 60.0,
-                "h" => 3_600.0,
-                "d" => 86_400.0,
-                _ => return None,
-            };
-        rest = &rest[unit.len()..];
-    }
-    duration_from_seconds(total)
+    let span: jiff::Span = text.parse().ok()?;
+    let seconds = span.total((jiff::Unit::Second, jiff::SpanRelativeTo::days_are_24_hours()));
+    duration_from_seconds(seconds.ok()?)
 }
 
 /// Returns the wait in a message such as `… try again in 1.5s`, which OpenAI uses if its headers say nothing.

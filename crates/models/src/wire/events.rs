@@ -26,7 +26,6 @@ use super::error::format_error_chain;
 /// Maximum size of one event; real events are less than a hundredth of this.
 pub(super) const MAX_EVENT_BYTES: usize = 8 << 20;
 
-/// Maximum size of a whole response.
 pub(super) const MAX_REPLY_BYTES: usize = 64 << 20;
 
 /// Maximum number of events that wait for the other half of a character.
@@ -34,35 +33,29 @@ const MAX_HELD_EVENTS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
-    /// The connection ended early.
     #[error("the connection closed early: {0}")]
     Disconnected(String),
     /// The connection is open, but no data arrives.
     #[error("the stream timed out: no data for {0:?}")]
     IdleTimeout(Duration),
-    /// A size limit was exceeded.
     #[error("{0} exceeds {1} MiB")]
     TooLong(&'static str, usize),
-    /// The data is not UTF-8.
     #[error("an event is not UTF-8: {0}")]
     NotUtf8(String),
-    /// A binary frame is malformed.
     #[error("an event is malformed: {0}")]
     BadFrame(&'static str),
 }
 
-pub(super) type ResponseByteStream = BoxStream<'static, Result<Bytes, StreamError>>;
+pub(super) type ByteStream = BoxStream<'static, Result<Bytes, StreamError>>;
 
-/// The data of the events of a response.
 pub(super) type EventStream = BoxStream<'static, Result<String, StreamError>>;
 
-/// The number of bytes received since the last event.
 type ByteCounter = Arc<AtomicUsize>;
 
 /// Limits a response body to the maximum size.
 pub(super) fn limit_body_size(
     bytes: impl Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
-) -> ResponseByteStream {
+) -> ByteStream {
     let mut total = 0;
     let limited = bytes.map(move |piece| {
         let piece = piece.map_err(|error| StreamError::Disconnected(format_error_chain(&error)))?;
@@ -77,7 +70,7 @@ pub(super) fn limit_body_size(
 }
 
 fn count_received_bytes(
-    body: ResponseByteStream,
+    body: ByteStream,
     counter: &ByteCounter,
 ) -> impl Stream<Item = Result<Bytes, StreamError>> + Send + Unpin + use<> {
     let counter = Arc::clone(counter);
@@ -93,7 +86,7 @@ fn count_received_bytes(
 }
 
 /// Ends a body with an error if no data arrives for `timeout`.
-pub(super) fn apply_idle_timeout(body: ResponseByteStream, timeout: Duration) -> ResponseByteStream {
+pub(super) fn apply_idle_timeout(body: ByteStream, timeout: Duration) -> ByteStream {
     let pieces = futures::stream::unfold(Some(body), move |body| async move {
         let mut body = body?;
         match tokio::time::timeout(timeout, body.next()).await {
@@ -105,7 +98,7 @@ pub(super) fn apply_idle_timeout(body: ResponseByteStream, timeout: Duration) ->
 }
 
 /// Parses server-sent events. Comments, names, ids and events without data are skipped.
-pub(super) fn parse_sse_events(body: ResponseByteStream) -> EventStream {
+pub(super) fn parse_sse_events(body: ByteStream) -> EventStream {
     let counter = ByteCounter::default();
     let mut escaper = HalfEscaper::default();
     let body = count_received_bytes(body, &counter).map_ok(move |piece| Bytes::from(escaper.push(&piece)));
@@ -162,7 +155,7 @@ fn convert_sse_error(error: sse_stream::Error) -> StreamError {
 }
 
 /// Parses one JSON value per line. The last line need not end with a line break.
-pub(super) fn parse_json_lines(body: ResponseByteStream) -> EventStream {
+pub(super) fn parse_json_lines(body: ByteStream) -> EventStream {
     let counter = ByteCounter::default();
     let pieces: Pin<Box<dyn Stream<Item = Result<Bytes, StreamError>> + Send>> =
         Box::pin(count_received_bytes(body, &counter));
@@ -207,16 +200,14 @@ pub(super) enum BodyFormat {
     Event,
     /// A binary frame: its length in four bytes, of which the first is zero.
     Frame,
-    /// Anything else.
     Other,
-    /// No data.
     Empty,
 }
 
 /// Detects the kind of body by its first bytes, without consuming them.
 pub(super) async fn detect_body_format(
-    mut body: ResponseByteStream,
-) -> Result<(BodyFormat, ResponseByteStream), StreamError> {
+    mut body: ByteStream,
+) -> Result<(BodyFormat, ByteStream), StreamError> {
     let mut buffer = BytesMut::new();
     let start = loop {
         let prefix = buffer.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(&buffer).trim_ascii_start();
@@ -249,10 +240,7 @@ fn classify_body_prefix(prefix: &[u8]) -> BodyFormat {
 }
 
 /// Reads a body as text, up to a limit.
-pub(super) async fn read_body_as_text(
-    mut body: ResponseByteStream,
-    limit: usize,
-) -> Result<String, StreamError> {
+pub(super) async fn read_body_as_text(mut body: ByteStream, limit: usize) -> Result<String, StreamError> {
     let mut buffer = Vec::new();
     while let Some(piece) = body.try_next().await? {
         buffer.extend_from_slice(&piece);
@@ -268,7 +256,7 @@ pub(super) async fn read_body_as_text(
 mod tests {
     use super::*;
 
-    fn body_from_pieces(all: &[&[u8]]) -> ResponseByteStream {
+    fn body_from_pieces(all: &[&[u8]]) -> ByteStream {
         let owned: Vec<_> = all.iter().map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
         futures::stream::iter(owned).boxed()
     }

@@ -64,9 +64,6 @@ const RESEMBLANCES: [(Meaning, &str); 4] = [
 ];
 
 /// Parses the reason in an event of a model; `None` if the model is still generating.
-///
-/// # Errors
-/// The provider has ended the reply early; returned as an error in a provider's format.
 pub(super) fn parse_finish_reason(model: &str, reason: &str) -> Result<Option<FinishReason>, Value> {
     let word: String = reason.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect();
     let is_known = |(_, words): &&(Meaning, &str)| words.split(' ').any(|known| known == word);

@@ -6,14 +6,13 @@ use futures::{StreamExt, TryStreamExt};
 use millrace_protocol::foreign_json::parse_foreign_json;
 use serde_json::{Value, json};
 
-use super::events::{EventStream, MAX_EVENT_BYTES, ResponseByteStream, StreamError, decode_json_line};
+use super::events::{ByteStream, EventStream, MAX_EVENT_BYTES, StreamError, decode_json_line};
 
-/// The lengths and their checksum.
 const PRELUDE_BYTES: usize = 12;
 const CHECKSUM_BYTES: usize = 4;
 
 /// Parses frames into the JSON text of their events.
-pub(super) fn parse_frames(body: ResponseByteStream) -> EventStream {
+pub(super) fn parse_frames(body: ByteStream) -> EventStream {
     let frames = futures::stream::try_unfold((body, BytesMut::new()), |(mut body, mut buffer)| async move {
         loop {
             if let Some(frame) = split_frame(&mut buffer)? {

@@ -11,7 +11,7 @@ use super::reply::{
     restore_message_parts,
 };
 use super::schema;
-use super::turns::{find_tool_name, images_after_results, tools_to_json};
+use super::turns::{images_after_results, tools_to_json};
 use crate::model::{Message, Request, ToolResult};
 
 pub(super) const API: WireApi = WireApi {
@@ -138,7 +138,7 @@ fn parts_to_json(endpoint: &ModelEndpoint, parts: &[MessagePart<'_>]) -> Vec<Val
 
 fn function_response(request: &Request, result: &ToolResult) -> Value {
     let key = if result.is_error { "error" } else { "output" };
-    let json = json!({"name": find_tool_name(request, &result.call_id), "response": {key: result.text}});
+    let json = json!({"name": request.tool_of_call(&result.call_id).unwrap_or_default(), "response": {key: result.text}});
     json!({"functionResponse": with_call_id(json, &result.call_id)})
 }
 

@@ -10,7 +10,7 @@ use secrecy::ExposeSecret;
 use serde_json::Value;
 
 use super::endpoint::{Framing, ModelEndpoint, WireApi, WireProtocol};
-use super::events::{self, BodyFormat, EventStream, MAX_REPLY_BYTES, ResponseByteStream, StreamError};
+use super::events::{self, BodyFormat, ByteStream, EventStream, MAX_REPLY_BYTES, StreamError};
 use super::{error, frames};
 use crate::model::ModelError;
 
@@ -18,7 +18,6 @@ use crate::model::ModelError;
 const MAX_ERROR_BODY: usize = 64 << 10;
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The body of a successful response.
 pub(super) enum ResponseBody {
     EventStream(EventStream),
     Json(Value),
@@ -79,11 +78,10 @@ impl HttpSender {
     async fn read_response_body(
         &self,
         content_type: &str,
-        body: ResponseByteStream,
+        body: ByteStream,
     ) -> Result<ResponseBody, ModelError> {
-        let (start, body) = events::detect_body_format(body)
-            .await
-            .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
+        let broken = |error| self.broken_stream_error(&error, 0);
+        let (start, body) = events::detect_body_format(body).await.map_err(broken)?;
         // A model may think for long before its first token, so the idle timeout begins with the first byte.
         let body = events::apply_idle_timeout(body, self.idle);
         let event_stream = |events| ResponseBody::EventStream(events::join_split_characters(events));
@@ -97,34 +95,22 @@ impl HttpSender {
             (BodyFormat::Empty, _) => {
                 Err(ModelError::Truncated { message: "the response is empty".to_owned() })
             }
-            (BodyFormat::Page | BodyFormat::Other | BodyFormat::Frame, _) => {
-                let text = self.read_unexpected_body(content_type, body).await?;
-                Err(ModelError::Truncated { message: text })
-            }
-            (BodyFormat::Event, Framing::JsonLines | Framing::Frames) => {
-                let text = self.read_unexpected_body(content_type, body).await?;
-                Err(ModelError::Protocol { message: text })
+            // Anything but events comes from a gateway or a server that is starting, which may answer properly later; events come from a
+            // provider with another API.
+            (BodyFormat::Page | BodyFormat::Other | BodyFormat::Frame | BodyFormat::Event, _) => {
+                let text = events::read_body_as_text(body, MAX_ERROR_BODY).await.map_err(broken)?;
+                let message = self.describe_unexpected_body(content_type, &text);
+                match start == BodyFormat::Event {
+                    true => Err(ModelError::Protocol { message }),
+                    false => Err(ModelError::Truncated { message }),
+                }
             }
         }
     }
 
-    /// Describes a body that is no reply of this API. Anything but events comes from a gateway or a server that is
-    /// starting, which may answer properly later; events come from a provider with another API.
-    async fn read_unexpected_body(
-        &self,
-        content_type: &str,
-        body: ResponseByteStream,
-    ) -> Result<String, ModelError> {
-        let text = events::read_body_as_text(body, MAX_ERROR_BODY)
-            .await
-            .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
-        Ok(self.describe_unexpected_body(content_type, &text))
-    }
-
-    async fn parse_json_body(&self, body: ResponseByteStream) -> Result<Value, ModelError> {
-        let text = events::read_body_as_text(body, MAX_REPLY_BYTES)
-            .await
-            .map_err(|stream_error| self.model_error_from_stream_error(&stream_error, 0))?;
+    async fn parse_json_body(&self, body: ByteStream) -> Result<Value, ModelError> {
+        let text = events::read_body_as_text(body, MAX_REPLY_BYTES).await;
+        let text = text.map_err(|error| self.broken_stream_error(&error, 0))?;
         let text = redact_text(&text);
         // A proxy in front of a provider that is away may answer with anything: a body that is not JSON is an outage.
         parse_foreign_json(text.as_bytes()).map_err(|mistake| ModelError::Truncated {
@@ -140,11 +126,7 @@ impl HttpSender {
     }
 
     /// Converts the error of a stream that broke after a number of events.
-    pub(super) fn model_error_from_stream_error(
-        &self,
-        stream_error: &StreamError,
-        events_before: usize,
-    ) -> ModelError {
+    pub(super) fn broken_stream_error(&self, stream_error: &StreamError, events_before: usize) -> ModelError {
         let message =
             error::redact_and_cut(&format!("{stream_error} (after {events_before} events)"), &self.redactor);
         match stream_error {

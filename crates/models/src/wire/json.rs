@@ -33,7 +33,6 @@ pub(super) fn json_to_text(value: &Value) -> Cow<'_, str> {
     }
 }
 
-/// Sets a field of an object if there is a value.
 pub(super) fn set_field(object: &mut Value, name: &str, value: Option<impl Into<Value>>) {
     if let Some(value) = value {
         object[name] = value.into();

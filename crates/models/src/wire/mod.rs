@@ -1,5 +1,5 @@
-//! The wires: each translates a [`Request`] into one provider's HTTP API and the streamed response back into a
-//! [`Reply`]. A wire sends a request once: it does not retry, follows no redirects and knows no prices. What a provider
+//! The wires: each translates a [`crate::Request`] into one provider's HTTP API and the streamed response back into a
+//! [`crate::Reply`]. A wire sends a request once: it does not retry, follows no redirects and knows no prices. What a provider
 //! does not support is left out (see [`OutputSupport`]); [`crate::structured`] compensates for that. API keys are used in
 //! one request header and never appear in a text.
 //!
@@ -20,7 +20,6 @@
 
 use std::sync::Arc;
 
-use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::result::Usage;
@@ -29,7 +28,8 @@ use serde_json::{Map, Value};
 
 use crate::estimate::estimate_usage;
 use crate::families::{sees_images, takes_pdf};
-use crate::model::{DeltaListener, FinishReason, Model, ModelError, Reply, Request};
+use crate::image::Image;
+use crate::model::{DeltaListener, FinishReason, Model, ModelError, ReplyFuture, ReplyResult, Request};
 
 mod anthropic;
 mod bedrock;
@@ -55,7 +55,7 @@ pub use endpoint::{Dialect, ModelEndpoint, OutputSupport, WireProtocol};
 use endpoint::{EventOutcome, WireApi};
 use events::{EventStream, StreamError};
 use http::{HttpSender, ResponseBody};
-pub(crate) use media::{ImageSupport, MediaSupport, replace_unsent_images};
+pub(crate) use media::replace_unsent_images;
 use reply::ReplyBuilder;
 
 impl WireProtocol {
@@ -74,22 +74,21 @@ impl WireProtocol {
 impl ModelEndpoint {
     /// Returns what the endpoint supports natively. OpenAI and Anthropic accept a schema and tools in one request; servers
     /// of local models constrain a reply either to a schema or to a tool call.
-    #[must_use]
     pub fn output_support(&self) -> OutputSupport {
         let (structured, tools_with_structured) = (self.wire.api().structured)(self);
         OutputSupport { structured, tools_with_structured, grammar: self.dialect.is_local }
     }
 
-    /// The way in which the model gets images and PDF files: as its settings say, or by the table. Only the APIs of Anthropic, OpenAI
-    /// and Gemini take PDF files by default; other servers with the same protocols refuse them.
-    fn media_support(&self) -> MediaSupport {
+    /// Returns why an image or a PDF file can't be sent: as the settings say, or by the name of the model. Only the APIs of Anthropic,
+    /// OpenAI and Gemini take PDF files by default; other servers with the same protocols refuse them.
+    fn media_refusal(&self) -> impl Fn(&Image) -> Option<&'static str> {
         let sees_images = self.settings.images.unwrap_or_else(|| sees_images(&self.model));
         let takes_pdf = (self.wire.api().takes_pdf)(self).is_some_and(|by_default| {
             self.settings.pdf.unwrap_or_else(|| by_default && sees_images && takes_pdf(&self.model))
         });
-        MediaSupport {
-            images: if sees_images { ImageSupport::Native } else { ImageSupport::None },
-            takes_pdf,
+        move |image| match image.is_pdf() {
+            true => (!takes_pdf).then_some("this model cannot see its pages"),
+            false => (!sees_images).then_some("this model cannot see images"),
         }
     }
 
@@ -104,8 +103,6 @@ impl ModelEndpoint {
     }
 }
 
-/// Returns the model behind an endpoint.
-#[must_use]
 pub fn create_http_model(endpoint: ModelEndpoint) -> Arc<dyn Model> {
     let api = endpoint.wire.api();
     Arc::new(HttpModel { sender: HttpSender::new(&endpoint, api), api, endpoint })
@@ -123,11 +120,7 @@ impl Model for HttpModel {
         &self.endpoint.full_name
     }
 
-    fn reply<'a>(
-        &'a self,
-        request: &'a Request,
-        listener: &'a dyn DeltaListener,
-    ) -> BoxFuture<'a, Result<Reply, ModelError>> {
+    fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a> {
         let patience = self.endpoint.settings.timeout();
         let reply_future = tokio::time::timeout(patience, self.request_reply(request, listener));
         reply_future.map(move |reply| reply.unwrap_or(Err(ModelError::Timeout { after: patience }))).boxed()
@@ -135,15 +128,11 @@ impl Model for HttpModel {
 }
 
 impl HttpModel {
-    async fn request_reply(
-        &self,
-        request: &Request,
-        listener: &dyn DeltaListener,
-    ) -> Result<Reply, ModelError> {
+    async fn request_reply(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
         let Self { endpoint, api, sender } = self;
         let mut builder = ReplyBuilder::new(request, &endpoint.full_name, listener);
         let normal = normalize_conversation(request, endpoint.call_id_form());
-        let request = &*replace_unsent_images(&normal, endpoint.media_support());
+        let request = &*replace_unsent_images(&normal, endpoint.media_refusal());
         let mut body = (api.build_request_body)(endpoint, request);
         merge_fields(&mut body, &endpoint.settings.extra_body);
         match sender.send_request(body.to_string().into_bytes()).await? {
@@ -177,7 +166,7 @@ impl HttpModel {
                 {
                     return Ok(());
                 }
-                Err(error) => return Err(self.sender.model_error_from_stream_error(&error, seen)),
+                Err(error) => return Err(self.sender.broken_stream_error(&error, seen)),
             };
             if data.trim() == "[DONE]" {
                 // Some servers with Chat Completions send the end marker but no finish reason.

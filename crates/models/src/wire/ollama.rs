@@ -8,7 +8,7 @@ use super::endpoint::{EventOutcome, Framing, ModelEndpoint, WireApi};
 use super::json::{items_of, json_to_text, read_text_at, set_field};
 use super::reply::{ReplyBuilder, parse_arguments_object, read_usage};
 use super::schema;
-use super::turns::{find_tool_name, flat_messages, function_tool, tools_to_json};
+use super::turns::{flat_messages, function_tool, tools_to_json};
 use crate::estimate::image_tokens;
 use crate::model::{FinishReason, Image, Message, Request, ToolCall};
 
@@ -37,10 +37,8 @@ fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     let think = endpoint.reasoning_effort().map(|effort| think_option(effort, &endpoint.model));
     set_field(&mut body, "think", think);
     // Images are not tokens of their text.
-    let images = request.messages.iter().map(|message| match message {
-        Message::Tool(result) => result.images.iter().map(|image| image.to_base64().len()).sum(),
-        Message::User { .. } | Message::Assistant { .. } => 0,
-    });
+    let images = request.messages.iter().filter_map(Message::result).flat_map(|result| &result.images);
+    let images = images.map(|image| image.to_base64().len());
     let bytes = body.to_string().len().saturating_sub(images.sum::<usize>());
     let context = required_context_tokens(bytes + 3 * image_tokens(request), limit);
     body["options"] = json!({"num_ctx": context, "num_predict": limit});
@@ -79,7 +77,7 @@ fn message_to_json(request: &Request, message: &Message) -> Value {
             message
         }
         Message::Tool(result) => {
-            json!({"role": "tool", "tool_name": find_tool_name(request, &result.call_id), "content": result.text})
+            json!({"role": "tool", "tool_name": request.tool_of_call(&result.call_id).unwrap_or_default(), "content": result.text})
         }
     }
 }

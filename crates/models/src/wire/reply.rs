@@ -16,10 +16,8 @@ use crate::model::{Delta, DeltaListener, FinishReason, ProviderState, Reply, Req
 /// The beginning of the ids of calls whose provider sends none.
 pub(super) const GENERATED_ID_PREFIX: &str = "call_";
 
-/// A reply that is being read.
 pub(super) struct ReplyBuilder<'a> {
     listener: &'a dyn DeltaListener,
-    /// The full name of the model.
     pub(super) model: &'a str,
     pub(super) text: String,
     pub(super) usage: Usage,
@@ -46,7 +44,6 @@ pub(super) enum Part {
     Opaque(Value),
 }
 
-/// A tool call that is being streamed.
 #[derive(Default)]
 struct ToolCallSlot {
     index: u64,
@@ -81,7 +78,6 @@ impl<'a> ReplyBuilder<'a> {
         }
     }
 
-    /// Appends text to the part at a place.
     pub(super) fn push_text_at(&mut self, place: u64, words: &str) {
         if let Part::Text { bytes, .. } = self.part_at(place, Part::Text { bytes: 0, tag: None }) {
             *bytes += words.len();
@@ -95,7 +91,6 @@ impl<'a> ReplyBuilder<'a> {
         }
     }
 
-    /// Adds a piece to the call at a place.
     pub(super) fn push_call_at(&mut self, place: u64, id: &str, name: &str, arguments: &str) {
         self.part_at(place, Part::Call { tag: None });
         self.push_call(Some(place), id, name, arguments);
@@ -252,9 +247,7 @@ impl<'a> ReplyBuilder<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum MessagePart<'a> {
     Opaque(&'a Value),
-    /// Text with its tag.
     Text(&'a str, Option<&'a str>),
-    /// A call with its tag.
     Call(&'a ToolCall, Option<&'a str>),
 }
 

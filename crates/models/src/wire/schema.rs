@@ -12,7 +12,6 @@ const MAX_DEPTH: usize = 10;
 const SUPPORTED_FORMATS: [&str; 9] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
-/// Keywords that do not constrain a value.
 const ANNOTATION_KEYWORDS: [&str; 9] =
     ["$schema", "$id", "$comment", "title", "default", "examples", "deprecated", "readOnly", "writeOnly"];
 
@@ -34,7 +33,6 @@ const BOUND_KEYWORDS: [(&str, &str); 12] = [
 
 /// Converts a schema to the strict subset; `None` if it cannot be expressed: its root is not an object with named
 /// properties, or it contains a map, an unconstrained value, a tuple, a condition, or is nested too deeply.
-#[must_use]
 pub fn to_strict_schema(schema: &Value) -> Option<Value> {
     let root = schema.as_object()?;
     let is_object = root.get("type").is_none_or(|kind| kind == "object") && root.contains_key("properties");
@@ -55,7 +53,6 @@ const MAX_GRAMMAR_LENGTH: u64 = 2_000;
 /// Converts a schema to one that the grammars of local servers hold. Unlike the strict subset, optional properties stay
 /// optional and bounds stay bounds. Left out is what servers reject: unanchored patterns, `items: false`, bounds that are
 /// too high.
-#[must_use]
 pub fn to_grammar_schema(schema: &Value) -> Value {
     match schema {
         Value::Object(map) => Value::Object(
@@ -118,7 +115,6 @@ fn merge_single_all_of(source: &Map<String, Value>) -> Option<Value> {
     Some(Value::Object(merged))
 }
 
-/// Converts one keyword, if the subset supports it.
 fn convert_keyword(
     word: &str,
     value: &Value,
@@ -221,7 +217,6 @@ fn apply_nullable_keyword(source: &Map<String, Value>, strict: Value) -> Value {
     if source.get("nullable") == Some(&Value::Bool(true)) { allow_null(strict) } else { strict }
 }
 
-/// Allows null in addition to a schema.
 fn allow_null(schema: Value) -> Value {
     let Value::Object(mut map) = schema else { return schema };
     let listed = map.contains_key("enum") || map.contains_key("const");
@@ -257,7 +252,6 @@ fn allow_null_in_any_of(mut map: Map<String, Value>) -> Value {
 }
 
 /// Converts an answer from the strict subset to the original schema: null is removed where a property is optional.
-#[must_use]
 pub fn strict_answer_to_original(schema: &Value, value: Value) -> Value {
     remove_optional_nulls(schema, schema, value)
 }

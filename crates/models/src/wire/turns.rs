@@ -22,20 +22,7 @@ pub(super) fn function_tool(tool: &ToolSpec) -> Value {
 /// Returns the tools called earlier in a conversation. Anthropic's models reject calls to tools that are not declared, also when a
 /// request offers no tools any more.
 pub(super) fn previously_called_tools(request: &Request) -> BTreeSet<&str> {
-    let calls = request.messages.iter().flat_map(|message| match message {
-        Message::Assistant { calls, .. } => calls.as_slice(),
-        Message::User { .. } | Message::Tool(_) => &[],
-    });
-    calls.map(|call| call.name.as_str()).collect()
-}
-
-/// Returns the name of a result's tool, for APIs that need it besides or in place of the call's id.
-pub(super) fn find_tool_name<'a>(request: &'a Request, call_id: &str) -> &'a str {
-    let calls = request.messages.iter().rev().filter_map(|message| match message {
-        Message::Assistant { calls, .. } => calls.iter().find(|call| call.id == call_id),
-        Message::User { .. } | Message::Tool(_) => None,
-    });
-    calls.map(|call| call.name.as_str()).next().unwrap_or_default()
+    request.messages.iter().flat_map(Message::calls).map(|call| call.name.as_str()).collect()
 }
 
 /// Merges consecutive messages of the same role into turns, because roles must alternate. Messages without blocks are left out.
@@ -52,7 +39,6 @@ pub(super) fn merge_turns(
     turns
 }
 
-/// Converts turns to JSON.
 pub(super) fn turns_to_json(turns: Vec<(&str, Vec<Value>)>) -> Value {
     turns.into_iter().map(|(role, content)| json!({"role": role, "content": content})).collect()
 }
@@ -83,11 +69,7 @@ pub(super) fn images_after_results(messages: &[Message], at: usize) -> Option<(S
     if matches!(messages.get(at + 1), Some(Message::Tool(_))) {
         return None;
     }
-    let results = messages[..=at].iter().rev().map_while(|message| match message {
-        Message::Tool(result) => Some(result),
-        Message::User { .. } | Message::Assistant { .. } => None,
-    });
-    let results: Vec<&ToolResult> = results.collect();
+    let results: Vec<&ToolResult> = messages[..=at].iter().rev().map_while(Message::result).collect();
     let images: Vec<&Image> = results.into_iter().rev().flat_map(|result| &result.images).collect();
     let names: Vec<String> = images.iter().map(|image| image.describe()).collect();
     let kind = if images.iter().any(|image| image.is_pdf()) { "images and files" } else { "images" };

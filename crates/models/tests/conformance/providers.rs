@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millrace_models::ModelSettings;
 use millrace_models::model::{FinishReason, Message, Model, ModelError, ToolResult};
-use millrace_models::provider::{ParsedModelName, Provider, parse_model_name, resolve_model_endpoint};
+use millrace_models::provider::{ParsedModelName, ProviderRow, parse_model_name, resolve_model_endpoint};
 use millrace_models::selection::ModelSpec;
 use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model};
 use serde_json::{Value, json};
@@ -90,7 +90,7 @@ async fn every_provider_gets_its_path_and_its_credential() {
         }
         assert!(!received.line.contains(KEY) && !received.body.contains(KEY), "{name}");
     }
-    assert_eq!(Provider::from_name("nobody"), None);
+    assert_eq!(ProviderRow::from_name("nobody"), None);
 }
 
 #[tokio::test]
