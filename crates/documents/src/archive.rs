@@ -13,7 +13,6 @@ use crate::ExtractError;
 pub(crate) const MAX_UNPACKED: u64 = 256 * 1024 * 1024;
 /// The maximum number of bytes that one part unpacks to.
 const MAX_PART: u64 = 64 * 1024 * 1024;
-/// The maximum number of parts.
 const MAX_PARTS: usize = 20_000;
 /// The maximum number of nodes of an XML part: about 100 bytes of memory each.
 const MAX_NODES: u32 = 3_000_000;
@@ -27,9 +26,6 @@ pub(crate) struct Archive<'a> {
 
 impl<'a> Archive<'a> {
     /// Opens a packed file.
-    ///
-    /// # Errors
-    /// It is damaged, or declares more than it may unpack to.
     pub fn open(bytes: &'a [u8]) -> Result<Self, ExtractError> {
         let zip = ZipArchive::new(Cursor::new(bytes)).map_err(to_extract_error)?;
         if zip.len() > MAX_PARTS {
@@ -42,9 +38,6 @@ impl<'a> Archive<'a> {
     }
 
     /// Unpacks a part as text; `None` if there is no such part.
-    ///
-    /// # Errors
-    /// The part is encrypted, damaged or too large.
     pub fn read_part(&mut self, name: &str) -> Result<Option<String>, ExtractError> {
         let part = match self.zip.by_name(name) {
             Ok(part) if part.encrypted() => return Err(ExtractError::Encrypted),
@@ -83,9 +76,6 @@ impl<'a> Archive<'a> {
 }
 
 /// Parses an XML part. A document type, which could define entities, is refused.
-///
-/// # Errors
-/// It is no XML, or has too many elements.
 pub(crate) fn parse_xml<'t>(name: &str, text: &'t str) -> Result<Document<'t>, ExtractError> {
     let options = ParsingOptions { allow_dtd: false, nodes_limit: MAX_NODES, ..ParsingOptions::default() };
     Document::parse_with_options(text, options)
@@ -105,7 +95,6 @@ pub(crate) fn has_name(node: Node<'_, '_>, name: &str) -> bool {
     node.is_element() && node.tag_name().name() == name
 }
 
-/// Returns an attribute by its local name.
 pub(crate) fn find_attribute<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
     node.attributes().find(|attribute| attribute.name() == name).map(|attribute| attribute.value())
 }

@@ -22,7 +22,6 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::{BinaryFormat, ExtractError, ExtractedText, extract_text};
 
-/// The first argument of a child process.
 const ARGUMENT: &str = "__extract-document";
 /// The stack of the thread that parses.
 const STACK: usize = 64 * 1024 * 1024;
@@ -77,13 +76,11 @@ impl Extractor {
     }
 
     /// Uses another program.
-    #[must_use]
     pub fn at(program: impl Into<PathBuf>) -> Self {
         Self { program: program.into(), limits: ExtractorLimits::default() }
     }
 
     /// Sets the limits.
-    #[must_use]
     pub fn with_limits(self, limits: ExtractorLimits) -> Self {
         Self { limits, ..self }
     }
@@ -155,7 +152,6 @@ impl Extractor {
 
 /// Does the work of a child process if this process was started as one; returns `None` at once otherwise. Call it first in
 /// `main`.
-#[must_use]
 pub fn run_as_extractor() -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() != Some(ARGUMENT) {
@@ -166,7 +162,6 @@ pub fn run_as_extractor() -> Option<ExitCode> {
     Some(if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The arguments of a child process.
 struct ChildArguments {
     format: BinaryFormat,
     memory: u64,

@@ -41,7 +41,6 @@ impl BinaryFormat {
     ];
 
     /// Its name on the command line of the child process.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pdf => "pdf",
@@ -57,7 +56,6 @@ impl BinaryFormat {
 
 /// Returns the format of a file by its content; the name's ending decides only where the content can't. `None` if it has
 /// none of these formats.
-#[must_use]
 pub fn detect_binary_format(bytes: &[u8], ending: Option<&str>) -> Option<BinaryFormat> {
     let head = &bytes[..bytes.len().min(HEAD)];
     let ending = ending.map(str::to_lowercase);

@@ -26,17 +26,14 @@ use serde::{Deserialize, Serialize};
 pub use child::{Extractor, ExtractorLimits, run_as_extractor};
 pub use format::{BinaryFormat, detect_binary_format, extract_text};
 
-/// The text of a document.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtractedText {
-    /// The title in the document's properties.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
     /// The text by pages, slides, sheets or sections; a single part in a format without any.
     pub parts: Vec<TextPart>,
 }
 
-/// A part of a document.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextPart {
     /// Its name for citations, such as `page 3`; `None` if the format has no parts.
@@ -78,7 +75,6 @@ pub enum ExtractError {
 
 impl ExtractError {
     /// `true` if another try, or another machine, would have the same result.
-    #[must_use]
     pub fn is_lasting(&self) -> bool {
         match self {
             Self::Encrypted | Self::Damaged(_) | Self::TooLarge(_) => true,

@@ -8,14 +8,12 @@ const CONTAINER: &str = "META-INF/container.xml";
 const ENCRYPTION: &str = "META-INF/encryption.xml";
 /// Fonts in a readable publication may be encrypted by these methods.
 const FONT_ENCRYPTION: [&str; 2] = ["http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"];
-/// The maximum number of sections.
 const MAX_SECTIONS: usize = 5_000;
 /// The maximum nesting of a section's HTML. The converter takes up to 64 KiB of the child's stack for each level.
 const MAX_NESTING: usize = 500;
 /// The elements of a section that are no text.
 const SKIPPED: [&str; 6] = ["script", "style", "svg", "img", "title", "template"];
 
-/// Extracts the sections of a publication.
 pub(crate) fn extract_sections(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
     let mut archive = Archive::open(bytes)?;
     refuse_encrypted_content(&mut archive)?;

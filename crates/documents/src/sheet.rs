@@ -8,7 +8,6 @@ use crate::archive::Archive;
 use crate::office::CELL_BORDER;
 use crate::{ExtractError, ExtractedText, TextPart};
 
-/// Extracts the sheets of a workbook.
 pub(crate) fn extract_sheets(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
     let title = match bytes.starts_with(b"PK") {
         // The parser of workbooks has no limit of its own on what it unpacks.

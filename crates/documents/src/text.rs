@@ -12,7 +12,6 @@ const CONTROL_SHARE: usize = 200;
 
 /// Decodes text by its byte order mark, else as UTF-8 if it is valid, else as UTF-16 if every other byte looks like it, else
 /// by `declared`, else by statistics. Returns `None` for binary data.
-#[must_use]
 pub fn decode_text(bytes: &[u8], declared: Option<&'static Encoding>) -> Option<String> {
     if let Some((encoding, mark)) = Encoding::for_bom(bytes) {
         return decode_completely(encoding, &bytes[mark..]);
@@ -35,7 +34,6 @@ pub fn decode_text(bytes: &[u8], declared: Option<&'static Encoding>) -> Option<
 }
 
 /// Returns the character set that a text declares near its beginning, as `charset=…` or `encoding="…"`.
-#[must_use]
 pub fn find_declared_encoding(bytes: &[u8]) -> Option<&'static Encoding> {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(DECLARATION_BYTES)]).to_lowercase();
     let after_key = |key: &str| text.split(key).nth(1)?.trim_start().strip_prefix('=').map(str::to_owned);

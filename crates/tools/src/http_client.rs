@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-/// Timeout for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns a builder of HTTP clients that follow no redirects, use no proxy and keep no state except connections.

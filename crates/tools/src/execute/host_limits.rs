@@ -17,7 +17,6 @@ const NO_LIMIT: u64 = 1 << 60;
 const CONTAINER_DISK: u64 = 512 * MIB;
 /// The same without such a limit.
 const MACHINE_DISK: u64 = 8 * 1024 * MIB;
-/// Maximum default memory of a command.
 const MAX_DEFAULT_MEMORY: u64 = 4 * 1024 * MIB;
 /// Minimum default memory of a command, with which at least a shell runs.
 const MIN_DEFAULT_MEMORY: u64 = MIN_MEMORY_MB * MIB;
@@ -25,7 +24,6 @@ const MIN_DEFAULT_MEMORY: u64 = MIN_MEMORY_MB * MIB;
 /// The resources of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HostLimits {
-    /// Bytes of memory of the machine.
     machine_memory: u64,
     /// Bytes of memory that the control group allows, if it has a limit.
     memory_limit: Option<u64>,
@@ -40,9 +38,6 @@ impl HostLimits {
     }
 
     /// Detects the resources of this process and of the file system of a folder.
-    ///
-    /// # Errors
-    /// The file system cannot be read.
     pub(super) fn detect(folder: &Path) -> io::Result<Self> {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Ok(Self {

@@ -29,7 +29,6 @@ pub(super) struct LaunchRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum LauncherReport {
-    /// The command was started.
     Started(Confinement),
     /// The command could not be started, with the reason.
     Failed(String),
@@ -66,7 +65,6 @@ pub(super) enum ExceededLimit {
     FullDisk,
 }
 
-/// The confinement of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confinement {
     /// Landlock restricts access to files.

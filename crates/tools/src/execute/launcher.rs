@@ -24,27 +24,19 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Returns this process's executable.
-    ///
-    /// # Errors
-    /// The system does not know it.
     pub fn of_this_process() -> io::Result<Self> {
         Ok(Self { executable: std::env::current_exe()? })
     }
 
     /// Returns this process's executable if its `main` called [`launcher`].
-    #[must_use]
     pub fn this_program() -> Option<Self> {
         MAIN_CALLS_LAUNCHER.load(Ordering::Relaxed).then(|| Self::of_this_process().ok()).flatten()
     }
 
     /// Uses another executable, such as `millrace-launcher`.
-    #[must_use]
     pub fn at(executable: impl Into<PathBuf>) -> Self {
         Self { executable: executable.into() }
     }
-
-    #[must_use]
     pub fn executable(&self) -> &Path {
         &self.executable
     }
@@ -52,7 +44,6 @@ impl Launcher {
 
 /// Runs as a launcher if this process was started as one; returns `None` immediately otherwise. Must be the first call in
 /// `main`, before any threads exist, including those of a runtime: so not inside `#[tokio::main]`.
-#[must_use]
 pub fn launcher() -> Option<ExitCode> {
     if let Some(code) = crate::program::run_as_keeper(std::env::args_os()) {
         return Some(code);

@@ -32,7 +32,6 @@ const SYSTEM_PATHS: [&str; 15] = [
     "/etc/pki/tls/certs",
     "/etc/ssl/certs",
 ];
-/// The files needed for name resolution.
 const NAME_RESOLUTION_FILES: [&str; 4] =
     ["/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/services"];
 /// Devices without data.

@@ -30,7 +30,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const KILL_SIGNAL: i32 = 9;
 const KILLED_EXIT_CODE: i32 = 128 + KILL_SIGNAL;
 
-/// The outcome of a command.
 pub(super) enum CommandEnd {
     Exited { code: i32, signal: Option<i32>, exceeded: Option<ExceededLimit> },
     TimedOut(Duration),
@@ -45,10 +44,6 @@ pub(super) struct RunningCommand {
 }
 
 impl RunningCommand {
-    /// Starts a launcher with a request.
-    ///
-    /// # Errors
-    /// The launcher can't be started.
     pub(super) fn start(
         launcher: &Launcher,
         environment: &[(String, String)],

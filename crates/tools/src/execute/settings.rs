@@ -153,9 +153,7 @@ impl Default for CommandLimits {
     }
 }
 
-/// Default memory per process.
 const DEFAULT_MEMORY: u64 = 2_048 * MIB;
-/// Default size per file.
 const DEFAULT_FILE_SIZE: u64 = 1_024 * MIB;
 
 /// The limits of commands on this machine, in bytes.

@@ -24,7 +24,6 @@ use super::running_command::{CommandEnd, RunningCommand};
 use super::settings::{ByteLimits, ConfinementKind, ExecuteSettings, MAX_TIMEOUT};
 use super::usage::FolderUsage;
 
-/// The search path for programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Maximum length of a command in bytes, close to the system's limit for arguments.
 pub(super) const MAX_COMMAND: usize = 100_000;
@@ -33,7 +32,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// The exit code after a timeout, as used by the program `timeout`.
 const TIMED_OUT_EXIT_CODE: i32 = 124;
 
-/// The tool `execute`.
 pub struct ExecuteTool {
     settings: ExecuteSettings,
     launcher: Launcher,
@@ -63,11 +61,7 @@ pub enum ExecuteError {
     FilesInFolder,
     /// The launcher cannot be started, or cannot even run `true`.
     #[error("{} cannot run commands: {reason}", launcher.display())]
-    Launcher {
-        launcher: PathBuf,
-        /// The reason it reported.
-        reason: String,
-    },
+    Launcher { launcher: PathBuf, reason: String },
     /// The worker runs as root, and the kernel does not limit the number of root's processes.
     #[error(
         "this worker runs as root, and this kernel does not limit root's processes (Linux 6.14 does, with \
@@ -157,9 +151,6 @@ impl Drop for WorkFolder {
 
 impl ExecuteTool {
     /// Creates the tool with the best confinement available on this machine, which is tested here.
-    ///
-    /// # Errors
-    /// See [`ExecuteError`]; in particular, the required confinement is not available.
     pub async fn open(settings: ExecuteSettings, launcher: Launcher) -> Result<Self, ExecuteError> {
         if !(1..=MAX_TIMEOUT).contains(&settings.timeout_s) {
             return Err(ExecuteError::Timeout(settings.timeout_s));
@@ -200,8 +191,6 @@ impl ExecuteTool {
         Ok(tool)
     }
 
-    /// Returns the confinement of commands.
-    #[must_use]
     pub fn confinement(&self) -> Confinement {
         self.confinement
     }
@@ -273,9 +262,6 @@ impl ExecuteTool {
     }
 
     /// Creates a temporary working folder for the commands of one attempt.
-    ///
-    /// # Errors
-    /// It can't be created.
     pub(super) async fn create_folder(&self) -> Result<MeasuredFolder, ExecuteError> {
         Ok(measure_folder(WorkFolder::open(None)?, self.bytes).await)
     }
@@ -452,7 +438,6 @@ impl Tool for ExecuteTool {
     }
 }
 
-/// Returns an output on one line, for an error.
 fn to_one_line(output: &str) -> String {
     output.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -45,7 +45,6 @@ impl Pool {
     }
 }
 
-/// An amount in a pool.
 pub(super) struct PoolEntry {
     pool: &'static Pool,
     id: u64,

@@ -24,7 +24,6 @@ that begin with a dot, node_modules and __pycache__.";
 /// The tool `execute` of a capability. Each attempt with files gets its own tool from it.
 pub struct WorkspaceExecuteTool(Arc<ExecuteTool>);
 
-/// The tool `execute` of one attempt.
 struct AttemptExecuteTool {
     executor: Arc<ExecuteTool>,
     files: AgentFiles,
@@ -39,8 +38,6 @@ struct AttemptFolder {
 }
 
 impl WorkspaceExecuteTool {
-    /// Wraps a tool.
-    #[must_use]
     pub fn new(executor: ExecuteTool) -> Self {
         Self(Arc::new(executor))
     }

@@ -73,13 +73,11 @@ pub struct McpPool {
 impl McpPool {
     /// Creates a pool. With a launcher, the kernel kills the programs of the servers when this process dies for any
     /// reason.
-    #[must_use]
     pub fn new(launcher: Option<Launcher>) -> Self {
         Self { launcher, ..Self::default() }
     }
 
     /// Sets the timeout for connecting and listing the tools; 60 s by default.
-    #[must_use]
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
@@ -98,9 +96,6 @@ impl McpPool {
     }
 
     /// Returns the tools of a server that its settings include, under their local names. Connects if necessary.
-    ///
-    /// # Errors
-    /// The settings are invalid, or the server cannot be reached or is not an MCP server.
     pub async fn tools_of_server(&self, server: &McpServer) -> Result<Vec<Arc<dyn Tool>>, McpError> {
         let error = |reason| McpError { server: server.name.clone(), reason };
         server.check().map_err(|mistake| error(format!("has invalid settings: {mistake}")))?;
@@ -161,7 +156,6 @@ impl McpPool {
     }
 }
 
-/// The connection to one server, connected or not.
 pub(super) struct Connection {
     server: McpServer,
     launcher: Option<Launcher>,
@@ -181,7 +175,6 @@ struct ConnectionState {
     failure: Option<(Instant, String)>,
 }
 
-/// An established connection.
 pub(super) struct LiveConnection {
     pub(super) service: RunningService<RoleClient, ToolListChangeHandler>,
     tools: Mutex<Vec<OfferedTool>>,
@@ -214,7 +207,6 @@ impl LiveConnection {
         self.service.is_closed() || self.service.peer().is_transport_closed()
     }
 
-    /// Records the begin of a call.
     pub(super) fn begin_call(&self) -> UnansweredCall<'_> {
         UnansweredCall(Some(&self.may_hang))
     }

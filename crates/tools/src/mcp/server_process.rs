@@ -57,9 +57,6 @@ fn check_program(server: &McpServer, search_path: &OsStr) -> Result<(), StartErr
 
 impl McpServer {
     /// Checks that the program of a server exists, and its working folder.
-    ///
-    /// # Errors
-    /// A text that says which is missing.
     pub fn check_environment(&self) -> Result<(), String> {
         if self.command.is_none() {
             return Ok(());
@@ -69,7 +66,6 @@ impl McpServer {
     }
 }
 
-/// Starts the program of a server.
 pub(super) async fn start_server_process(
     server: &McpServer,
     launcher: Option<&Launcher>,

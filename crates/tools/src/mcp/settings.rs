@@ -67,9 +67,6 @@ pub struct McpServer {
 
 impl McpServer {
     /// Validates the settings as a whole.
-    ///
-    /// # Errors
-    /// A text that names the invalid field and its expected value.
     pub fn check(&self) -> Result<(), String> {
         let valid = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
         if self.name.is_empty() || !self.name.chars().all(valid) {

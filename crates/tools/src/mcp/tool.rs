@@ -24,12 +24,10 @@ const INVALID_PARAMS: i32 = -32602;
 /// Maximum number of characters of the reason why an answer is not readable.
 const MAX_ERROR: usize = 1_000;
 
-/// A tool of a server.
 #[derive(Clone)]
 pub(super) struct McpTool {
     connection: Arc<Connection>,
     server: String,
-    /// The server's name of the tool.
     name: String,
     spec: ToolSpec,
     effect: Effect,

@@ -12,9 +12,7 @@ use tracing::warn;
 use super::connection::error_chain;
 use crate::untrusted::one_line;
 
-/// Maximum number of pages in a list of tools.
 const MAX_PAGES: usize = 100;
-/// Maximum number of tools per server.
 const MAX_TOOLS: usize = 1_000;
 /// Maximum number of bytes of all pages, as JSON.
 const MAX_LIST_BYTES: usize = 4 * 1024 * 1024;
@@ -29,7 +27,6 @@ const MAX_SPECS_BYTES: usize = 512 * 1024;
 /// A tool as its server offers it, with bounded and cleaned text.
 #[derive(Debug, Clone)]
 pub(super) struct OfferedTool {
-    /// The server's name of the tool.
     pub(super) name: String,
     pub(super) description: String,
     pub(super) schema: Value,
@@ -43,9 +40,6 @@ impl OfferedTool {
 }
 
 /// Lists the tools of a server, page by page. The caller sets a timeout.
-///
-/// # Errors
-/// The reason why they cannot be listed: the server fails, or it exceeds a limit.
 pub(super) async fn list_tools(server: &str, peer: &Peer<RoleClient>) -> Result<Vec<OfferedTool>, String> {
     let mut tools = Vec::new();
     let (mut cursor, mut bytes) = (None, 0);

@@ -37,7 +37,6 @@ use crate::untrusted::one_line;
 const SESSION_ID: &str = "mcp-session-id";
 /// The code of the error that takes the place of a message that is not readable. Servers have other codes.
 pub(super) const UNREADABLE_MESSAGE: ErrorCode = ErrorCode(i32::MIN);
-/// Maximum size of a message.
 const MAX_MESSAGE: usize = 16 << 20;
 /// Maximum number of characters of an error response that are shown.
 const MAX_ERROR: usize = 1_000;

@@ -56,7 +56,6 @@ impl AttemptServer {
     }
 }
 
-/// Creates a working folder for a server.
 pub(super) fn create_folder() -> std::io::Result<TempDir> {
     tempfile::Builder::new().prefix("millrace-mcp-").tempdir()
 }
@@ -70,7 +69,6 @@ impl McpServer {
     }
 }
 
-/// A tool of a server that works on files.
 pub(super) struct WorkspaceMcpTool {
     pub tool: McpTool,
     pub server: Arc<AttemptServer>,

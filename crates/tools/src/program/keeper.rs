@@ -36,7 +36,6 @@ use crate::execute::running_command::ALLOCATOR_VARIABLE;
 const KEEPER_ARGUMENT: &str = "__keep-program";
 /// The name of a keeper, so that killing processes by the name of the starting program spares it until it has done its work.
 const KEEPER_NAME: &std::ffi::CStr = c"program-keeper";
-/// The number of pipes that a program gets.
 const PIPES: usize = 3;
 /// Interval for reaping orphans.
 const REAP_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };

@@ -47,10 +47,8 @@ use crate::execute::Launcher;
 /// The time in which the output of a program that has exited is read. It is in the pipe already.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 
-/// A program to start.
 #[derive(Debug, Clone, Default)]
 pub struct Program {
-    /// The program and its arguments.
     pub command: Vec<OsString>,
     /// Its working directory; that of this process by default.
     pub folder: Option<PathBuf>,
@@ -59,7 +57,6 @@ pub struct Program {
 
 impl Program {
     /// Passes on variables of this process, as far as they are set.
-    #[must_use]
     pub fn pass_variables<'a>(mut self, names: impl IntoIterator<Item = &'a str>) -> Self {
         let variables = names.into_iter().filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
         self.environment.extend(variables);
@@ -102,10 +99,6 @@ pub enum ExchangeError {
 type ProgramPipes = (PipeReader, PipeWriter, PipeWriter);
 
 impl RunningProgram {
-    /// Starts a program.
-    ///
-    /// # Errors
-    /// It can't be started.
     pub async fn start(launcher: Option<&Launcher>, program: &Program) -> io::Result<Self> {
         let ((input, stdin), (stdout, output), (stderr, error)) = (io::pipe()?, io::pipe()?, io::pipe()?);
         let (stdin, stdout, stderr) = (
@@ -135,9 +128,6 @@ impl RunningProgram {
     }
 
     /// Waits for the end of the program, and then until all of its processes have ended. Can be cancelled and called again.
-    ///
-    /// # Errors
-    /// The end is not known, because the keeper was killed.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
         #[cfg(target_os = "linux")]
         if let Some(keeper) = &mut self.keeper {

@@ -9,7 +9,6 @@ use rustix::fs::{Dir, Mode, OFlags, open, openat};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
-/// Timeout for killing processes.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 const KILL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -22,9 +21,6 @@ pub(crate) struct ProcessTable {
 
 impl ProcessTable {
     /// Opens `/proc`.
-    ///
-    /// # Errors
-    /// There is none.
     pub(crate) fn open() -> io::Result<Self> {
         let proc = open("/proc", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let own_pid = rustix::fs::readlinkat(&proc, "self", Vec::new())?;
@@ -33,7 +29,6 @@ impl ProcessTable {
         Ok(Self { proc, own_pid })
     }
 
-    /// Returns all descendants of this process.
     pub(crate) fn descendants(&self) -> HashSet<Pid> {
         let parents: HashMap<Pid, Pid> =
             self.all_pids().into_iter().filter_map(|pid| Some((pid, self.parent_of(pid)?))).collect();

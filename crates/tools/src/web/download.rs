@@ -6,30 +6,23 @@ use url::Url;
 use super::fetch::{FetchError, FetchTool};
 use super::url_policy::FetchSettings;
 
-/// A downloaded file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Download {
     /// The address that it was read from, after redirects.
     pub url: Url,
     /// Its content type without parameters; empty if the server gave none.
     pub content_type: String,
-    /// Its content.
     pub bytes: Vec<u8>,
 }
 
-/// A failure of a download.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot download {url}: {reason}")]
 pub struct DownloadError {
-    /// The address.
     pub url: String,
     reason: String,
 }
 
 /// Downloads a file of at most `max_bytes`.
-///
-/// # Errors
-/// The URL is not allowed, the server does not answer, or the file is larger.
 pub async fn download(
     url: &str,
     settings: FetchSettings,

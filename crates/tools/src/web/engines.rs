@@ -12,7 +12,6 @@ pub(crate) struct SearchResult {
     pub(crate) snippet: String,
 }
 
-/// An error in the response of a search engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ResponseError {
     /// The engine shows a bot check.
@@ -21,7 +20,6 @@ pub(crate) enum ResponseError {
          set TAVILY_API_KEY or SEARXNG_URL"
     )]
     BotDetected,
-    /// It is not a response of this engine.
     #[error("unexpected response of the search engine: {0}")]
     UnexpectedFormat(String),
 }

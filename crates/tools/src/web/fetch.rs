@@ -34,7 +34,6 @@ pub const MAX_BODY: usize = 1_000_000;
 const MAX_DOCUMENT: usize = MAX_BYTES as usize;
 /// The time that the parser of a document may take, in seconds.
 const PARSER_SECONDS: u64 = 30;
-/// Maximum number of redirects.
 pub const MAX_REDIRECTS: usize = 5;
 /// Timeout of a fetch, from name resolution to the last byte, including redirects.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -125,9 +124,6 @@ pub(super) enum FetchError {
 
 impl FetchTool {
     /// Creates the tool with the machine's DNS resolver.
-    ///
-    /// # Errors
-    /// TLS cannot be initialised.
     pub fn new(settings: FetchSettings) -> Result<Self, reqwest::Error> {
         Self::with_dns_lookup(settings, Arc::new(SystemDns))
     }
@@ -149,14 +145,12 @@ impl FetchTool {
     }
 
     /// Sets a timeout shorter than 20 s.
-    #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout.min(TIMEOUT);
         self
     }
 
     /// Parses documents with another program.
-    #[must_use]
     pub fn with_extractor(self, extractor: Extractor) -> Self {
         Self { extractor: Some(extractor), ..self }
     }

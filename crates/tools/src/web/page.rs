@@ -39,7 +39,6 @@ pub(crate) enum BodyKind {
     Document,
 }
 
-/// A page as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Page {
     pub(crate) title: Option<String>,
@@ -91,9 +90,6 @@ pub(crate) fn document_ending(path: &str, content_type: &str) -> Option<String> 
 }
 
 /// Extracts the text of a document with its pages, in a child process.
-///
-/// # Errors
-/// It can't be read, with the reason.
 pub(crate) async fn convert_document(
     format: BinaryFormat,
     body: Vec<u8>,
@@ -164,9 +160,6 @@ pub(crate) fn decode_to_utf8(content_type: Option<&str>, body: &[u8]) -> String 
 }
 
 /// Converts decoded text to a page, on a separate thread with a large stack. A panic of the converter is an error.
-///
-/// # Errors
-/// The HTML cannot be converted, with the reason.
 pub(crate) async fn convert_to_page(text_kind: TextKind, text: String, url: String) -> Result<Page, String> {
     match text_kind {
         TextKind::Text => Ok(Page { title: None, text: readable_lines(&text) }),

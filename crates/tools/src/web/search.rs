@@ -26,7 +26,6 @@ const DEFAULT_RESULTS: usize = 8;
 const MAX_QUERY: usize = 400;
 const MAX_SNIPPET: usize = 500;
 const MAX_RESPONSE: usize = 2_000_000;
-/// Timeout of a search.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 const TAVILY: &str = "https://api.tavily.com/search";
@@ -51,7 +50,6 @@ pub struct SearchSettings {
     pub duckduckgo_url: Option<Endpoint>,
 }
 
-/// The tool `web_search`.
 pub struct SearchTool {
     engine: Engine,
     client: Client,
@@ -239,14 +237,12 @@ impl SearchTool {
     }
 
     /// Sets a timeout shorter than 20 s.
-    #[must_use]
     pub fn with_timeout(mut self, limit: Duration) -> Self {
         self.limit = limit.min(TIMEOUT);
         self
     }
 
     /// Returns the name of the engine: "Tavily", "SearXNG" or "DuckDuckGo".
-    #[must_use]
     pub fn engine_name(&self) -> &'static str {
         self.engine.name()
     }

@@ -87,10 +87,8 @@ impl JsonSchema for HostPattern {
     }
 }
 
-/// The reason for refusing a URL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlRefusal {
-    /// It is not a URL.
     #[error("{0:?} is not a URL: {1}; write the full URL, such as \"https://example.org/page\"")]
     NotAUrl(String, String),
     #[error("the URL is longer than {MAX_URL} characters")]
@@ -103,10 +101,8 @@ pub enum UrlRefusal {
     Credentials,
     #[error("the URL has no host")]
     NoHost,
-    /// Its port is not allowed.
     #[error("port {0} is not allowed; allowed ports: {1}")]
     Port(u16, String),
-    /// Its host is not allowed.
     #[error("the host {0} is not allowed")]
     Host(String),
     /// Its host is, or resolves to, an address outside the public internet.
