@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use millrace_api_form::ApiForm;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -77,14 +78,15 @@ impl Delegation {
     }
 }
 
-/// A child that has ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A delegated task that has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
 pub struct EndedTask {
-    /// The child.
     pub task: TaskId,
-    /// Its end.
+    /// `completed`, `failed`, `timed_out`, `cancelled` or `refused`.
+    #[api(form(&'static str), value(end.name()))]
     pub end: TaskEnd,
-    /// Its usage, with that of its own children.
+    /// Its usage, with that of the tasks that it delegated.
+    #[api(before(#[doc = "Its summary, or the reason for its end."] text: &'a str = end.text()))]
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub usage: Usage,
 }

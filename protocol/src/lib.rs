@@ -6,11 +6,15 @@
 //!   (`tests/tests/architecture.rs::dependencies_follow_the_table`,
 //!   `tests/tests/architecture.rs::rules_have_no_sockets_and_agents_no_nats`)
 
+// The forms that `ApiForm` derives name this crate.
+extern crate self as millrace_protocol;
+
 pub mod admission;
 pub mod audit;
 pub mod child;
 pub mod file;
 pub mod foreign_json;
+pub mod form;
 pub mod format;
 pub mod ids;
 pub mod labels;

@@ -3,18 +3,21 @@
 use std::fmt;
 
 use jiff::Timestamp;
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
-/// The wait of an attempt for a provider that does not answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A wait for a model's provider.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
 pub struct ProviderWait {
     /// The model, as `provider:model`.
     pub model: String,
     /// The time of the first failure.
     pub since: Timestamp,
     /// The time of the next request.
+    #[api(name = "next_try_at")]
     pub next_try: Timestamp,
-    /// The number of failures so far, each after the quick retries of one request.
+    /// The number of failures.
+    // So far, each after the quick retries of one request.
     pub tries: u32,
     /// The last error.
     pub error: String,

@@ -9,11 +9,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use millrace_api_form::ApiForm;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::foreign_json::parse_foreign_json;
+use crate::form::PersonAnswerJson;
 use crate::ids::{Capability, InvalidName, TaskId};
 use crate::schema::CompiledSchema;
 
@@ -435,18 +437,19 @@ pub struct RunAnswer {
 }
 
 /// A decision on all calls of a tool, or all with the same arguments, by a capability in a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
 pub struct StandingAnswer {
     /// The capability whose agents make the calls.
     pub capability: Capability,
     /// The tool.
     pub tool: String,
-    /// The digest of the calls; `None` is all calls of the tool.
+    /// The digest of the calls; `null` for all calls of the tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// The person who decided.
+    /// The person.
     pub by: String,
     /// The decision: [`Answer::Approve`] or [`Answer::Reject`].
+    #[api(form(PersonAnswerJson<'a>), flatten)]
     pub answer: Answer,
 }
 

@@ -2,6 +2,7 @@
 //! deleted: they are rebuilt from the log and the next heartbeats.
 
 use jiff::Timestamp;
+use millrace_api_form::ApiForm;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,18 +12,21 @@ use crate::plan::{Absence, EndReason, Plan, RunHold, TaskState};
 use crate::provider::ProviderWait;
 use crate::result::Usage;
 
-/// The settings that are fixed when a cluster is created. A program with other settings refuses to join.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The settings of a cluster.
+// They are fixed when it is created; a program with other settings refuses to join.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
 pub struct ClusterSettings {
     /// The format of everything that is stored in the cluster; see [`crate::format`].
+    #[api(skip)]
     pub version: u16,
     /// The number of lanes of the log.
     pub lanes: u16,
-    /// The number of replicas of each stream and bucket: 1, 3 or 5.
+    /// The number of replicas of each stream.
+    // And of each bucket: 1, 3 or 5.
     pub replicas: u8,
-    /// The time in milliseconds after which a supervisor that does not renew its lease loses a lane.
+    /// The lease of a supervisor on its lanes in milliseconds.
     pub lane_lease_ms: u64,
-    /// The time in milliseconds after which a worker that does not renew its lease loses a piece of work.
+    /// The lease of a worker on its work in milliseconds.
     pub work_lease_ms: u64,
 }
 
@@ -98,15 +102,17 @@ pub struct LaneReport {
     pub runs: u32,
 }
 
-/// A warning or an error in the log of a process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A warning or an error in a log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
+#[api(name = "ProblemJson")]
 pub struct ProblemReport {
     /// When it was logged.
     #[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")]
     pub at: Timestamp,
-    /// The level: `warn` or `error`.
+    /// `warn` or `error`.
     pub level: String,
-    /// The line, without its time and level, at most [`MAX_PROBLEM`] characters.
+    /// The line.
+    // Without its time and level, at most `MAX_PROBLEM` characters.
     pub message: String,
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use millrace_api_form::ApiForm;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -395,29 +396,35 @@ impl PlanProposal {
     }
 }
 
-/// The description of a capability in the cluster's registry.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The schemas of the input and output of a capability.
+// With its name and description, in the cluster's registry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
+#[api(name = "CapabilityInterface")]
 pub struct CapabilityDescription {
-    /// Its name.
+    #[api(skip)]
     pub name: crate::ids::Capability,
     /// A description for planners and users.
+    #[api(skip)]
     pub description: String,
-    /// The JSON Schema of a task's parameters; `None` accepts any.
+    /// The JSON Schema of a task's parameters; `null` accepts any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Value>,
-    /// The JSON Schema of `data` in its results; `None` declares none.
+    /// The JSON Schema of `data` in its results; `null` declares none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
-    /// The criteria that critics check for every result of it, in addition to those of the task.
+    /// The criteria that critics check for every result of it.
+    // In addition to those of the task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub criteria: Vec<String>,
     /// The review of its results, if the task declares none.
     #[serde(default, skip_serializing_if = "ReviewPolicy::is_none")]
     pub review: ReviewPolicy,
     /// Its settings for short questions of other agents; `None` if it answers none.
+    #[api(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consult: Option<ConsultSettings>,
-    /// Its version; `None` if it has none of its own.
+    /// Its version.
+    #[api(optional)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<CapabilityVersion>,
 }

@@ -4,9 +4,11 @@
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
-use crate::child::EndedTask;
+use crate::child::{EndedTask, EndedTaskJson};
+use crate::form::{PersonAnswerJson, event_data};
 use crate::ids::TaskId;
 use crate::question::{Answer, Question};
 
@@ -166,30 +168,37 @@ impl fmt::Display for WaitCondition {
 }
 
 /// The end of a wait.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
 pub enum WaitEnd {
     /// Its time has come.
     TimeReached,
     /// Its event was signalled.
     Signalled {
-        /// The user or program that signalled it.
+        /// The user or the program.
         by: String,
-        /// The data of the event, as JSON text; empty if it has none.
+        /// The data of the event; `null` if it has none.
+        // JSON text in the log, empty if there is none.
+        #[api(form(Option<serde_json::Value>), value(event_data(data)))]
         data: String,
     },
     /// Its event was not signalled in time.
     Expired,
-    /// Its question was answered.
-    Answered {
-        /// The person, as the client named them; empty if the question expired.
-        by: String,
-        /// The answer.
-        answer: Answer,
-    },
-    /// Children have ended: all that it is for, one, or those that had ended at its time.
-    TasksEnded(Vec<EndedTask>),
     /// Another wait of its group ended first.
     Withdrawn,
+    /// Its question was answered.
+    Answered {
+        /// The person; empty if the question expired.
+        by: String,
+        #[api(form(PersonAnswerJson<'a>), flatten)]
+        answer: Answer,
+    },
+    /// Delegated tasks have ended.
+    // All that it is for, one, or those that had ended at its time.
+    TasksEnded(
+        /// The tasks.
+        #[api(name = "tasks", form(Vec<EndedTaskJson<'a>>), value(inner.iter().map(Into::into).collect()))]
+        Vec<EndedTask>,
+    ),
 }
 
 impl fmt::Display for WaitEnd {
@@ -211,22 +220,25 @@ impl fmt::Display for WaitEnd {
 }
 
 /// A wait that has ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
 pub struct EndedWait {
-    /// The key of the call that waited.
+    /// The key of the wait.
     pub key: String,
     /// The end.
+    #[api(form(WaitEndJson<'a>))]
     pub end: WaitEnd,
 }
 
 /// An event that a user or a program signalled to a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
 pub struct Signal {
     /// The name of the event.
     pub name: String,
-    /// The user or program that signalled it.
+    /// The user or the program.
     pub by: String,
-    /// The data of the event, as JSON text; empty if it has none.
+    /// The data of the event; `null` if it has none.
+    // JSON text in the log, empty if there is none.
+    #[api(form(Option<serde_json::Value>), value(event_data(data)))]
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub data: String,
 }

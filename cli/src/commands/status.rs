@@ -69,13 +69,13 @@ struct ViewArguments {
 
 /// A view of the cluster's status: as JSON, and as lines.
 struct StatusView {
-    json: for<'a> fn(&ClusterSettings, &'a ClusterStatus, Timestamp) -> ClusterJson<'a>,
+    json: for<'a> fn(&'a ClusterSettings, &'a ClusterStatus, Timestamp) -> ClusterJson<'a>,
     lines: fn(&ClusterStatus, Timestamp) -> Vec<String>,
 }
 
 /// Shows the status of the cluster.
 pub async fn show_status(arguments: StatusArguments) -> Result<CommandExit, CommandError> {
-    fn json<'a>(settings: &ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
+    fn json<'a>(settings: &'a ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
         ClusterJson::status(settings, status, now)
     }
     show(arguments.view, StatusView { json, lines: status_lines }).await
@@ -83,7 +83,7 @@ pub async fn show_status(arguments: StatusArguments) -> Result<CommandExit, Comm
 
 /// Lists the workers and critics.
 pub async fn show_workers(arguments: WorkersArguments) -> Result<CommandExit, CommandError> {
-    fn json<'a>(_: &ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
+    fn json<'a>(_: &'a ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
         ClusterJson::workers(status.processes.iter().filter(|process| takes_orders(process)), now)
     }
     let lines = |status: &ClusterStatus, now| {
@@ -100,7 +100,7 @@ pub async fn show_workers(arguments: WorkersArguments) -> Result<CommandExit, Co
 
 /// Lists the capabilities.
 pub async fn show_capabilities(arguments: CapabilitiesArguments) -> Result<CommandExit, CommandError> {
-    fn json<'a>(_: &ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
+    fn json<'a>(_: &'a ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
         ClusterJson::capabilities(status, now)
     }
     let lines = |status: &ClusterStatus, now| {

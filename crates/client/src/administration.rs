@@ -21,10 +21,6 @@ use millrace_runtime::{Bus, Fault, clock};
 
 use crate::retention::request_deletions;
 
-/// Records an action, before it is carried out.
-///
-/// # Errors
-/// The server does not respond, or the cluster has no such bucket: its supervisors are older.
 pub(crate) async fn record(bus: &Bus, by: Actor, action: AuditAction) -> Result<(), Fault> {
     record_action(bus, &AuditRecord { at: clock::now(), by, action }).await
 }
@@ -46,7 +42,6 @@ impl<'a> Administrator<'a> {
         record(self.bus, self.actor.clone(), action).await
     }
 
-    /// Sets the rate limit of a model.
     pub async fn set_limit(&self, name: &LimitName, limit: RateLimit) -> Result<(), Fault> {
         let RateLimit { requests, tokens } = limit;
         self.record(AuditAction::LimitSet { model: name.to_string(), requests, tokens }).await?;
@@ -63,16 +58,11 @@ impl<'a> Administrator<'a> {
         Ok(true)
     }
 
-    /// Sets the caps on the number of runs.
     pub async fn set_caps(&self, caps: AdmissionCaps) -> Result<(), Fault> {
         self.record(AuditAction::RunCapsSet { caps }).await?;
         admission::set_caps(self.bus, &caps).await
     }
 
-    /// Creates a token.
-    ///
-    /// # Errors
-    /// There are too many, or the server does not respond.
     pub async fn create_token(&self, new: NewToken) -> Result<(TokenText, StoredToken), CreateTokenError> {
         let NewToken { name, scopes, expires, .. } = &new;
         let action =
@@ -88,19 +78,12 @@ impl<'a> Administrator<'a> {
         tokens::revoke_token(self.bus, id, &self.actor.name).await
     }
 
-    /// Requests the deletion of a run.
-    ///
-    /// # Errors
-    /// There is no such run, it is live, or the server does not respond.
     pub async fn delete_run(&self, run: &RunId) -> Result<DeletionRequest, DeletionError> {
         self.record(AuditAction::RunDeletionRequested { run: run.clone() }).await?;
         retention::request_deletion(self.bus, run, &self.actor.name).await
     }
 
     /// Requests the deletion of the runs that a selection selects. Returns those whose deletion is in progress now.
-    ///
-    /// # Errors
-    /// The server does not respond. Requests up to then are recorded.
     pub async fn prune_runs(&self, selection: &PruneSelection) -> Result<Vec<RunId>, Fault> {
         let selected = select_runs(self.bus, selection).await?;
         let count = selected.len() as u64;
@@ -125,13 +108,11 @@ impl<'a> Administrator<'a> {
         retention::remove_rule(self.bus, name).await
     }
 
-    /// Changes the settings of sweeps.
     pub async fn set_sweep_settings(&self, settings: &SweepSettings) -> Result<(), Fault> {
         self.record(AuditAction::BlobGraceSet { blob_grace_ms: settings.blob_grace_ms }).await?;
         retention::set_sweep_settings(self.bus, settings).await
     }
 
-    /// Requests a sweep of blobs now.
     pub async fn request_sweep(&self) -> Result<(), Fault> {
         self.record(AuditAction::SweepRequested).await?;
         retention::request_sweep(self.bus, &self.actor.name).await

@@ -7,7 +7,6 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{AnswerCause, Decision, Event, InputAnswer, Refusal};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::WireMessage;
-use millrace_runtime::log::lane_tail::LaneTail;
 use millrace_runtime::log::publish_message;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::store::archive;
@@ -15,9 +14,8 @@ use millrace_runtime::store::retention::read_deletion;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault, log};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
-use crate::{read_archived_records, retry_transient};
+use crate::follow::{RunTail, TailUpdate};
 
 /// Time without a decision after which the caller is notified.
 const QUIET: Duration = Duration::from_secs(3);
@@ -54,9 +52,6 @@ pub struct Patience<'a> {
 }
 
 /// Appends a message of a client to the log of a run, and returns its sequence. `id` is the idempotency key in it.
-///
-/// # Errors
-/// The cluster does not answer, or refuses the message to this identity.
 pub async fn append_run_message<M: WireMessage>(
     bus: &Bus,
     run: &RunId,
@@ -148,37 +143,33 @@ async fn await_decision_on_fact(
     on_quiet: &(dyn Fn() + Sync),
 ) -> Result<Option<(u64, FactAnswer)>, Fault> {
     let lane = bus.lane_of_run(run);
-    let (to, mut arrived) = tokio::sync::mpsc::channel(16);
-    let mut tail = LaneTail::follow_subject(bus, lane, subject::topic_subject(lane, run, &Topic::Plan), fact);
-    // A read must not be cancelled halfway, so the reader is a task of its own; it ends with this function.
-    let reader = async move { while to.send(tail.next_records().await).await.is_ok() {} };
-    let _reader = AbortOnDropHandle::new(tokio::spawn(reader));
+    let decisions = subject::topic_subject(lane, run, &Topic::Plan);
+    let mut tail = RunTail::follow(bus, run, decisions, fact, QUIET);
     let mut has_reported = false;
     loop {
-        match tokio::time::timeout(QUIET, arrived.recv()).await {
-            Ok(Some(records)) => {
+        match tail.next_update().await? {
+            TailUpdate::Arrived(records) => {
                 if let Some(answer) = find_answer_in_records(bus, &records, fact).await? {
                     return Ok(Some(answer));
                 }
+                continue;
             }
-            Ok(None) => return Ok(None),
-            Err(_) => {
-                if retry_transient(|| read_archived_records(bus, run)).await?.is_some() {
-                    let records = archive::read_run_from_log_or_archive(bus, lane, run).await?;
-                    let answer = find_answer_in_records(bus, &records, fact).await?;
-                    // A command that may reopen the run stays in the lane until it is answered.
-                    let is_pending = match log::read_message(bus, lane, fact).await? {
-                        Some(record) if answer.is_none() => archive::may_reopen_run(bus, &record).await?,
-                        Some(_) | None => false,
-                    };
-                    if !is_pending {
-                        return Ok(answer);
-                    }
-                }
-                if !std::mem::replace(&mut has_reported, true) {
-                    on_quiet();
+            TailUpdate::Archived(_) => {
+                let records = archive::read_run_from_log_or_archive(bus, lane, run).await?;
+                let answer = find_answer_in_records(bus, &records, fact).await?;
+                // A command that may reopen the run stays in the lane until it is answered.
+                let is_pending = match log::read_message(bus, lane, fact).await? {
+                    Some(record) if answer.is_none() => archive::may_reopen_run(bus, &record).await?,
+                    Some(_) | None => false,
+                };
+                if !is_pending {
+                    return Ok(answer);
                 }
             }
+            TailUpdate::Quiet => {}
+        }
+        if !std::mem::replace(&mut has_reported, true) {
+            on_quiet();
         }
     }
 }

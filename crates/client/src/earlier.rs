@@ -21,7 +21,6 @@ use crate::{FindError, find_run, read_plan, read_task_result};
 
 /// The maximum number of results that become a document each; the newest ones.
 const MAX_RESULTS: usize = 500;
-/// The maximum number of files that become documents.
 const MAX_FILES: usize = 2_000;
 
 /// The results of an earlier run.
@@ -49,9 +48,6 @@ pub enum EarlierRunError {
 }
 
 /// Returns the results of the run that `text` names: a full id, a unique prefix of one, or `latest`.
-///
-/// # Errors
-/// No run has this name, it has not ended, or the cluster does not answer.
 pub async fn read_earlier_run(bus: &Bus, text: &str) -> Result<EarlierResults, EarlierRunError> {
     let run = find_run(bus, text).await?;
     match read_results_of_run(bus, &run).await? {
@@ -141,7 +137,6 @@ fn render_tasks<'a>(tasks: impl Iterator<Item = &'a Task>) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Cuts a text to [`MAX_EARLIER_TEXT`] bytes.
 fn cut_text(text: &str) -> String {
     text[..text.floor_char_boundary(MAX_EARLIER_TEXT)].to_owned()
 }

@@ -70,9 +70,6 @@ pub async fn list_runs_from_log(bus: &Bus) -> Result<Vec<(RunId, Option<RunSumma
 }
 
 /// Finds the run that `text` names: a full id, a unique prefix of one, or `latest` for the newest run.
-///
-/// # Errors
-/// No run or several runs match, or the server does not answer.
 pub async fn find_run(bus: &Bus, text: &str) -> Result<RunId, FindError> {
     if text.trim().is_empty() {
         return Err(FindError::Empty);

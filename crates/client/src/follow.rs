@@ -14,10 +14,10 @@ use millrace_runtime::store::retention::read_deletion;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault, log};
 use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
 
 /// Maximum time that reads are retried while the server is unreachable.
 const OUTAGE: Duration = Duration::from_secs(120);
-/// Delay between two attempts of [`retry_transient`].
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 /// After this long without a decision, [`follow_run`] checks whether the run has been archived.
 const QUIET: Duration = Duration::from_secs(2);
@@ -41,42 +41,68 @@ async fn follow_run_into_channel(
     run: &RunId,
     sender: &mpsc::Sender<Result<(u64, Decision), Fault>>,
 ) -> Result<(), Fault> {
-    let lane = bus.lane_of_run(run);
     let mut position = FollowPosition::default();
     let archived = retry_transient(|| read_archived_part(bus, run, 0)).await?;
     forward_decisions(bus, run, archived, &mut position, sender).await?;
-    let (records, mut arrived) = mpsc::channel(16);
-    let decisions = subject::topic_subject(lane, run, &Topic::Plan);
-    let mut tail = LaneTail::follow_subject(bus, lane, decisions, position.seen + 1);
-    // A read must not be cancelled halfway, so the reader is a task of its own; it ends when its channel is closed.
-    let reader = tokio::spawn(async move { while records.send(tail.next_records().await).await.is_ok() {} });
-    let outcome = loop {
+    let decisions = subject::topic_subject(bus.lane_of_run(run), run, &Topic::Plan);
+    let mut tail = RunTail::follow(bus, run, decisions, position.seen + 1, QUIET);
+    loop {
         if position.is_over(bus, run).await? {
-            break Ok(());
+            return Ok(());
         }
-        let received = tokio::select! {
-            received = tokio::time::timeout(QUIET, arrived.recv()) => received,
+        let update = tokio::select! {
+            update = tail.next_update() => update?,
             // Otherwise a run without decisions would be polled for ever.
-            () = sender.closed() => break Ok(()),
+            () = sender.closed() => return Ok(()),
         };
-        let records = match received {
-            Ok(Some(records)) => records,
-            Ok(None) => break Ok(()),
-            Err(_) => match retry_transient(|| read_archived_records(bus, run)).await? {
-                // Nothing follows: the run has been deleted.
-                Some(records) if records.is_empty() => break Ok(()),
-                Some(records) => records,
-                None => continue,
-            },
+        let records = match update {
+            // Nothing follows: the run has been deleted.
+            TailUpdate::Archived(records) if records.is_empty() => return Ok(()),
+            TailUpdate::Arrived(records) | TailUpdate::Archived(records) => records,
+            TailUpdate::Quiet => continue,
         };
         match forward_decisions(bus, run, records, &mut position, sender).await {
-            _ if sender.is_closed() => break Ok(()),
-            Ok(()) => {}
-            Err(fault) => break Err(fault),
+            _ if sender.is_closed() => return Ok(()),
+            outcome => outcome?,
         }
-    };
-    reader.abort();
-    outcome
+    }
+}
+
+/// The messages of a run from a sequence on, in its lane; it notices when the run is archived.
+pub(crate) struct RunTail<'a> {
+    bus: &'a Bus,
+    run: &'a RunId,
+    quiet: Duration,
+    arrived: mpsc::Receiver<Vec<StreamRecord>>,
+    _reader: AbortOnDropHandle<()>,
+}
+
+pub(crate) enum TailUpdate {
+    /// The next messages.
+    Arrived(Vec<StreamRecord>),
+    /// The run has been archived: all of its messages; none if it has been deleted.
+    Archived(Vec<StreamRecord>),
+    /// There was no message for some time.
+    Quiet,
+}
+
+impl<'a> RunTail<'a> {
+    pub fn follow(bus: &'a Bus, run: &'a RunId, subject: String, from: u64, quiet: Duration) -> Self {
+        let (records, arrived) = mpsc::channel(16);
+        let mut tail = LaneTail::follow_subject(bus, bus.lane_of_run(run), subject, from);
+        // A read must not be cancelled halfway, so the reader is a task of its own.
+        let reader = async move { while records.send(tail.next_records().await).await.is_ok() {} };
+        let reader = AbortOnDropHandle::new(tokio::spawn(reader));
+        Self { bus, run, quiet, arrived, _reader: reader }
+    }
+
+    pub async fn next_update(&mut self) -> Result<TailUpdate, Fault> {
+        if let Ok(records) = tokio::time::timeout(self.quiet, self.arrived.recv()).await {
+            return Ok(records.map_or_else(|| TailUpdate::Archived(Vec::new()), TailUpdate::Arrived));
+        }
+        let archived = retry_transient(|| read_archived_records(self.bus, self.run)).await?;
+        Ok(archived.map_or(TailUpdate::Quiet, TailUpdate::Archived))
+    }
 }
 
 /// Returns the records of a run that has been archived, none if it has been deleted; `None` for any other run.
@@ -109,9 +135,6 @@ pub async fn read_archived_part(bus: &Bus, run: &RunId, after: u64) -> Result<Ve
 }
 
 /// Retries a read while its fault is transient, for as long as a restarting server may need (120 s).
-///
-/// # Errors
-/// The last fault.
 pub async fn retry_transient<T, F>(read: impl Fn() -> F) -> Result<T, Fault>
 where
     F: Future<Output = Result<T, Fault>>,
@@ -162,7 +185,6 @@ pub enum RunEndState {
 }
 
 impl RunEndState {
-    /// Returns the state after an event.
     #[must_use]
     pub fn after_event(self, event: &Event) -> Self {
         if let Event::Run(RunEvent::Ended { reason, is_resumable, .. }) = event {

@@ -8,7 +8,6 @@ use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{Decision, JournalKey};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::work::JournalEntry;
-use millrace_runtime::log::lane_tail::LaneTail;
 use millrace_runtime::nats::direct_get::read_matching;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::lane_stream;
@@ -16,7 +15,7 @@ use millrace_runtime::store::archive;
 use millrace_runtime::{Bus, Fault};
 use tokio::sync::mpsc;
 
-use crate::follow::read_archived_part;
+use crate::follow::{RunTail, TailUpdate, read_archived_part};
 use crate::{read_archived_records, retry_transient};
 
 /// After this long without a message, [`follow_task`] checks whether the run has been archived.
@@ -52,8 +51,17 @@ pub struct ReceivedEntry {
     pub entry: Result<JournalEntry, String>,
 }
 
+impl ReceivedEntry {
+    pub async fn read(bus: &Bus, journal: JournalKey, record: &StreamRecord) -> Result<Self, Fault> {
+        let entry = match bus.decode_record(record).await {
+            Err(fault) if fault.is_transient() => return Err(fault),
+            entry => entry.map_err(|fault| fault.to_string()),
+        };
+        Ok(Self { sequence: record.sequence, at: record.time, journal, entry })
+    }
+}
+
 impl TaskUpdate {
-    /// The sequence of the message.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         match self {
@@ -65,28 +73,15 @@ impl TaskUpdate {
 
 impl Journals {
     fn contains(&self, journal: &JournalKey) -> bool {
-        match (self, journal) {
-            (Self::Task(task), JournalKey::Task(of, _) | JournalKey::Review(of, _)) => task == of,
-            (Self::Planner, JournalKey::Planning(..)) => true,
-            (Self::Task(_), JournalKey::Planning(..))
-            | (Self::Planner, JournalKey::Task(..) | JournalKey::Review(..)) => false,
-        }
-    }
-
-    fn contains_subject(&self, subject: &str) -> bool {
-        match subject::parse_lane_subject(subject) {
-            Some((_, _, Topic::Plan)) => true,
-            Some((_, _, Topic::Journal(journal))) => self.contains(&journal),
-            Some((_, _, Topic::Submitted | Topic::Control | Topic::Answer)) | None => false,
+        match self {
+            Self::Task(task) => journal.task() == Some(task),
+            Self::Planner => journal.task().is_none(),
         }
     }
 }
 
 /// Returns the decisions of a run and the entries of the journals, oldest first, whether the run is in its lane or
 /// archived. Every entry that precedes the last decision is included.
-///
-/// # Errors
-/// The server does not answer, or a decision can't be decoded.
 pub async fn read_task(bus: &Bus, run: &RunId, journals: &Journals) -> Result<Vec<TaskUpdate>, Fault> {
     let lane = bus.lane_of_run(run);
     let mut subjects = vec![subject::topic_subject(lane, run, &Topic::Plan)];
@@ -138,63 +133,45 @@ async fn follow_into(
     after: u64,
     sender: &mpsc::Sender<Result<Vec<TaskUpdate>, Fault>>,
 ) -> Result<(), Fault> {
-    let lane = bus.lane_of_run(run);
-    let (records, mut arrived) = mpsc::channel(16);
-    let mut tail = LaneTail::follow_subject(bus, lane, subject::all_subjects_of_run(lane, run), after + 1);
-    // A read must not be cancelled halfway, so the reader is a task of its own; it ends when its channel is closed.
-    let reader = tokio::spawn(async move { while records.send(tail.next_records().await).await.is_ok() {} });
+    let subject = subject::all_subjects_of_run(bus.lane_of_run(run), run);
+    let mut tail = RunTail::follow(bus, run, subject, after + 1, QUIET);
     let mut seen = after;
     // Of a run that was reopened, the archive holds what came before.
     let archived = retry_transient(|| read_archived_part(bus, run, after)).await?;
     let mut archived = Some(archived).filter(|records| !records.is_empty());
-    let outcome = loop {
-        let (records, is_last) = tokio::select! {
-            biased;
-            records = std::future::ready(archived.take()), if archived.is_some() => (records.unwrap_or_default(), false),
-            () = sender.closed() => break Ok(()),
-            received = tokio::time::timeout(QUIET, arrived.recv()) => match received {
-                Ok(Some(records)) => (records, false),
-                Ok(None) => break Ok(()),
-                Err(_) => match retry_transient(|| read_archived_records(bus, run)).await {
-                    Ok(Some(records)) => (records, true),
-                    Ok(None) => continue,
-                    Err(fault) => break Err(fault),
+    loop {
+        let (records, is_last) = match archived.take() {
+            Some(records) => (records, false),
+            None => tokio::select! {
+                () = sender.closed() => return Ok(()),
+                update = tail.next_update() => match update? {
+                    TailUpdate::Arrived(records) => (records, false),
+                    TailUpdate::Archived(records) => (records, true),
+                    TailUpdate::Quiet => continue,
                 },
             },
         };
         let new: Vec<StreamRecord> = records.into_iter().filter(|record| record.sequence > seen).collect();
         seen = new.last().map_or(seen, |last| last.sequence);
-        let updates = match decode(bus, &new, journals).await {
-            Ok(updates) => updates,
-            Err(fault) => break Err(fault),
-        };
+        let updates = decode(bus, &new, journals).await?;
         if (!updates.is_empty() && sender.send(Ok(updates)).await.is_err()) || is_last {
-            break Ok(());
+            return Ok(());
         }
-    };
-    reader.abort();
-    outcome
+    }
 }
 
 async fn decode(bus: &Bus, records: &[StreamRecord], journals: &Journals) -> Result<Vec<TaskUpdate>, Fault> {
     let mut updates = Vec::new();
-    for record in
-        records.iter().filter(|record| !record.is_forged() && journals.contains_subject(&record.subject))
-    {
+    for record in records.iter().filter(|record| !record.is_forged()) {
         let sequence = record.sequence;
         match subject::parse_lane_subject(&record.subject) {
             Some((_, _, Topic::Plan)) => {
                 updates.push(TaskUpdate::Decision { sequence, decision: bus.decode_record(record).await? });
             }
-            Some((_, _, Topic::Journal(journal))) => {
-                let entry = match bus.decode_record::<JournalEntry>(record).await {
-                    Err(fault) if fault.is_transient() => return Err(fault),
-                    entry => entry.map_err(|fault| fault.to_string()),
-                };
-                let entry = ReceivedEntry { sequence, at: record.time, journal, entry };
-                updates.push(TaskUpdate::Entry(Box::new(entry)));
+            Some((_, _, Topic::Journal(journal))) if journals.contains(&journal) => {
+                updates.push(TaskUpdate::Entry(Box::new(ReceivedEntry::read(bus, journal, record).await?)));
             }
-            Some((_, _, Topic::Submitted | Topic::Control | Topic::Answer)) | None => {}
+            Some((_, _, Topic::Submitted | Topic::Control | Topic::Answer | Topic::Journal(_))) | None => {}
         }
     }
     Ok(updates)

@@ -2,7 +2,7 @@
 //!
 //! Everything is read from the log, and the caller folds it; no supervisor is queried. The connection is a
 //! [`millrace_runtime::Bus`], so that credentials and permissions are those of any other process. A function that returns a [`Fault`]
-//! fails if the server does not respond; its documentation names the other reasons.
+//! fails if the server does not respond or refuses, or if a message can't be decoded.
 
 mod administration;
 mod author;
@@ -43,17 +43,11 @@ pub use read::{read_decisions, read_log_damage, read_plan, read_task_result};
 pub use run_feed::{RunChange, RunFeed};
 
 /// Submits a run under a new id and returns the id.
-///
-/// # Errors
-/// The server does not answer, or refuses.
 pub async fn submit_run(bus: &Bus, submission: &Submission) -> Result<RunId, Fault> {
     submit_new_run(bus, submission).await.map(|(run, _)| run)
 }
 
 /// Submits a run under a new id and returns the id with the sequence of the submission.
-///
-/// # Errors
-/// The server does not answer, or refuses.
 pub async fn submit_new_run(bus: &Bus, submission: &Submission) -> Result<(RunId, u64), Fault> {
     for _ in 0..10 {
         let run = generate_run_id(bus, submission.session.as_ref());
@@ -93,9 +87,6 @@ pub fn generate_run_id(bus: &Bus, session: Option<&SessionId>) -> RunId {
 }
 
 /// Submits a run under an id and returns the sequence of the submission; `None` if there is such a run already.
-///
-/// # Errors
-/// The server does not answer, or refuses.
 pub async fn submit_run_with_id(
     bus: &Bus,
     run: &RunId,
@@ -111,9 +102,6 @@ pub async fn submit_run_with_id(
 }
 
 /// Stores the list of a run's documents, whose contents are in the blob store.
-///
-/// # Errors
-/// The server does not answer or is full.
 pub async fn store_document_list(bus: &Bus, documents: &[Document]) -> Result<DocumentSet, Fault> {
     let manifest = bus.blobs().put_blob(&wire::encode_body(&documents)).await?;
     Ok(DocumentSet {

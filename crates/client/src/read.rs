@@ -15,9 +15,6 @@ use millrace_runtime::{Bus, Fault};
 use crate::retry_transient;
 
 /// Calls `visit` with each decision of a run, oldest first, whether the run is in its lane or archived.
-///
-/// # Errors
-/// The server does not answer, or a record can't be decoded.
 pub async fn read_decisions(bus: &Bus, run: &RunId, mut visit: impl FnMut(&Decision)) -> Result<(), Fault> {
     for record in archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await? {
         if record.is_decision() {
@@ -49,9 +46,6 @@ pub async fn read_log_damage(bus: &Bus, run: &RunId) -> Result<Option<String>, F
 }
 
 /// Returns the result of a task's current attempt; `None` if it has none.
-///
-/// # Errors
-/// The server does not answer, or the result can't be decoded.
 pub async fn read_task_result(
     bus: &Bus,
     run: &RunId,

@@ -23,7 +23,6 @@ pub struct RetentionOverview {
     pub last_sweep: Option<SweepRecord>,
 }
 
-/// Reads the retention of a cluster.
 pub async fn read_retention(bus: &Bus) -> Result<RetentionOverview, Fault> {
     let deletions = list_deletions(bus).await?;
     Ok(RetentionOverview {
@@ -36,9 +35,6 @@ pub async fn read_retention(bus: &Bus) -> Result<RetentionOverview, Fault> {
 
 /// Requests the deletion of runs. Returns those whose deletion is in progress now; runs that continue meanwhile, or that somebody
 /// else has deleted, are left out.
-///
-/// # Errors
-/// The server does not respond. Requests up to then are recorded.
 pub async fn request_deletions(bus: &Bus, runs: Vec<RunId>, by: &str) -> Result<Vec<RunId>, Fault> {
     let requests = futures::stream::iter(runs).map(|run| request_one(bus, run, by));
     requests

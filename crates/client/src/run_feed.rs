@@ -8,7 +8,6 @@ use millrace_protocol::registry::RunSummary;
 use millrace_runtime::work::summary_changes::{SummaryChange, SummaryChanges};
 use millrace_runtime::{Bus, Fault};
 
-/// The interval at which the summaries are read.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -34,32 +34,24 @@ impl Convention {
 
 /// Operations: values of [`OPERATION`], and the first words of the names of spans.
 pub mod operation {
-    /// A run.
     pub const INVOKE_WORKFLOW: &str = "invoke_workflow";
-    /// A turn of the planner.
     pub const PLAN: &str = "plan";
     /// An attempt at a task, or a review.
     pub const INVOKE_AGENT: &str = "invoke_agent";
-    /// A model call.
     pub const CHAT: &str = "chat";
-    /// A tool call.
     pub const EXECUTE_TOOL: &str = "execute_tool";
 }
 
 pub const OPERATION: &str = "gen_ai.operation.name";
-/// The model's provider.
 pub const PROVIDER: &str = "gen_ai.provider.name";
 pub const REQUEST_MODEL: &str = "gen_ai.request.model";
-/// The model that answered.
 pub const RESPONSE_MODEL: &str = "gen_ai.response.model";
-/// The reasons why the model stopped.
 pub const FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
 /// Input tokens, those of the cache included.
 pub const INPUT_TOKENS: &str = "gen_ai.usage.input_tokens";
 pub const OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
 /// Input tokens that were read from the provider's cache.
 pub const CACHE_READ_TOKENS: &str = "gen_ai.usage.cache_read.input_tokens";
-/// Output tokens of hidden reasoning.
 pub const REASONING_TOKENS: &str = "gen_ai.usage.reasoning.output_tokens";
 /// The conversation: the run.
 pub const CONVERSATION: &str = "gen_ai.conversation.id";
@@ -68,7 +60,6 @@ pub const AGENT_NAME: &str = "gen_ai.agent.name";
 /// The version of the agent: that of its capability file.
 pub const AGENT_VERSION: &str = "gen_ai.agent.version";
 pub const TOOL_NAME: &str = "gen_ai.tool.name";
-/// The kind of the tool.
 pub const TOOL_TYPE: &str = "gen_ai.tool.type";
 /// The model's id for a call.
 pub const TOOL_CALL_ID: &str = "gen_ai.tool.call.id";
@@ -80,7 +71,6 @@ pub const TOOL_CALL_RESULT: &str = "gen_ai.tool.call.result";
 pub const INPUT_MESSAGES: &str = "gen_ai.input.messages";
 /// The reply, as JSON. Content.
 pub const OUTPUT_MESSAGES: &str = "gen_ai.output.messages";
-/// The kind of an error.
 pub const ERROR_TYPE: &str = "error.type";
 
 /// Our own names.
@@ -104,7 +94,6 @@ pub mod own {
     pub const PROGRAM: &str = "millrace.program";
     /// The sequence, in the lane of the run, of the message that completed the span.
     pub const SEQUENCE: &str = "millrace.sequence";
-    /// The mode of the run.
     pub const MODE: &str = "millrace.mode";
     /// The labels of the run, `NAME=VALUE`.
     pub const LABELS: &str = "millrace.labels";
@@ -116,24 +105,18 @@ pub mod own {
     pub const SUMMARY: &str = "millrace.summary";
     /// The name of a step of a program.
     pub const STEP: &str = "millrace.step";
-    /// The kind of a wait.
     pub const WAIT: &str = "millrace.wait";
-    /// The kind of a question.
     pub const QUESTION: &str = "millrace.question";
     /// The text of a question. Content.
     pub const QUESTION_TEXT: &str = "millrace.question.text";
     /// The name of an event. Content, since programs choose it.
     pub const EVENT: &str = "millrace.event";
     pub const ROUND: &str = "millrace.question.round";
-    /// The person who answered.
     pub const ANSWERED_BY: &str = "millrace.answered_by";
-    /// Model calls of a leg or a run.
     pub const MODEL_CALLS: &str = "millrace.usage.model_calls";
-    /// Tool calls of a leg or a run.
     pub const TOOL_CALLS: &str = "millrace.usage.tool_calls";
     /// Input tokens of a leg or a run. Not in the GenAI name, so that viewers do not count tokens twice.
     pub const INPUT_TOKENS: &str = "millrace.usage.input_tokens";
-    /// Output tokens of a leg or a run.
     pub const OUTPUT_TOKENS: &str = "millrace.usage.output_tokens";
     /// The cost in US dollars, as far as prices are known.
     pub const COST: &str = "millrace.cost_usd";

@@ -4,7 +4,6 @@ use millrace_client::ReceivedEntry;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Submission};
 use millrace_protocol::subject::{self, Topic};
-use millrace_protocol::work::JournalEntry;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::store::archive::read_run_from_log_or_archive;
 use millrace_runtime::{Bus, Fault};
@@ -13,9 +12,6 @@ use millrace_views::journal::read_entry;
 use crate::{RunTracer, Span, TraceOptions};
 
 /// Derives the spans of a run, whether it is live or archived. Empty if there is no such run.
-///
-/// # Errors
-/// The server does not respond, or a decision can't be decoded.
 pub async fn trace_run(bus: &Bus, run: &RunId, options: TraceOptions) -> Result<Vec<Span>, Fault> {
     let mut tracer = RunTracer::new(run.clone(), options);
     for record in read_run_from_log_or_archive(bus, bus.lane_of_run(run), run).await? {
@@ -25,9 +21,6 @@ pub async fn trace_run(bus: &Bus, run: &RunId, options: TraceOptions) -> Result<
 }
 
 /// Adds a message of a run to its tracer.
-///
-/// # Errors
-/// The server does not respond, or a decision can't be decoded.
 pub async fn add_record(bus: &Bus, tracer: &mut RunTracer, record: &StreamRecord) -> Result<(), Fault> {
     if record.is_forged() {
         return Ok(());
@@ -42,14 +35,8 @@ pub async fn add_record(bus: &Bus, tracer: &mut RunTracer, record: &StreamRecord
             tracer.add_decision(record.sequence, record.time, &decision);
         }
         Some((_, _, Topic::Journal(journal))) => {
-            let entry = match bus.decode_record::<JournalEntry>(record).await {
-                Err(fault) if fault.is_transient() => return Err(fault),
-                entry => entry.map_err(|fault| fault.to_string()),
-            };
-            let received =
-                ReceivedEntry { sequence: record.sequence, at: record.time, journal: journal.clone(), entry };
-            let entry = read_entry(bus, received).await?;
-            tracer.add_entry(&journal, &entry);
+            let received = ReceivedEntry::read(bus, journal.clone(), record).await?;
+            tracer.add_entry(&journal, &read_entry(bus, received).await?);
         }
         Some((_, _, Topic::Control | Topic::Answer)) | None => {}
     }

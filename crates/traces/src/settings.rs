@@ -24,7 +24,6 @@ impl TraceSettings {
         Self::from_variables(split, |name| std::env::var(name).ok())
     }
 
-    /// Reads the variables from `variable`.
     pub fn from_variables(split: Duration, variable: impl Fn(&str) -> Option<String>) -> Self {
         let has_content = variable(CONTENT_VARIABLE)
             .is_some_and(|value| matches!(value.trim().to_ascii_lowercase().as_str(), "1" | "true" | "yes"));

@@ -57,15 +57,12 @@ pub struct SpanContext {
 /// A completed span.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
-    /// Its address.
     pub context: SpanContext,
     /// Its parent, in the same trace.
     pub parent: Option<SpanId>,
     pub name: String,
     pub kind: SpanKind,
-    /// When it began.
     pub start: Timestamp,
-    /// When it ended.
     pub end: Timestamp,
     pub attributes: Vec<(&'static str, AttributeValue)>,
     pub links: Vec<SpanLink>,
@@ -78,6 +75,14 @@ impl Span {
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&AttributeValue> {
         self.attributes.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        if let Some(AttributeValue::Text(text)) = self.attribute(name) { Some(text) } else { None }
+    }
+
+    pub(crate) fn integer(&self, name: &str) -> Option<i64> {
+        if let Some(AttributeValue::Integer(number)) = self.attribute(name) { Some(*number) } else { None }
     }
 }
 
@@ -100,11 +105,8 @@ pub enum SpanStatus {
 #[derive(Debug, Clone, PartialEq)]
 pub enum AttributeValue {
     Text(String),
-    /// A whole number.
     Integer(i64),
-    /// A number.
     Decimal(f64),
-    /// A truth value.
     Flag(bool),
     Texts(Vec<String>),
 }
@@ -145,10 +147,8 @@ impl From<bool> for AttributeValue {
     }
 }
 
-/// A link to another span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanLink {
-    /// The other span.
     pub context: SpanContext,
     /// The relation of the other span to the span with the link.
     pub relation: LinkRelation,
@@ -184,7 +184,6 @@ pub enum LinkRelation {
 }
 
 impl LinkRelation {
-    /// Returns its name.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

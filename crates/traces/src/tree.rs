@@ -33,16 +33,7 @@ pub fn render_traces(spans: &[Span], has_times: bool) -> Vec<String> {
 }
 
 fn trace_number(span: &Span) -> i64 {
-    match span.attribute(own::TRACE_NUMBER) {
-        Some(AttributeValue::Integer(number)) => *number,
-        Some(
-            AttributeValue::Text(_)
-            | AttributeValue::Decimal(_)
-            | AttributeValue::Flag(_)
-            | AttributeValue::Texts(_),
-        )
-        | None => 0,
-    }
+    span.integer(own::TRACE_NUMBER).unwrap_or_default()
 }
 
 /// Returns the spans below each span, in the order in which they began.
@@ -96,16 +87,7 @@ impl SpanTree<'_> {
         if self.has_times && !duration.is_zero() {
             figures.push(format_duration(duration));
         }
-        let count = |name: &str| match span.attribute(name) {
-            Some(AttributeValue::Integer(count)) => Some(*count),
-            Some(
-                AttributeValue::Text(_)
-                | AttributeValue::Decimal(_)
-                | AttributeValue::Flag(_)
-                | AttributeValue::Texts(_),
-            )
-            | None => None,
-        };
+        let count = |name: &str| span.integer(name);
         let input = count(names::INPUT_TOKENS).or_else(|| count(own::INPUT_TOKENS));
         let output = count(names::OUTPUT_TOKENS).or_else(|| count(own::OUTPUT_TOKENS));
         if input.is_some() || output.is_some() {
@@ -115,20 +97,9 @@ impl SpanTree<'_> {
         if let Some(AttributeValue::Decimal(cost)) = span.attribute(own::COST) {
             figures.push(format!("${cost:.4}"));
         }
-        if let Some(AttributeValue::Text(outcome)) = span.attribute(own::OUTCOME) {
-            figures.push(outcome.clone());
-        }
+        figures.extend(span.text(own::OUTCOME).map(str::to_owned));
         if let SpanStatus::Error(message) = &span.status {
-            let kind = match span.attribute(names::ERROR_TYPE) {
-                Some(AttributeValue::Text(kind)) => kind.as_str(),
-                Some(
-                    AttributeValue::Integer(_)
-                    | AttributeValue::Decimal(_)
-                    | AttributeValue::Flag(_)
-                    | AttributeValue::Texts(_),
-                )
-                | None => "",
-            };
+            let kind = span.text(names::ERROR_TYPE).unwrap_or_default();
             let message = if message.is_empty() { String::new() } else { format!(": {message}") };
             figures.push(format!("error {kind}{message}"));
         }
@@ -143,10 +114,9 @@ impl SpanTree<'_> {
 
 /// Returns the name of a span, with what tells it from others of that name.
 fn label_of(span: &Span) -> String {
-    let text = |name: &str| match span.attribute(name) {
-        Some(AttributeValue::Text(text)) => Some(text.clone()),
-        Some(AttributeValue::Integer(number)) => Some(number.to_string()),
-        Some(AttributeValue::Decimal(_) | AttributeValue::Flag(_) | AttributeValue::Texts(_)) | None => None,
+    let text = |name: &str| {
+        let number = span.integer(name).map(|number| number.to_string());
+        span.text(name).map(str::to_owned).or(number)
     };
     let is_step = text(own::TURN).is_some() || text(own::STEP).is_some();
     let mut parts = Vec::new();

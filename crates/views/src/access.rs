@@ -39,7 +39,6 @@ pub enum TokenJson<'a> {
 }
 
 impl<'a> TokenJson<'a> {
-    /// Describes a token at a time.
     #[must_use]
     pub fn new(token: &'a StoredToken, now: Timestamp) -> Self {
         let StoredToken { id, name, scopes, sha256: _, created, created_by, expires, revoked } = token;
@@ -75,7 +74,6 @@ pub enum AuditLine<'a> {
 }
 
 impl<'a> AuditLine<'a> {
-    /// Describes a recorded action.
     #[must_use]
     pub fn new(sequence: u64, record: &'a AuditRecord) -> Self {
         let AuditRecord { at, by, action } = record;

@@ -60,7 +60,6 @@ pub struct CheckResult {
 }
 
 impl CheckResult {
-    /// Creates a check without a problem.
     pub fn new_ok(name: &'static str, found: impl Into<String>) -> Self {
         Self { name, status: CheckStatus::Ok, found: found.into(), advice: None }
     }
@@ -88,7 +87,6 @@ pub struct ClusterChecks {
 }
 
 impl ClusterChecks {
-    /// Checks a cluster as of `now`.
     #[must_use]
     pub fn new(status: &ClusterStatus, limits: &[LimitStatus], now: Timestamp) -> Self {
         let mut checks = vec![

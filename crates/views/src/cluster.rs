@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, RunId, WorkerId};
-use millrace_protocol::plan::ReviewPolicy;
-use millrace_protocol::registry::{ClusterSettings, Heartbeat, ProblemReport, ProcessRole};
-use millrace_protocol::result::{CapabilityDescription, CapabilityVersion};
+use millrace_protocol::registry::{
+    ClusterSettings, ClusterSettingsJson, Heartbeat, ProblemJson, ProcessRole,
+};
+use millrace_protocol::result::CapabilityInterface;
 use millrace_runtime::ops::cluster_status::{
     CapabilityStatus, ClusterStatus, LaneState, QueueState, busy_slots,
 };
@@ -28,7 +29,7 @@ pub enum ClusterJson<'a> {
         /// When it was read.
         at: Time,
         /// The settings.
-        cluster: ClusterSettingsJson,
+        cluster: ClusterSettingsJson<'a>,
         /// The processes.
         processes: Vec<ProcessJson<'a>>,
         /// The capabilities.
@@ -53,8 +54,7 @@ pub enum ClusterJson<'a> {
 }
 
 impl<'a> ClusterJson<'a> {
-    /// Returns the state of the whole cluster.
-    pub fn status(settings: &ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> Self {
+    pub fn status(settings: &'a ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> Self {
         Self::Status {
             at: now.into(),
             cluster: settings.into(),
@@ -69,7 +69,6 @@ impl<'a> ClusterJson<'a> {
         }
     }
 
-    /// Returns these workers and critics.
     pub fn workers(workers: impl Iterator<Item = &'a ReceivedHeartbeat>, now: Timestamp) -> Self {
         Self::Workers { workers: workers.map(|process| ProcessJson::new(process, now)).collect() }
     }
@@ -78,30 +77,6 @@ impl<'a> ClusterJson<'a> {
         let capabilities =
             status.capabilities.iter().map(|one| CapabilityJson::new(one, now).with_interface(one));
         Self::Capabilities { capabilities: capabilities.collect() }
-    }
-}
-
-/// The settings of a cluster.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct ClusterSettingsJson {
-    /// The number of lanes of the log.
-    lanes: u16,
-    /// The number of replicas of each stream.
-    replicas: u8,
-    /// The lease of a supervisor on its lanes in milliseconds.
-    lane_lease_ms: u64,
-    /// The lease of a worker on its work in milliseconds.
-    work_lease_ms: u64,
-}
-
-impl From<&ClusterSettings> for ClusterSettingsJson {
-    fn from(settings: &ClusterSettings) -> Self {
-        Self {
-            lanes: settings.lanes,
-            replicas: settings.replicas,
-            lane_lease_ms: settings.lane_lease_ms,
-            work_lease_ms: settings.work_lease_ms,
-        }
     }
 }
 
@@ -161,25 +136,7 @@ struct ProcessCapabilityJson<'a> {
     slots: SlotsJson,
 }
 
-/// A warning or an error in a log.
-#[derive(Debug, Serialize, JsonSchema)]
-struct ProblemJson<'a> {
-    /// When it was logged.
-    at: Time,
-    /// `warn` or `error`.
-    level: &'a str,
-    /// The line.
-    message: &'a str,
-}
-
-impl<'a> From<&'a ProblemReport> for ProblemJson<'a> {
-    fn from(problem: &'a ProblemReport) -> Self {
-        Self { at: problem.at.into(), level: &problem.level, message: &problem.message }
-    }
-}
-
 impl<'a> ProcessJson<'a> {
-    /// Returns a process, as of `now`.
     pub fn new(process: &'a ReceivedHeartbeat, now: Timestamp) -> Self {
         let ReceivedHeartbeat { heartbeat, at } = process;
         let capabilities = heartbeat.slots.iter().map(|(name, total)| ProcessCapabilityJson {
@@ -231,34 +188,6 @@ pub struct CapabilityJson<'a> {
     interface: Option<CapabilityInterface<'a>>,
 }
 
-/// The schemas of the input and output of a capability.
-#[derive(Debug, Serialize, JsonSchema)]
-struct CapabilityInterface<'a> {
-    /// The JSON Schema of a task's parameters; `null` accepts any.
-    parameters: Option<&'a serde_json::Value>,
-    /// The JSON Schema of `data` in its results; `null` declares none.
-    output: Option<&'a serde_json::Value>,
-    /// The criteria that critics check for every result of it.
-    criteria: &'a [String],
-    /// The review of its results, if the task declares none.
-    review: &'a ReviewPolicy,
-    /// Its version.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    version: Option<&'a CapabilityVersion>,
-}
-
-impl<'a> From<&'a CapabilityDescription> for CapabilityInterface<'a> {
-    fn from(about: &'a CapabilityDescription) -> Self {
-        Self {
-            parameters: about.parameters.as_ref(),
-            output: about.output.as_ref(),
-            criteria: &about.criteria,
-            review: &about.review,
-            version: about.version.as_ref(),
-        }
-    }
-}
-
 /// The queue of a capability.
 #[derive(Debug, Serialize, JsonSchema)]
 struct QueueJson {
@@ -287,7 +216,6 @@ impl QueueJson {
 }
 
 impl<'a> CapabilityJson<'a> {
-    /// Returns a capability, as of `now`.
     pub fn new(capability: &'a CapabilityStatus, now: Timestamp) -> Self {
         let CapabilityStatus { name, description, slots, queue } = capability;
         Self {
@@ -300,7 +228,6 @@ impl<'a> CapabilityJson<'a> {
         }
     }
 
-    /// The same with what it accepts and returns.
     pub fn with_interface(self, capability: &'a CapabilityStatus) -> Self {
         Self { interface: capability.description.as_ref().map(Into::into), ..self }
     }
@@ -442,7 +369,7 @@ pub enum BackupOutcome<'a> {
         /// The backup.
         backup: BackupJson<'a>,
         /// The settings of the restored cluster.
-        cluster: ClusterSettingsJson,
+        cluster: ClusterSettingsJson<'a>,
         /// The number of archived runs.
         archived_runs: u64,
         /// The runs in the lanes.
@@ -460,7 +387,7 @@ pub struct BackupJson<'a> {
     /// The version of the program that took it.
     version: &'a str,
     /// The settings of its cluster.
-    cluster: ClusterSettingsJson,
+    cluster: ClusterSettingsJson<'a>,
     /// Its size in bytes.
     bytes: u64,
     /// Its files.

@@ -135,67 +135,75 @@ impl RunHistory {
         apply_decision(&mut self.plan, decision);
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the plan keeps what the other events say")]
     fn record_event(&mut self, event: &Event, at: Timestamp) {
-        match event {
-            Event::Run(event) => self.record_run_event(event, at),
-            Event::User(event) => self.record_user_event(event, at),
-            Event::Planning(event) => self.record_planning_event(event, at),
-            Event::Task(event) => {
-                if let Some(error) = event.error_message() {
-                    self.record_failure(at, FailedPart::Task, Some(event.task()), None, &error);
-                }
+        let new = |of, task: Option<&TaskId>, attempt, text| FailureRecord {
+            at,
+            of,
+            task: task.cloned(),
+            turn: None,
+            attempt,
+            text,
+        };
+        let failure = match event {
+            Event::Run(RunEvent::WindingDown { reason, detail }) => {
+                self.is_winding_down = true;
+                Some(new(FailedPart::Run, None, None, format!("{reason}: {detail}")))
             }
-            Event::Attempt(event) => {
-                if let Some((attempt, error)) = event.attempt_and_error() {
-                    self.record_failure(at, FailedPart::Attempt, Some(event.task()), Some(attempt), &error);
-                }
+            // An end that is not a success is an error too, unless it was recorded when the run began to wind down.
+            Event::Run(RunEvent::Ended { reason, detail, .. })
+                if *reason != EndReason::Completed && !std::mem::take(&mut self.is_winding_down) =>
+            {
+                let gap = if detail.is_empty() { "" } else { ": " };
+                Some(new(FailedPart::Run, None, None, format!("{reason}{gap}{detail}")))
             }
-            Event::Review(event) => {
-                if let Some((attempt, error)) = event.attempt_and_error() {
-                    self.record_failure(at, FailedPart::Review, Some(event.task()), Some(attempt), &error);
-                }
-            }
-            Event::Provider(event @ ProviderEvent::GivenUp { .. }) => {
-                self.record_failure(at, FailedPart::Run, event.task(), None, &event.to_string());
-            }
-            Event::Provider(ProviderEvent::Awaited { .. } | ProviderEvent::Recovered { .. })
-            | Event::Graph(_)
-            | Event::Budget(_) => {}
-        }
-    }
-
-    fn record_run_event(&mut self, event: &RunEvent, at: Timestamp) {
-        if let RunEvent::WindingDown { reason, detail } = event {
-            self.is_winding_down = true;
-            self.record_failure(at, FailedPart::Run, None, None, &format!("{reason}: {detail}"));
-        } else if let RunEvent::Ended { reason, detail, .. } = event {
-            self.record_run_end(*reason, detail, at);
-        }
-    }
-
-    fn record_user_event(&mut self, event: &UserEvent, at: Timestamp) {
-        match event {
-            UserEvent::Commanded { id, by, what } => {
+            // The commands that cause the other events of users are in the list of commands.
+            Event::User(UserEvent::Commanded { id, by, what }) => {
                 let (id, by, what) = (id.clone(), by.clone(), what.clone());
                 self.commands.push(UserCommand { at, id, by, what });
+                None
             }
-            UserEvent::MessageReceived { by, text } => {
+            Event::User(UserEvent::MessageReceived { by, text }) => {
                 self.messages.push(UserMessage { at, by: by.clone(), text: text.clone() });
+                None
             }
-            // The commands that cause these are in the list of commands.
-            UserEvent::Signalled(_) | UserEvent::StandingAnswerGiven(_) => {}
-        }
+            Event::Planning(event) => {
+                self.record_planning_event(event, at);
+                None
+            }
+            Event::Task(event) => {
+                event.error_message().map(|error| new(FailedPart::Task, Some(event.task()), None, error))
+            }
+            Event::Attempt(event) => event
+                .attempt_and_error()
+                .map(|(attempt, error)| new(FailedPart::Attempt, Some(event.task()), Some(attempt), error)),
+            Event::Review(event) => event
+                .attempt_and_error()
+                .map(|(attempt, error)| new(FailedPart::Review, Some(event.task()), Some(attempt), error)),
+            Event::Provider(event @ ProviderEvent::GivenUp { .. }) => {
+                Some(new(FailedPart::Run, event.task(), None, event.to_string()))
+            }
+            _ => None,
+        };
+        self.errors.extend(failure);
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the other events change no turn")]
     fn record_planning_event(&mut self, event: &PlanningEvent, at: Timestamp) {
+        let new = |of, turn: &u32, attempt: &u32, text: &String| FailureRecord {
+            at,
+            of,
+            task: None,
+            turn: Some(*turn),
+            attempt: Some(*attempt),
+            text: text.clone(),
+        };
+        if let PlanningEvent::Requested { turn, triggers, .. } = event {
+            return self.record_turn_start(*turn, triggers, at);
+        }
+        let Some(last) = self.turns.last_mut() else { return };
         match event {
-            PlanningEvent::TriggerRaised { .. } => {}
-            PlanningEvent::Requested { turn, triggers, .. } => self.record_turn_start(*turn, triggers, at),
-            PlanningEvent::Claimed { worker, .. } => {
-                if let Some(turn) = self.turns.last_mut() {
-                    turn.worker = Some(worker.clone());
-                }
-            }
+            PlanningEvent::Claimed { worker, .. } => last.worker = Some(worker.clone()),
             PlanningEvent::ProposalAccepted {
                 turn,
                 attempt,
@@ -206,24 +214,19 @@ impl RunHistory {
                 usage,
                 ..
             } => {
-                for why in refused {
-                    self.record_planner_failure(at, FailedPart::Edit, (*turn, *attempt), why);
-                }
-                if let Some(last) = self.turns.last_mut() {
-                    last.reasoning = Some(reasoning.clone());
-                    last.refused.clone_from(refused);
-                    last.is_idle = *is_idle || *is_repetition;
-                    last.usage.add(*usage);
-                    last.ended_at = Some(at);
-                }
+                self.errors.extend(refused.iter().map(|why| new(FailedPart::Edit, turn, attempt, why)));
+                last.reasoning = Some(reasoning.clone());
+                last.refused.clone_from(refused);
+                last.is_idle = *is_idle || *is_repetition;
+                last.usage.add(*usage);
+                last.ended_at = Some(at);
             }
             PlanningEvent::Errored { turn, attempt, error, retry_at, usage, .. } => {
-                self.record_planner_failure(at, FailedPart::Planner, (*turn, *attempt), error);
-                if let Some(last) = self.turns.last_mut() {
-                    last.usage.add(*usage);
-                    last.ended_at = retry_at.is_none().then_some(at);
-                }
+                self.errors.push(new(FailedPart::Planner, turn, attempt, error));
+                last.usage.add(*usage);
+                last.ended_at = retry_at.is_none().then_some(at);
             }
+            _ => {}
         }
     }
 
@@ -244,37 +247,5 @@ impl RunHistory {
             is_idle: false,
             usage: Usage::default(),
         });
-    }
-
-    /// An end that is not a success is an error too, unless it was recorded when the run began to wind down.
-    fn record_run_end(&mut self, reason: EndReason, detail: &str, at: Timestamp) {
-        if reason != EndReason::Completed && !std::mem::take(&mut self.is_winding_down) {
-            let text = if detail.is_empty() { reason.to_string() } else { format!("{reason}: {detail}") };
-            self.record_failure(at, FailedPart::Run, None, None, &text);
-        }
-    }
-
-    fn record_failure(
-        &mut self,
-        at: Timestamp,
-        of: FailedPart,
-        task: Option<&TaskId>,
-        attempt: Option<u32>,
-        text: &str,
-    ) {
-        let (task, text) = (task.cloned(), text.to_owned());
-        self.errors.push(FailureRecord { at, of, task, turn: None, attempt, text });
-    }
-
-    /// Records a failure in an attempt at a planner's turn.
-    fn record_planner_failure(
-        &mut self,
-        at: Timestamp,
-        of: FailedPart,
-        (turn, attempt): (u32, u32),
-        text: &str,
-    ) {
-        let (turn, attempt, text) = (Some(turn), Some(attempt), text.to_owned());
-        self.errors.push(FailureRecord { at, of, task: None, turn, attempt, text });
     }
 }

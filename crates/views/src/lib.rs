@@ -8,7 +8,7 @@
 //! | file | objects |
 //! |---|---|
 //! | `event` | the events of a run, and decisions |
-//! | `question` | questions to persons, and their answers |
+//! | `question` | questions to persons, their answers, and other waits |
 //! | `run` | a run: in a list, and completely |
 //! | `transcript` | what agents did |
 //! | `run_log` | decisions with the messages that they answer |
@@ -41,22 +41,19 @@ mod session;
 mod spend;
 mod timeline;
 mod transcript;
-mod wait;
 mod webhook;
 pub mod wording;
 
-use std::borrow::Cow;
-
-use jiff::Timestamp;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 pub use access::*;
 pub use check::*;
 pub use cluster::*;
 pub use command::*;
 pub use event::*;
+pub use millrace_protocol::form::*;
+pub use millrace_protocol::plan::EventJson;
 pub use question::*;
 pub use retention::*;
 pub use run::*;
@@ -65,50 +62,7 @@ pub use session::*;
 pub use spend::*;
 pub use timeline::*;
 pub use transcript::*;
-pub use wait::*;
 pub use webhook::*;
-
-/// A time in UTC, as RFC 3339.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct Time(Timestamp);
-
-impl From<Timestamp> for Time {
-    fn from(at: Timestamp) -> Self {
-        Self(at)
-    }
-}
-
-impl Time {
-    /// Returns the time.
-    #[must_use]
-    pub fn timestamp(self) -> Timestamp {
-        self.0
-    }
-}
-
-impl JsonSchema for Time {
-    fn schema_name() -> Cow<'static, str> {
-        "Time".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "format": "date-time", "description": "A time in UTC, as RFC 3339." })
-    }
-}
-
-/// Returns a transformation that adds the field `type` to the schema of a struct, which serde adds to its value.
-pub fn tagged(name: &'static str) -> impl FnMut(&mut Schema) {
-    move |schema| {
-        if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
-            properties.insert("type".into(), json!({ "type": "string", "const": name }));
-        }
-        let required = schema.ensure_object().entry("required").or_insert_with(|| json!([]));
-        if let Some(required) = required.as_array_mut() {
-            required.insert(0, "type".into());
-        }
-    }
-}
 
 /// Converts a value to JSON. Text from outside is made safe when it is printed.
 pub fn to_value(value: &impl Serialize) -> Value {

@@ -52,7 +52,6 @@ pub struct RetentionRuleJson {
 }
 
 impl RetentionRuleJson {
-    /// Describes a rule.
     #[must_use]
     pub fn new(name: String, rule: &RetentionRule) -> Self {
         Self {

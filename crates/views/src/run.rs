@@ -60,7 +60,6 @@ pub enum RunState {
 }
 
 impl RunState {
-    /// All states, in the order of their declaration.
     pub const ALL: [Self; 15] = [
         Self::Submitted,
         Self::Queued,
@@ -79,7 +78,6 @@ impl RunState {
         Self::MaxSteps,
     ];
 
-    /// Its name, as in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Submitted => "submitted",
@@ -131,23 +129,15 @@ impl RunState {
 
     /// `true` if nothing more happens in the run: it has ended, or its log is damaged.
     pub fn has_ended(self) -> bool {
-        match self {
+        !matches!(
+            self,
             Self::Submitted
-            | Self::Queued
-            | Self::Running
-            | Self::Paused
-            | Self::Interrupted
-            | Self::WindingDown => false,
-            Self::LogDamaged
-            | Self::Completed
-            | Self::CompletedPartial
-            | Self::Failed
-            | Self::Cancelled
-            | Self::NoProgress
-            | Self::PlannerUnavailable
-            | Self::BudgetExhausted
-            | Self::MaxSteps => true,
-        }
+                | Self::Queued
+                | Self::Running
+                | Self::Paused
+                | Self::Interrupted
+                | Self::WindingDown
+        )
     }
 }
 
@@ -269,7 +259,6 @@ pub struct RunListLine<'a> {
 }
 
 impl<'a> RunListLine<'a> {
-    /// Returns the line for a run.
     pub fn new(run: &'a RunId, summary: Option<&'a RunSummary>) -> Self {
         let counts = |summary: &RunSummary| TaskCounts::new(|state| summary.task_count(state));
         Self {
@@ -503,7 +492,6 @@ pub enum AttemptState {
 }
 
 impl AttemptState {
-    /// Its name, as in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -725,7 +713,6 @@ impl<'a> TaskJson<'a> {
 }
 
 impl<'a> TaskHead<'a> {
-    /// Returns a task without its attempts.
     pub fn new(plan: &Plan, task: &'a Task) -> Self {
         let has_children = plan.children(task).next().is_some();
         let spec = &task.spec;
@@ -760,7 +747,6 @@ fn explain_wait(task: &Task) -> Option<String> {
 }
 
 impl<'a> AttemptJson<'a> {
-    /// Returns an attempt at a task.
     pub fn new(task: &'a Task, attempt: &'a Attempt) -> Self {
         let (summary, error) = match attempt.end.as_ref() {
             None => (None, None),

@@ -112,7 +112,6 @@ pub enum MessageContent {
 }
 
 impl MessageLine {
-    /// Returns the line for a message.
     pub fn new(sequence: u64, at: Timestamp, content: &MessageContent) -> Self {
         let line = |kind, by: Option<String>, description| Self {
             sequence,

@@ -73,79 +73,42 @@ impl Admission {
     }
 }
 
-/// The figures of a session while its runs are read.
-#[derive(Debug)]
-struct SessionTotals {
-    run_count: u32,
-    states: BTreeMap<&'static str, u32>,
-    usage: Usage,
-    last: (Timestamp, RunId),
-    started: Timestamp,
-    updated: Timestamp,
-}
-
-impl SessionTotals {
-    fn new(summary: &RunSummary) -> Self {
-        Self {
-            run_count: 0,
-            states: BTreeMap::new(),
-            usage: Usage::default(),
-            last: (summary.started, summary.run.clone()),
-            started: summary.started,
-            updated: summary.updated,
-        }
-    }
-
-    fn add_run(&mut self, summary: &RunSummary) {
-        self.run_count += 1;
-        *self.states.entry(RunState::of_summary(Some(summary)).name()).or_default() += 1;
-        self.usage.add(summary.usage);
-        if (summary.started, &summary.run) > (self.last.0, &self.last.1) {
-            self.last = (summary.started, summary.run.clone());
-        }
-        self.started = self.started.min(summary.started);
-        self.updated = self.updated.max(summary.updated);
-    }
-
-    fn into_line(self, session: SessionId) -> SessionLine {
-        SessionLine {
-            session,
-            run_count: self.run_count,
-            states: self.states,
-            usage: self.usage,
-            last_run: self.last.1,
-            started_at: self.started.into(),
-            updated_at: self.updated.into(),
-        }
-    }
-}
-
 /// Collects the sessions of runs.
 #[derive(Debug, Default)]
-pub struct SessionTable {
-    sessions: BTreeMap<SessionId, SessionTotals>,
-}
+pub struct SessionTable(BTreeMap<SessionId, (Timestamp, SessionLine)>);
 
 impl SessionTable {
     /// Adds a run, if it belongs to a session.
     pub fn add_run(&mut self, summary: &RunSummary) {
         let Some(session) = &summary.session else { return };
-        match self.sessions.get_mut(session) {
-            Some(totals) => totals.add_run(summary),
-            None => {
-                let mut totals = SessionTotals::new(summary);
-                totals.add_run(summary);
-                self.sessions.insert(session.clone(), totals);
-            }
+        let (last_started, line) = self.0.entry(session.clone()).or_insert_with(|| {
+            let line = SessionLine {
+                session: session.clone(),
+                run_count: 0,
+                states: BTreeMap::new(),
+                usage: Usage::default(),
+                last_run: summary.run.clone(),
+                started_at: summary.started.into(),
+                updated_at: summary.updated.into(),
+            };
+            (summary.started, line)
+        });
+        line.run_count += 1;
+        *line.states.entry(RunState::of_summary(Some(summary)).name()).or_default() += 1;
+        line.usage.add(summary.usage);
+        if (summary.started, &summary.run) > (*last_started, &line.last_run) {
+            (*last_started, line.last_run) = (summary.started, summary.run.clone());
         }
+        line.started_at = line.started_at.min(summary.started.into());
+        line.updated_at = line.updated_at.max(summary.updated.into());
     }
 
     /// Returns the sessions by their last changes, newest first.
     #[must_use]
     pub fn into_lines(self) -> Vec<SessionLine> {
-        let mut all: Vec<_> = self.sessions.into_iter().collect();
-        all.sort_by(|(a_name, a), (b_name, b)| b.updated.cmp(&a.updated).then_with(|| a_name.cmp(b_name)));
-        all.into_iter().map(|(session, totals)| totals.into_line(session)).collect()
+        let mut lines: Vec<SessionLine> = self.0.into_values().map(|(_, line)| line).collect();
+        lines.sort_by_key(|line| std::cmp::Reverse(line.updated_at));
+        lines
     }
 }
 

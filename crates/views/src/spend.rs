@@ -4,16 +4,14 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, RunId, TaskId};
-use millrace_protocol::labels::Labels;
 use millrace_protocol::plan::{Plan, UsageBreakdown};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::Usage;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::{Time, tagged};
+use crate::{RunState, Time, tagged};
 
-/// The maximum number of points of a series.
 const MAX_POINTS: usize = 500;
 
 /// The usage of a run.
@@ -64,7 +62,6 @@ pub struct SpendSeries {
 }
 
 impl SpendSeries {
-    /// Adds the usage after a decision.
     pub fn add_total(&mut self, sequence: u64, at: Timestamp, usage: Usage) {
         if usage == self.total {
             return;
@@ -95,7 +92,6 @@ impl SpendSeries {
 }
 
 impl<'a> RunSpend<'a> {
-    /// Returns the usage of a run.
     pub fn new(run: &'a RunId, plan: &'a Plan, series: &'a [SpendPoint]) -> Self {
         let tasks = plan.tasks().iter().map(|task| TaskSpend {
             task: &task.spec.id,
@@ -151,11 +147,10 @@ pub struct SpendTable {
     group: SpendGroup,
     runs: u64,
     usage: Usage,
-    groups: BTreeMap<String, (u64, Usage)>,
+    groups: BTreeMap<String, SpendLine>,
 }
 
 impl SpendTable {
-    /// Creates an empty table.
     #[must_use]
     pub fn new(group: SpendGroup) -> Self {
         Self { group, runs: 0, usage: Usage::default(), groups: BTreeMap::new() }
@@ -164,63 +159,36 @@ impl SpendTable {
     pub fn add_run(&mut self, summary: &RunSummary) {
         self.runs += 1;
         self.usage.add(summary.usage);
-        match &self.group {
-            SpendGroup::Capability => {
-                let spend = summary.spend.iter().flat_map(|spend| &spend.by_capability);
-                add_parts(&mut self.groups, spend.map(|(name, usage)| (name.as_str(), *usage)));
-            }
-            SpendGroup::Model => {
-                let spend = summary.spend.iter().flat_map(|spend| &spend.by_model);
-                add_parts(&mut self.groups, spend.map(|(name, usage)| (name.as_str(), *usage)));
-            }
+        let spend = summary.spend.iter();
+        let parts: Vec<(String, Usage)> = match &self.group {
+            SpendGroup::Capability => spend
+                .flat_map(|spend| &spend.by_capability)
+                .map(|(name, usage)| (name.to_string(), *usage))
+                .collect(),
+            SpendGroup::Model => spend.flat_map(|spend| spend.by_model.clone()).collect(),
             SpendGroup::Label(name) => {
-                let value = label_value(&summary.labels, name).to_owned();
-                self.add_to(value, summary.usage);
+                vec![(summary.labels.get(name).cloned().unwrap_or_default(), summary.usage)]
             }
-            SpendGroup::Day => {
-                let day = summary.started.strftime("%Y-%m-%d").to_string();
-                self.add_to(day, summary.usage);
-            }
-            SpendGroup::State => {
-                let state = crate::RunState::of_summary(Some(summary)).name().to_owned();
-                self.add_to(state, summary.usage);
-            }
+            SpendGroup::Day => vec![(summary.started.strftime("%Y-%m-%d").to_string(), summary.usage)],
+            SpendGroup::State => vec![(RunState::of_summary(Some(summary)).name().to_owned(), summary.usage)],
+        };
+        for (name, usage) in parts {
+            let line = || SpendLine { name: name.clone(), runs: 0, usage: Usage::default() };
+            let line = self.groups.entry(name.clone()).or_insert_with(line);
+            line.runs += 1;
+            line.usage.add(usage);
         }
-    }
-
-    fn add_to(&mut self, name: String, usage: Usage) {
-        let (runs, total) = self.groups.entry(name).or_default();
-        *runs += 1;
-        total.add(usage);
     }
 
     #[must_use]
     pub fn finish(self) -> SpendReport {
-        let groups = self.groups.into_iter();
-        let mut groups: Vec<SpendLine> =
-            groups.map(|(name, (runs, usage))| SpendLine { name, runs, usage }).collect();
+        let mut groups: Vec<SpendLine> = self.groups.into_values().collect();
         if self.group != SpendGroup::Day {
             groups
                 .sort_by_key(|group| std::cmp::Reverse((group.usage.cost_micros, group.usage.input_tokens)));
         }
         SpendReport { runs: self.runs, usage: self.usage, groups }
     }
-}
-
-fn add_parts<'a>(groups: &mut BTreeMap<String, (u64, Usage)>, parts: impl Iterator<Item = (&'a str, Usage)>) {
-    for (name, usage) in parts {
-        if !groups.contains_key(name) {
-            groups.insert(name.to_owned(), (0, Usage::default()));
-        }
-        if let Some((runs, total)) = groups.get_mut(name) {
-            *runs += 1;
-            total.add(usage);
-        }
-    }
-}
-
-fn label_value<'a>(labels: &'a Labels, name: &str) -> &'a str {
-    labels.get(name).map_or("", String::as_str)
 }
 
 #[cfg(test)]

@@ -104,7 +104,6 @@ pub enum DeliveryStateName {
 }
 
 impl DeliveryStateName {
-    /// The name of a state.
     #[must_use]
     pub fn of(state: &DeliveryState) -> Self {
         match state {
@@ -146,7 +145,6 @@ pub enum PushConfigJson<'a> {
 }
 
 impl<'a> PushConfigJson<'a> {
-    /// Describes a push config, without its secrets.
     #[must_use]
     pub fn new(config: &'a StoredPushConfig) -> Self {
         let StoredPushConfig {
@@ -211,7 +209,6 @@ pub enum DeliveryJson<'a> {
 }
 
 impl<'a> DeliveryJson<'a> {
-    /// Describes a delivery.
     #[must_use]
     pub fn new(delivery: &'a StoredDelivery) -> Self {
         let StoredDelivery {

@@ -24,7 +24,6 @@ pub fn describe_task_wait(task: &Task, hold: Option<&str>) -> Option<String> {
     }
 }
 
-/// Explains why a task's result is the deliverable.
 pub fn explain_deliverable_choice(rung: DeliverableRule) -> &'static str {
     match rung {
         DeliverableRule::Final => "its task is the final one",

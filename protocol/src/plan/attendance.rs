@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
 use super::decide::Fact;
@@ -32,25 +33,28 @@ const MAX_ABSENCES: usize = 32;
 const MEMORY: SignedDuration = SignedDuration::from_hours(24 * 7);
 
 /// A time in which a process was killed or suspended, or its machine was off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
 pub struct Absence {
-    /// Its start.
+    /// The start of the absence.
+    #[api(name = "began_at")]
     #[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")]
     pub from: Timestamp,
     /// Its end.
+    #[api(name = "ended_at")]
     #[serde(with = "jiff::fmt::serde::timestamp::microsecond::required")]
     pub until: Timestamp,
 }
 
 /// A time that clocks of a plan must not count.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
 pub struct StoppedClocks {
-    /// The worker that was absent: the clocks of its work stop. `None` if every supervisor was absent: those of waiting work stop.
+    /// The worker: the clocks of its work stopped. `null` if every supervisor was absent: the clocks of waiting work
+    /// stopped.
     pub worker: Option<WorkerId>,
-    /// Its only task whose clock stops: it had been reported parked or ended. `None` if the clocks of all its work stop.
+    /// The only task whose clock stopped: no supervisor was there to read its worker's report. `null` if all of them stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskId>,
-    /// The time.
+    #[api(form(AbsenceJson<'a>), flatten)]
     #[serde(flatten)]
     pub absence: Absence,
 }

@@ -99,8 +99,8 @@ pub use due::{
 };
 pub use edit::{CommandAction, Edit, MAX_TEXT, RunCommand, TaskPatch};
 pub use event::{
-    AnswerCause, AttemptEvent, BudgetEvent, Decision, Event, GraphEvent, InputAnswer, PlanningEvent,
-    ProviderEvent, ReviewEvent, RunEvent, TaskEvent, UserEvent,
+    AnswerCause, AttemptEvent, BudgetEvent, Decision, Event, EventJson, GraphEvent, InputAnswer,
+    PlanningEvent, ProviderEvent, ReviewEvent, RunEvent, TaskEvent, UserEvent,
 };
 pub use graph::check_new_tasks;
 pub use hold::{HoldChange, RunHold, RunHolds, SessionTurn};

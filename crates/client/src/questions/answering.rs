@@ -35,9 +35,6 @@ pub enum AnswerRequest {
 
 impl AnswerRequest {
     /// Reads a value: JSON, or a text.
-    ///
-    /// # Errors
-    /// It begins as JSON and is none.
     pub fn from_value(text: &str) -> Result<Self, String> {
         parse_json_or_text(text.as_bytes())?;
         Ok(Self::Value(mend_json_text(text.to_owned())))
@@ -62,7 +59,6 @@ impl AnswerRequest {
     }
 }
 
-/// Returns a text as a JSON string.
 pub fn json_text(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
@@ -107,7 +103,6 @@ pub struct AnswerOutcome {
 }
 
 impl AnswerOutcome {
-    /// An outcome without an answer.
     #[must_use]
     pub fn new(id: String, kind: OutcomeKind, message: String) -> Self {
         Self { id, kind, by: None, at: None, answer: None, message, candidates: Vec::new() }
@@ -172,9 +167,6 @@ pub enum SendAnswerError {
 pub type PlanCache = HashMap<RunId, Plan>;
 
 /// Answers the question that a name selects. Only the outcome of this one is affected by its mistakes.
-///
-/// # Errors
-/// The cluster does not answer, or refuses answers of this identity.
 pub async fn answer_question(
     bus: &Bus,
     plans: &mut PlanCache,
@@ -224,9 +216,6 @@ pub async fn answer_question(
 
 /// Checks the answer to a question that a person has seen, publishes it, and waits for the decision on it. The answer names the
 /// digest of that question.
-///
-/// # Errors
-/// The cluster does not answer, or refuses answers of this identity.
 pub async fn send_answer(
     bus: &Bus,
     run: &RunId,

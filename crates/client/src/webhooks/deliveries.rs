@@ -18,9 +18,6 @@ pub struct DeliveryPage {
 }
 
 /// Returns the deliveries of a webhook that have changed before a sequence, the last changes first.
-///
-/// # Errors
-/// There is no such webhook, or the server does not respond.
 pub async fn list_deliveries(
     bus: &Bus,
     webhook: &str,
@@ -45,18 +42,11 @@ async fn find_delivery(bus: &Bus, webhook: &str, id: &str) -> Result<Entry<Store
     store::read_delivery(bus, &webhook, &id).await?.ok_or_else(unknown)
 }
 
-/// Reads a delivery.
-///
-/// # Errors
-/// There is no such webhook or delivery, or the server does not respond.
 pub async fn read_delivery(bus: &Bus, webhook: &str, id: &str) -> Result<StoredDelivery, WebhookError> {
     Ok(find_delivery(bus, webhook, id).await?.value)
 }
 
 /// Has a message delivered again. It has the same id, and is attempted for three more days.
-///
-/// # Errors
-/// There is no such webhook or delivery, the webhook is disabled, or the server does not respond.
 pub async fn redeliver(bus: &Bus, webhook: &str, id: &str) -> Result<StoredDelivery, WebhookError> {
     find_enabled_webhook(bus, webhook).await?;
     for _ in 0..MAX_CHANGES {
@@ -70,9 +60,6 @@ pub async fn redeliver(bus: &Bus, webhook: &str, id: &str) -> Result<StoredDeliv
 }
 
 /// Sends a test message to the receiver of a webhook.
-///
-/// # Errors
-/// There is no such webhook, it is disabled, or the server does not respond.
 pub async fn send_test(bus: &Bus, webhook: &str) -> Result<StoredDelivery, WebhookError> {
     let webhook = find_enabled_webhook(bus, webhook).await?;
     let now = clock::now();

@@ -26,7 +26,6 @@ pub use push::{
 
 /// The time for which an earlier secret signs messages too, if nobody chooses one.
 pub const SECRET_OVERLAP: SignedDuration = SignedDuration::from_hours(24);
-/// The longest such time.
 pub const MAX_SECRET_OVERLAP: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// The number of attempts to change something that others change at the same time.
 const MAX_CHANGES: u32 = 5;
@@ -63,9 +62,6 @@ impl From<CreateWebhookError> for WebhookError {
 }
 
 /// Reads a webhook with its sequence.
-///
-/// # Errors
-/// There is none with this id, or the server does not respond.
 pub async fn find_webhook(bus: &Bus, id: &str) -> Result<Entry<StoredWebhook>, WebhookError> {
     let unknown = || WebhookError::NotFound(id.chars().take(100).collect());
     let parsed: WebhookId = id.parse().map_err(|_| unknown())?;
@@ -82,9 +78,6 @@ async fn find_enabled_webhook(bus: &Bus, id: &str) -> Result<StoredWebhook, Webh
 }
 
 /// Creates a webhook. It tells of events after this call.
-///
-/// # Errors
-/// The definition has a mistake, there are too many webhooks, or the server does not respond.
 pub async fn create_webhook(bus: &Bus, new: NewWebhook, by: Actor) -> Result<StoredWebhook, WebhookError> {
     let NewWebhook { url, description, events, labels, secret } = new.checked()?;
     let webhook = StoredWebhook {
@@ -106,10 +99,6 @@ pub async fn create_webhook(bus: &Bus, new: NewWebhook, by: Actor) -> Result<Sto
     Ok(webhook)
 }
 
-/// Changes a webhook.
-///
-/// # Errors
-/// The change has a mistake, there is no such webhook, or the server does not respond.
 pub async fn change_webhook(
     bus: &Bus,
     id: &str,
@@ -158,9 +147,6 @@ async fn replace_webhook(
 }
 
 /// Replaces the secret of a webhook. The one before signs messages too for this time.
-///
-/// # Errors
-/// There is no such webhook, or the server does not respond.
 pub async fn replace_secret(
     bus: &Bus,
     id: &str,
@@ -184,9 +170,6 @@ pub async fn replace_secret(
 }
 
 /// Deletes a webhook and returns it. Its deliveries that have not ended are not attempted any more.
-///
-/// # Errors
-/// There is no such webhook, or the server does not respond.
 pub async fn delete_webhook(bus: &Bus, id: &str, by: Actor) -> Result<StoredWebhook, WebhookError> {
     let StoredWebhook { id: webhook, url, .. } = find_webhook(bus, id).await?.value;
     record(bus, by, AuditAction::WebhookDeleted { webhook, url }).await?;

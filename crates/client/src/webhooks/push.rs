@@ -47,9 +47,6 @@ pub struct NewPushConfig {
 
 impl NewPushConfig {
     /// Checks the parts that need no cluster.
-    ///
-    /// # Errors
-    /// One has a mistake.
     pub fn check(&self) -> Result<(), InvalidPushConfig> {
         self.config.as_deref().map_or(Ok(()), check_push_id)?;
         check_push_headers(self.token.as_ref(), self.authentication.as_ref())
@@ -58,9 +55,6 @@ impl NewPushConfig {
 
 /// Sets a push config of a run, in place of the one with its id. It tells of events after this call, and of the current status if
 /// that waits for the client.
-///
-/// # Errors
-/// It has a mistake, the run has too many, or the server does not respond.
 pub async fn set_push_config(
     bus: &Bus,
     run: &RunId,
@@ -129,10 +123,6 @@ pub async fn list_push_configs(bus: &Bus, run: &RunId) -> Result<Vec<StoredPushC
     Ok(store::read_push_configs(bus, run).await?.into_iter().map(|entry| entry.value).collect())
 }
 
-/// Returns a push config of a run.
-///
-/// # Errors
-/// There is none with this id, or the server does not respond.
 pub async fn find_push_config(
     bus: &Bus,
     run: &RunId,
@@ -149,9 +139,6 @@ pub async fn find_push_config(
 }
 
 /// Deletes a push config of a run and returns it. Its deliveries that have not ended are not attempted any more.
-///
-/// # Errors
-/// There is none with this id, or the server does not respond.
 pub async fn delete_push_config(
     bus: &Bus,
     run: &RunId,

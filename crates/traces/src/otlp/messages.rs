@@ -4,11 +4,9 @@
 use prost::{Enumeration, Message, Oneof};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// A request with spans.
 #[derive(Clone, PartialEq, Message, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExportTraceServiceRequest {
-    /// The spans of each resource.
     #[prost(message, repeated, tag = "1")]
     pub resource_spans: Vec<ResourceSpans>,
 }
@@ -16,7 +14,6 @@ pub struct ExportTraceServiceRequest {
 #[derive(Clone, PartialEq, Message, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceSpans {
-    /// The resource.
     #[prost(message, optional, tag = "1")]
     pub resource: Option<Resource>,
     /// The spans of each scope.
@@ -24,31 +21,24 @@ pub struct ResourceSpans {
     pub scope_spans: Vec<ScopeSpans>,
 }
 
-/// The source of spans.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct Resource {
-    /// Its attributes, `service.name` among them.
     #[prost(message, repeated, tag = "1")]
     pub attributes: Vec<KeyValue>,
 }
 
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct ScopeSpans {
-    /// The program that made them.
     #[prost(message, optional, tag = "1")]
     pub scope: Option<InstrumentationScope>,
-    /// The spans.
     #[prost(message, repeated, tag = "2")]
     pub spans: Vec<Span>,
 }
 
-/// The program that made spans.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct InstrumentationScope {
-    /// Its name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Its version.
     #[prost(string, tag = "2")]
     pub version: String,
 }
@@ -68,7 +58,6 @@ pub struct Span {
     #[prost(bytes = "vec", tag = "4")]
     #[serde(serialize_with = "as_hex")]
     pub parent_span_id: Vec<u8>,
-    /// The name.
     #[prost(string, tag = "5")]
     pub name: String,
     /// A [`SpanKind`].
@@ -82,10 +71,8 @@ pub struct Span {
     #[prost(fixed64, tag = "8")]
     #[serde(serialize_with = "as_text")]
     pub end_time_unix_nano: u64,
-    /// The attributes.
     #[prost(message, repeated, tag = "9")]
     pub attributes: Vec<KeyValue>,
-    /// The links.
     #[prost(message, repeated, tag = "13")]
     pub links: Vec<Link>,
     /// The status; absent if unset.
@@ -104,7 +91,6 @@ pub enum SpanKind {
     Client = 3,
 }
 
-/// A link to another span.
 #[derive(Clone, PartialEq, Message, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Link {
@@ -116,15 +102,12 @@ pub struct Link {
     #[prost(bytes = "vec", tag = "2")]
     #[serde(serialize_with = "as_hex")]
     pub span_id: Vec<u8>,
-    /// The attributes.
     #[prost(message, repeated, tag = "4")]
     pub attributes: Vec<KeyValue>,
 }
 
-/// The status of a span.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct Status {
-    /// The error.
     #[prost(string, tag = "2")]
     pub message: String,
     /// A [`StatusCode`].
@@ -135,62 +118,47 @@ pub struct Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
 pub enum StatusCode {
-    /// Not set.
     Unset = 0,
     Error = 2,
 }
 
-/// An attribute.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct KeyValue {
-    /// Its name.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// Its value.
     #[prost(message, optional, tag = "2")]
     pub value: Option<AnyValue>,
 }
 
-/// A value of any type.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct AnyValue {
-    /// The value.
     #[prost(oneof = "Value", tags = "1, 2, 3, 4, 5")]
     #[serde(flatten)]
     pub value: Option<Value>,
 }
 
-/// The value of an attribute.
 #[derive(Clone, PartialEq, Oneof, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Value {
-    /// Text.
     #[prost(string, tag = "1")]
     StringValue(String),
-    /// A flag.
     #[prost(bool, tag = "2")]
     BoolValue(bool),
-    /// An integer.
     #[prost(int64, tag = "3")]
     #[serde(serialize_with = "as_text")]
     IntValue(i64),
-    /// A number.
     #[prost(double, tag = "4")]
     DoubleValue(f64),
-    /// Several values.
     #[prost(message, tag = "5")]
     ArrayValue(ArrayValue),
 }
 
-/// Several values.
 #[derive(Clone, PartialEq, Message, Serialize)]
 pub struct ArrayValue {
-    /// The values.
     #[prost(message, repeated, tag = "1")]
     pub values: Vec<AnyValue>,
 }
 
-/// The response to a request.
 #[derive(Clone, PartialEq, Message, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExportTraceServiceResponse {
@@ -199,15 +167,12 @@ pub struct ExportTraceServiceResponse {
     pub partial_success: Option<ExportTracePartialSuccess>,
 }
 
-/// The spans of a request that a receiver rejected.
 #[derive(Clone, PartialEq, Message, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ExportTracePartialSuccess {
-    /// The number of spans.
     #[prost(int64, tag = "1")]
     #[serde(deserialize_with = "number_or_text")]
     pub rejected_spans: i64,
-    /// The reason.
     #[prost(string, tag = "2")]
     pub error_message: String,
 }

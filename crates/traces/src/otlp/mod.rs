@@ -72,7 +72,6 @@ fn decode_percent(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns spans as a request of the protocol.
 #[must_use]
 pub fn export_request(spans: &[Span], resource: &TraceResource) -> ExportTraceServiceRequest {
     let attributes = resource.attributes.iter();
@@ -93,7 +92,6 @@ pub fn to_protobuf(spans: &[Span], resource: &TraceResource) -> Vec<u8> {
     export_request(spans, resource).encode_to_vec()
 }
 
-/// Returns spans as OTLP/JSON.
 #[must_use]
 pub fn to_json(spans: &[Span], resource: &TraceResource) -> String {
     serde_json::to_string(&export_request(spans, resource)).expect("the messages of OTLP serialise to JSON")
@@ -103,9 +101,6 @@ pub fn to_json(spans: &[Span], resource: &TraceResource) -> String {
 pub type DecodedSpan = ((String, String), String, String);
 
 /// Returns the spans of a request in protobuf: their traces and ids in hexadecimal, their names, and everything as a text to compare.
-///
-/// # Errors
-/// The bytes are no such request.
 pub fn decode_spans(request: &[u8]) -> Result<Vec<DecodedSpan>, prost::DecodeError> {
     let request = ExportTraceServiceRequest::decode(request)?;
     let scopes = request.resource_spans.into_iter().flat_map(|source| source.scope_spans);

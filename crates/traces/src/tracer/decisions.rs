@@ -13,16 +13,63 @@ use super::{Phase, RunTracer};
 use crate::names::own;
 use crate::span::{AttributeValue, LinkRelation, SpanContext, SpanId, SpanLink, TraceId};
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "the other events neither begin nor end a span")]
 impl RunTracer {
-    /// Adds an event of the current decision.
     pub(super) fn add_event(&mut self, event: &Event) {
+        let task_journal = |task: &TaskId, attempt: &u32| JournalKey::Task(task.clone(), *attempt);
+        let review_journal = |task: &TaskId, attempt: &u32| JournalKey::Review(task.clone(), *attempt);
         match event {
             Event::Run(event) => self.add_run_event(event),
-            Event::Planning(event) => self.add_planning_event(event),
-            Event::Task(event) => self.add_task_event(event),
-            Event::Attempt(event) => self.add_attempt_event(event),
-            Event::Review(event) => self.add_review_event(event),
-            Event::User(_) | Event::Graph(_) | Event::Budget(_) | Event::Provider(_) => {}
+            Event::Planning(PlanningEvent::ProposalAccepted { turn, attempt, .. }) => {
+                self.end_leg(&JournalKey::Planning(*turn, *attempt), LegEnd::with_outcome("proposed"));
+            }
+            Event::Planning(PlanningEvent::Errored { turn, attempt, error, .. }) => {
+                let end = LegEnd::with_error("failed", "timeout", error);
+                self.end_leg(&JournalKey::Planning(*turn, *attempt), end);
+            }
+            Event::Task(
+                TaskEvent::Cancelled { task, .. }
+                | TaskEvent::Invalidated { task, .. }
+                | TaskEvent::Failed { task, .. }
+                | TaskEvent::Reopened { task, .. },
+            ) => {
+                for journal in self.journals_of_task(task) {
+                    self.end_leg(&journal, LegEnd::with_outcome("cancelled"));
+                }
+                self.drop_waits_of_task(task);
+            }
+            Event::Task(TaskEvent::Accepted { task, .. } | TaskEvent::Rerun { task, .. }) => {
+                self.drop_waits_of_task(task);
+            }
+            Event::Attempt(AttemptEvent::Parked { task, attempt, waits }) => {
+                self.begin_waits(&task_journal(task, attempt), waits);
+            }
+            Event::Attempt(AttemptEvent::WaitEnded { task, attempt, ended }) => {
+                self.end_wait(&task_journal(task, attempt), &ended.key, &ended.end);
+            }
+            Event::Attempt(AttemptEvent::QuestionRenewed { task, attempt, key, .. }) => {
+                self.renew_question(&task_journal(task, attempt), key);
+            }
+            Event::Attempt(AttemptEvent::TimedOut { task, attempt, clock, .. }) => {
+                let end = LegEnd::with_error("timed_out", "timeout", clock.to_string());
+                self.end_leg(&task_journal(task, attempt), end);
+                self.drop_waits(&task_journal(task, attempt));
+            }
+            Event::Attempt(AttemptEvent::Errored { task, attempt, error, .. }) => {
+                let end = LegEnd::with_error("failed", "worker_lost", &error.message);
+                self.end_leg(&task_journal(task, attempt), end);
+                self.drop_waits(&task_journal(task, attempt));
+            }
+            Event::Attempt(AttemptEvent::Finished { task, attempt, .. }) => {
+                self.end_leg(&task_journal(task, attempt), LegEnd::with_outcome("finished"));
+            }
+            Event::Review(ReviewEvent::Errored { task, attempt, error, .. }) => {
+                self.end_leg(&review_journal(task, attempt), LegEnd::with_error("failed", "timeout", error));
+            }
+            Event::Review(ReviewEvent::VerdictGiven { task, attempt, .. }) => {
+                self.end_leg(&review_journal(task, attempt), LegEnd::with_outcome("reviewed"));
+            }
+            _ => {}
         }
     }
 
@@ -53,15 +100,7 @@ impl RunTracer {
             }
             RunEvent::Reopened => self.phase = Phase::Live,
             RunEvent::Ended { reason, detail, .. } => self.end_run(*reason, detail),
-            RunEvent::Held { .. }
-            | RunEvent::SessionTurnCame { .. }
-            | RunEvent::PlaceGranted
-            | RunEvent::PlaceRefused { .. }
-            | RunEvent::ClocksStopped(_)
-            | RunEvent::Paused
-            | RunEvent::Resumed { .. }
-            | RunEvent::WindingDown { .. }
-            | RunEvent::Retired => {}
+            _ => {}
         }
     }
 
@@ -100,84 +139,6 @@ impl RunTracer {
         self.phase = Phase::Ended;
     }
 
-    fn add_planning_event(&mut self, event: &PlanningEvent) {
-        match event {
-            PlanningEvent::ProposalAccepted { turn, attempt, .. } => {
-                self.end_leg(&JournalKey::Planning(*turn, *attempt), LegEnd::with_outcome("proposed"));
-            }
-            PlanningEvent::Errored { turn, attempt, error, .. } => {
-                let end = LegEnd::with_error("failed", "timeout", error);
-                self.end_leg(&JournalKey::Planning(*turn, *attempt), end);
-            }
-            PlanningEvent::TriggerRaised { .. }
-            | PlanningEvent::Requested { .. }
-            | PlanningEvent::Claimed { .. } => {}
-        }
-    }
-
-    fn add_task_event(&mut self, event: &TaskEvent) {
-        match event {
-            TaskEvent::Cancelled { task, .. }
-            | TaskEvent::Invalidated { task, .. }
-            | TaskEvent::Failed { task, .. }
-            | TaskEvent::Reopened { task, .. } => {
-                for journal in self.journals_of_task(task) {
-                    self.end_leg(&journal, LegEnd::with_outcome("cancelled"));
-                }
-                self.drop_waits_of_task(task);
-            }
-            TaskEvent::Accepted { task, .. } | TaskEvent::Rerun { task, .. } => self.drop_waits_of_task(task),
-            TaskEvent::Ready { .. }
-            | TaskEvent::Pending { .. }
-            | TaskEvent::CapabilityMissing { .. }
-            | TaskEvent::ParametersRejected { .. }
-            | TaskEvent::Instructed { .. } => {}
-        }
-    }
-
-    fn add_attempt_event(&mut self, event: &AttemptEvent) {
-        let journal = |task: &TaskId, attempt: &u32| JournalKey::Task(task.clone(), *attempt);
-        match event {
-            AttemptEvent::Parked { task, attempt, waits } => {
-                self.begin_waits(&journal(task, attempt), waits);
-            }
-            AttemptEvent::WaitEnded { task, attempt, ended } => {
-                self.end_wait(&journal(task, attempt), &ended.key, &ended.end);
-            }
-            AttemptEvent::QuestionRenewed { task, attempt, key, .. } => {
-                self.renew_question(&journal(task, attempt), key);
-            }
-            AttemptEvent::TimedOut { task, attempt, clock, .. } => {
-                let end = LegEnd::with_error("timed_out", "timeout", clock.to_string());
-                self.end_leg(&journal(task, attempt), end);
-                self.drop_waits(&journal(task, attempt));
-            }
-            AttemptEvent::Errored { task, attempt, error, .. } => {
-                let end = LegEnd::with_error("failed", "worker_lost", &error.message);
-                self.end_leg(&journal(task, attempt), end);
-                self.drop_waits(&journal(task, attempt));
-            }
-            AttemptEvent::Finished { task, attempt, .. } => {
-                self.end_leg(&journal(task, attempt), LegEnd::with_outcome("finished"));
-            }
-            AttemptEvent::Claimed { .. } | AttemptEvent::ChildRefused { .. } | AttemptEvent::Woken { .. } => {
-            }
-        }
-    }
-
-    fn add_review_event(&mut self, event: &ReviewEvent) {
-        match event {
-            ReviewEvent::Errored { task, attempt, error, .. } => {
-                let end = LegEnd::with_error("failed", "timeout", error);
-                self.end_leg(&JournalKey::Review(task.clone(), *attempt), end);
-            }
-            ReviewEvent::VerdictGiven { task, attempt, .. } => {
-                self.end_leg(&JournalKey::Review(task.clone(), *attempt), LegEnd::with_outcome("reviewed"));
-            }
-            ReviewEvent::Ready { .. } => {}
-        }
-    }
-
     /// Returns the journals that a condition selects, always in the same order.
     fn journals_where(&self, is_wanted: impl Fn(&JournalTrace) -> bool) -> Vec<JournalKey> {
         let wanted = self.journals.iter().filter(|(_, trace)| is_wanted(trace));
@@ -198,12 +159,5 @@ impl RunTracer {
 
 /// `true` if a run that ended for this reason has failed.
 fn is_failure(reason: EndReason) -> bool {
-    match reason {
-        EndReason::Completed | EndReason::CompletedPartial | EndReason::Cancelled => false,
-        EndReason::Failed
-        | EndReason::NoProgress
-        | EndReason::PlannerUnavailable
-        | EndReason::BudgetExhausted
-        | EndReason::MaxSteps => true,
-    }
+    !matches!(reason, EndReason::Completed | EndReason::CompletedPartial | EndReason::Cancelled)
 }

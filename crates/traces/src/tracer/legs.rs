@@ -57,7 +57,6 @@ pub(super) struct LegEnd {
 }
 
 impl LegEnd {
-    /// An end without an error.
     pub fn with_outcome(outcome: &'static str) -> Self {
         Self {
             outcome,
@@ -68,7 +67,6 @@ impl LegEnd {
         }
     }
 
-    /// An end with an error.
     pub fn with_error(outcome: &'static str, kind: impl Into<String>, message: impl Into<String>) -> Self {
         Self { error: Some((kind.into(), message.into())), ..Self::with_outcome(outcome) }
     }

@@ -84,7 +84,6 @@ enum Phase {
 }
 
 impl RunTracer {
-    /// Creates a tracer that has read nothing.
     #[must_use]
     pub fn new(run: RunId, options: TraceOptions) -> Self {
         Self {
@@ -120,7 +119,6 @@ impl RunTracer {
         std::mem::take(&mut self.completed)
     }
 
-    /// Adds the submission of the run.
     pub fn add_submission(&mut self, submission: &Submission) {
         self.caller = submission.trace_parent;
     }
@@ -169,7 +167,6 @@ impl RunTracer {
         self.add_anchor(vec![link]);
     }
 
-    /// Adds the anchor of the current trace.
     fn add_anchor(&mut self, links: Vec<SpanLink>) {
         let mut anchor = self.new_span(self.anchor(), None, operation::INVOKE_WORKFLOW, self.now.0);
         anchor.links = links;
@@ -283,7 +280,6 @@ impl RunTracer {
         self.plan.task(task).map_or("", |task| task.spec.capability.as_str())
     }
 
-    /// Adds a span that is complete.
     fn complete(&mut self, span: Span) {
         self.completed.push(span);
     }

@@ -23,7 +23,6 @@ pub(super) struct OpenWait {
 }
 
 impl RunTracer {
-    /// Begins the waits of an attempt.
     pub(super) fn begin_waits(&mut self, journal: &JournalKey, waits: &[Wait]) {
         for wait in waits {
             let open = self.begin_wait(wait, self.leg_of_journal(journal));
@@ -50,19 +49,13 @@ impl RunTracer {
         }
     }
 
-    /// Ends a wait of an attempt.
     pub(super) fn end_wait(&mut self, journal: &JournalKey, key: &str, end: &WaitEnd) {
         let Some(trace) = self.journals.get_mut(journal) else { return };
         let Some(at) = trace.open_waits.iter().position(|open| open.wait.key == key) else { return };
         let open = trace.open_waits.remove(at);
-        let span = self.span_of_wait(&open, Some(end));
-        let span = self.with_journal(span, journal);
-        self.journals.entry(journal.clone()).or_default().ended_waits.push(span);
-    }
-
-    fn with_journal(&self, mut span: Span, journal: &JournalKey) -> Span {
+        let mut span = self.span_of_wait(&open, Some(end));
         self.describe_journal(&mut span, journal);
-        span
+        self.journals.entry(journal.clone()).or_default().ended_waits.push(span);
     }
 
     /// Ends the waits of an attempt that does not continue. There is no leg to which those that have ended could link.
@@ -74,8 +67,8 @@ impl RunTracer {
             self.complete(span);
         }
         for open in open {
-            let span = self.span_of_wait(&open, None);
-            let span = self.with_journal(span, journal);
+            let mut span = self.span_of_wait(&open, None);
+            self.describe_journal(&mut span, journal);
             self.complete(span);
         }
     }

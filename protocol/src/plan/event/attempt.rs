@@ -4,27 +4,28 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
 use super::optional_micros;
+use crate::form::{EndedWaitJson, ErrorDetails, WaitJson};
 use crate::ids::{TaskId, WorkerId};
 use crate::plan::AttemptClock;
 use crate::plan::spec::ReviewPolicy;
-use crate::plan::start::PLAN_WAIT_PREFIX;
 use crate::result::{Build, ModelUsage, TaskError, Usage};
 use crate::wait::{EndedWait, Wait};
 
 /// An event about an attempt at a task.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
 pub enum AttemptEvent {
     /// A worker claimed the attempt.
     #[serde(rename = "AttemptClaimed")]
     Claimed {
         task: TaskId,
         attempt: u32,
-        /// The claimant.
         worker: WorkerId,
-        /// The software of the claimant.
+        /// Its software, if it named it.
+        #[api(optional)]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         build: Option<Arc<Build>>,
     },
@@ -33,18 +34,20 @@ pub enum AttemptEvent {
     Finished {
         task: TaskId,
         attempt: u32,
-        /// The worker that produced the result.
         worker: WorkerId,
-        /// The sequence, in the lane, of the journal entry with the result.
+        /// The sequence, in the lane, of the result.
+        #[api(name = "result_sequence")]
         at_sequence: u64,
         /// The result in a sentence.
         summary: String,
         /// `true` if the result has text beyond the summary.
+        #[api(name = "detailed")]
         is_detailed: bool,
-        /// `false` if the result does not answer its question. Absent on the wire if it does.
+        /// `false` if the result does not answer its question.
+        #[api(name = "answered")]
         #[serde(default = "default_is_answered", skip_serializing_if = "is_true")]
         is_answered: bool,
-        /// The review of the result, if it is not the one in the task's specification.
+        /// The review that the capability demands.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         review: Option<Box<ReviewPolicy>>,
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
@@ -52,13 +55,15 @@ pub enum AttemptEvent {
         #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
         models: ModelUsage,
     },
-    /// The attempt ended without a result.
+    /// The attempt failed.
+    #[api(name = "attempt_failed")]
     #[serde(rename = "AttemptErrored")]
     Errored {
         task: TaskId,
         attempt: u32,
+        #[api(form(ErrorDetails<'a>), value(error.as_ref().into()))]
         error: Box<TaskError>,
-        /// The time of the next attempt; `None` if there is none.
+        /// When the next attempt starts; `null` if there is none.
         #[serde(with = "optional_micros")]
         retry_at: Option<Timestamp>,
     },
@@ -67,27 +72,42 @@ pub enum AttemptEvent {
     TimedOut {
         task: TaskId,
         attempt: u32,
-        /// The clock that ran out.
+        /// The limit that was reached.
         clock: AttemptClock,
-        /// The time of the next attempt; `None` if there is none.
+        /// When the next attempt starts; `null` if there is none.
         #[serde(with = "optional_micros")]
         retry_at: Option<Timestamp>,
-        /// The counted usage: all that was reserved, since the real usage is unknown.
+        /// The counted usage.
+        // All that was reserved, since the real usage is unknown.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
     },
-    /// The attempt waits for something outside; it holds no worker meanwhile.
+    /// The attempt waits for times or events, and holds no worker meanwhile.
     #[serde(rename = "AttemptParked")]
     Parked {
         task: TaskId,
         attempt: u32,
-        /// The waits, at least one.
+        /// The waits.
+        #[api(form(Vec<WaitJson<'a>>), value(waits.iter().map(Into::into).collect()))]
         waits: Vec<Wait>,
     },
-    /// A wait of the parked attempt has ended.
+    /// A task that the attempt delegated is not added to the plan.
+    ChildRefused {
+        task: TaskId,
+        attempt: u32,
+        /// The delegated task.
+        child: TaskId,
+        reason: String,
+    },
+    /// A wait of the attempt has ended.
     #[serde(rename = "AttemptWaitEnded")]
-    WaitEnded { task: TaskId, attempt: u32, ended: EndedWait },
-    /// A question of the parked attempt expired and is asked again: its next round.
+    WaitEnded {
+        task: TaskId,
+        attempt: u32,
+        #[api(form(EndedWaitJson<'a>), flatten)]
+        ended: EndedWait,
+    },
+    /// A question of the attempt expired and is asked again.
     QuestionRenewed {
         task: TaskId,
         attempt: u32,
@@ -96,10 +116,7 @@ pub enum AttemptEvent {
         /// The person or role that should answer now; empty is anyone.
         to: String,
     },
-    /// A task that the attempt delegated was refused.
-    #[serde(rename = "ChildRefused")]
-    ChildRefused { task: TaskId, attempt: u32, child: TaskId, reason: String },
-    /// All waits of the parked attempt have ended: it waits for a worker again.
+    /// All waits of the attempt have ended; it waits for a worker again.
     #[serde(rename = "AttemptWoken")]
     Woken { task: TaskId, attempt: u32 },
 }
@@ -128,34 +145,15 @@ impl AttemptEvent {
         }
     }
 
-    /// `true` if it ends a wait for the start of its task: the task is not checked while it waits.
-    pub(super) fn needs_capability_check(&self) -> bool {
-        match self {
-            Self::WaitEnded { ended, .. } => ended.key.starts_with(PLAN_WAIT_PREFIX),
-            Self::Claimed { .. }
-            | Self::Finished { .. }
-            | Self::Errored { .. }
-            | Self::TimedOut { .. }
-            | Self::Parked { .. }
-            | Self::QuestionRenewed { .. }
-            | Self::ChildRefused { .. }
-            | Self::Woken { .. } => false,
-        }
-    }
-
     /// The error that this event reports, if it reports one, and the attempt.
     #[must_use]
     pub fn attempt_and_error(&self) -> Option<(u32, String)> {
-        match self {
-            Self::Errored { attempt, error, .. } => Some((*attempt, error.message.clone())),
-            Self::TimedOut { attempt, clock, .. } => Some((*attempt, clock.to_string())),
-            Self::Claimed { .. }
-            | Self::Finished { .. }
-            | Self::Parked { .. }
-            | Self::WaitEnded { .. }
-            | Self::QuestionRenewed { .. }
-            | Self::ChildRefused { .. }
-            | Self::Woken { .. } => None,
+        if let Self::Errored { attempt, error, .. } = self {
+            Some((*attempt, error.message.clone()))
+        } else if let Self::TimedOut { attempt, clock, .. } = self {
+            Some((*attempt, clock.to_string()))
+        } else {
+            None
         }
     }
 }

@@ -2,34 +2,41 @@
 
 use std::fmt;
 
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
+use crate::form::WorkJson;
 use crate::ids::TaskId;
 use crate::plan::budget::ResourceAmounts;
 use crate::plan::{JournalKey, Work};
 
 /// An event about reservations and the budget.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
 pub enum BudgetEvent {
-    /// Part of the budget is reserved for work until it ends.
+    /// Part of the budget is reserved for work in flight.
+    #[api(name = "budget_reserved")]
     Reserved {
+        /// The work.
+        #[api(form(WorkJson<'a>))]
         work: Work,
-        /// The reserved amounts.
+        /// The amounts.
         amounts: ResourceAmounts,
     },
-    /// The reservation of work does not pay for its first request, so that none was sent: the work is returned, without the
-    /// loss of an attempt, and reserves at least this next time.
+    /// A reservation does not pay for the first request of its work.
+    // None was sent: the work is returned, without the loss of an attempt, and reserves at least this next time.
+    #[api(name = "budget_reservation_too_small")]
     #[serde(rename = "ReservationTooSmall")]
     TooSmall {
-        /// The journal of the work.
+        /// The work.
+        #[api(name = "work", form(WorkJson<'a>))]
         journal: JournalKey,
-        /// The amounts that the first request needs.
+        /// The amounts that it needs.
         needs: ResourceAmounts,
     },
-    /// The soft limit of the budget is reached.
+    /// The budget runs low.
     #[serde(rename = "BudgetLow")]
     Low {
-        /// The amount that is low, for a person.
+        /// The amount, for a person.
         detail: String,
     },
 }

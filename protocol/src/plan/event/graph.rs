@@ -3,28 +3,36 @@
 use std::fmt;
 use std::sync::Arc;
 
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::TaskId;
 use crate::plan::spec::TaskSpec;
 
 /// A change of the task graph.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
 pub enum GraphEvent {
-    /// The plan gets one more task.
+    /// The plan has one more task.
     TaskAdded {
+        /// The specification, as in a plan file.
+        #[api(before(task: &'a TaskId = &spec.id))]
         spec: Arc<TaskSpec>,
-        /// `true` if all dependencies are met, so that the task is ready at once.
+        /// `true` if it does not wait for dependencies.
         ready: bool,
     },
-    /// A waiting task is changed. If it may start now, a separate event follows.
+    /// A task was changed.
+    // It was waiting. If it may start now, a separate event follows.
+    #[api(name = "task_changed")]
     TaskPatched {
-        /// The task from now on.
+        /// The specification from now on.
+        #[api(before(task: &'a TaskId = &spec.id))]
         spec: Arc<TaskSpec>,
         /// The current attempt, if the attempt before was dispatched with the old specification; else 0.
+        #[api(skip)]
         attempt: u32,
     },
-    /// The task becomes the one final task: its result is the deliverable.
+    /// The result of this task is the deliverable.
+    #[api(name = "task_marked_final")]
     FinalMarked { task: TaskId },
 }
 
@@ -45,10 +53,6 @@ impl GraphEvent {
             Self::TaskAdded { spec, .. } | Self::TaskPatched { spec, .. } => Some(spec),
             Self::FinalMarked { .. } => None,
         }
-    }
-
-    pub(super) fn needs_capability_check(&self) -> bool {
-        self.spec().is_some()
     }
 }
 

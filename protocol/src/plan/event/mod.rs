@@ -1,8 +1,10 @@
 //! Decided events. Events are final: folding them gives the state of a run, whatever the current rules are. Fields are
 //! only ever added, with a default; a field or variant is never renamed on the wire or given another meaning.
 //!
-//! In code an event is nested by noun, one file each; on the wire it is flat: [`TaskEvent::Failed`] is `TaskFailed`. A new
-//! event is a variant here, with its text for people, and an arm in the file of [`super::apply()`] of the same noun.
+//! In code an event is nested by noun, one file each; on the wire it is flat: [`TaskEvent::Failed`] is `TaskFailed`, and
+//! `task_failed` in the API, whose form is derived ([`ApiForm`](millrace_api_form::ApiForm)): the docs of variants and fields are its
+//! documentation. A new event is a variant here, with its text for people, and an arm in the file of [`super::apply()`] of the
+//! same noun.
 //!
 //! | file | events about |
 //! |---|---|
@@ -15,7 +17,7 @@
 //! | `review` | reviews of results |
 //! | `budget` | reservations and the budget |
 //! | `provider` | waits for models' providers |
-//! | `wire` | the flat form |
+//! | `wire` | the flat forms |
 
 mod attempt;
 mod budget;
@@ -28,44 +30,48 @@ mod task;
 mod user;
 mod wire;
 
+use std::borrow::Cow;
 use std::fmt;
+use std::sync::LazyLock;
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{EnumAccess, Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
-pub use self::attempt::AttemptEvent;
-pub use self::budget::BudgetEvent;
-pub use self::graph::GraphEvent;
-pub use self::planning::PlanningEvent;
-pub use self::provider::ProviderEvent;
-pub use self::review::ReviewEvent;
-pub use self::run::RunEvent;
-pub use self::task::TaskEvent;
-pub use self::user::UserEvent;
+pub use self::attempt::{AttemptEvent, AttemptEventJson};
+pub use self::budget::{BudgetEvent, BudgetEventJson};
+pub use self::graph::{GraphEvent, GraphEventJson};
+pub use self::planning::{PlanningEvent, PlanningEventJson};
+pub use self::provider::{ProviderEvent, ProviderEventJson};
+pub use self::review::{ReviewEvent, ReviewEventJson};
+pub use self::run::{RunEvent, RunEventJson};
+pub use self::task::{TaskEvent, TaskEventJson};
+pub use self::user::{UserEvent, UserEventJson};
 use super::Refusal;
+use super::start::PLAN_WAIT_PREFIX;
 use crate::ids::{TaskId, WorkerId};
 
-/// A decided event.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+wire::define_events! {
     /// About the run as a whole.
-    Run(RunEvent),
+    Run(RunEvent, RunEventJson),
     /// A user's command or message.
-    User(UserEvent),
+    User(UserEvent, UserEventJson),
     /// About the planner's turns.
-    Planning(PlanningEvent),
+    Planning(PlanningEvent, PlanningEventJson),
     /// A change of the task graph.
-    Graph(GraphEvent),
+    Graph(GraphEvent, GraphEventJson),
     /// A task's change of state between its attempts.
-    Task(TaskEvent),
+    Task(TaskEvent, TaskEventJson),
     /// About an attempt at a task.
-    Attempt(AttemptEvent),
+    Attempt(AttemptEvent, AttemptEventJson),
     /// About a review of a result.
-    Review(ReviewEvent),
+    Review(ReviewEvent, ReviewEventJson),
     /// About reservations and the budget.
-    Budget(BudgetEvent),
+    Budget(BudgetEvent, BudgetEventJson),
     /// About waits for models' providers.
-    Provider(ProviderEvent),
+    Provider(ProviderEvent, ProviderEventJson),
 }
 
 impl Event {
@@ -87,9 +93,14 @@ impl Event {
     #[must_use]
     pub fn needs_capability_check(&self) -> bool {
         match self {
-            Self::Graph(event) => event.needs_capability_check(),
-            Self::Task(event) => event.needs_capability_check(),
-            Self::Attempt(event) => event.needs_capability_check(),
+            Self::Graph(event) => event.spec().is_some(),
+            Self::Task(event) => {
+                matches!(event, TaskEvent::Reopened { .. } | TaskEvent::Invalidated { .. })
+            }
+            // The task is not checked while it waits for its start.
+            Self::Attempt(event) => {
+                matches!(event, AttemptEvent::WaitEnded { ended, .. } if ended.key.starts_with(PLAN_WAIT_PREFIX))
+            }
             Self::Run(_)
             | Self::User(_)
             | Self::Planning(_)
@@ -102,34 +113,18 @@ impl Event {
     /// `true` if this event changes the pending effects of every task.
     #[must_use]
     pub fn affects_all_tasks(&self) -> bool {
-        match self {
-            Self::Run(event) => event.affects_all_tasks(),
-            Self::Provider(event) => event.affects_all_tasks(),
-            Self::User(_)
-            | Self::Planning(_)
-            | Self::Graph(_)
-            | Self::Task(_)
-            | Self::Attempt(_)
-            | Self::Review(_)
-            | Self::Budget(_) => false,
-        }
-    }
-}
-
-/// One line for a person. Texts of users and models may bring line breaks in.
-impl fmt::Display for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Run(event) => event.fmt(f),
-            Self::User(event) => event.fmt(f),
-            Self::Planning(event) => event.fmt(f),
-            Self::Graph(event) => event.fmt(f),
-            Self::Task(event) => event.fmt(f),
-            Self::Attempt(event) => event.fmt(f),
-            Self::Review(event) => event.fmt(f),
-            Self::Budget(event) => event.fmt(f),
-            Self::Provider(event) => event.fmt(f),
-        }
+        matches!(
+            self,
+            Self::Run(
+                RunEvent::Paused
+                    | RunEvent::Interrupted
+                    | RunEvent::Resumed { .. }
+                    | RunEvent::Reopened
+                    | RunEvent::SessionTurnCame { .. }
+                    | RunEvent::PlaceGranted
+                    | RunEvent::PlanQuestionEnded { .. }
+            ) | Self::Provider(ProviderEvent::GivenUp { .. })
+        )
     }
 }
 

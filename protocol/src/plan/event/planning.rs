@@ -3,6 +3,7 @@
 use std::fmt;
 
 use jiff::Timestamp;
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
 use super::optional_micros;
@@ -11,69 +12,85 @@ use crate::plan::PlannerTrigger;
 use crate::result::{ModelUsage, Usage};
 
 /// An event about the planner's turns.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
 pub enum PlanningEvent {
-    /// Something happened that the planner's next turn must consider.
+    /// There is a reason to call the planner.
+    #[api(name = "planner_triggered")]
     #[serde(rename = "OccasionRaised")]
     TriggerRaised {
+        /// The reason, for a person.
+        #[api(form(String), value(trigger.to_string()))]
         #[serde(rename = "occasion")]
         trigger: PlannerTrigger,
     },
-    /// An attempt at a turn may be dispatched.
+    /// A turn of the planner waits for a planner.
+    #[api(name = "planner_requested")]
     #[serde(rename = "PlanningAsked")]
     Requested {
-        /// The number of the turn, from 1.
         turn: u32,
-        /// The number of the attempt at it, from 1.
+        /// The attempt at the turn.
         attempt: u32,
         /// The error of the attempt before.
         feedback: Option<String>,
-        /// The triggers of the turn.
+        /// The reasons, for a person.
+        #[api(form(Vec<String>), value(triggers.iter().map(ToString::to_string).collect()))]
         #[serde(default, skip_serializing_if = "Vec::is_empty", rename = "occasions")]
         triggers: Vec<PlannerTrigger>,
     },
     /// A planner claimed the turn.
+    #[api(name = "planner_claimed")]
     #[serde(rename = "PlanningClaimed")]
     Claimed {
         turn: u32,
+        /// The attempt at the turn.
         attempt: u32,
-        /// The claimant.
         worker: WorkerId,
     },
-    /// The planner's turn is over; the events of the edits that were accepted follow.
+    /// The planner's turn ended with a proposal.
+    // The events of the edits that were accepted follow.
+    #[api(name = "planner_finished")]
     ProposalAccepted {
         turn: u32,
+        /// The attempt at the turn.
         attempt: u32,
         /// The planner's reasons.
         reasoning: String,
-        /// The edits that were refused, and why.
+        /// The edits that were refused, with the reason.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         refused: Vec<String>,
-        /// The reason for a plain plan that was made without the planner's model; `None` for the planner's own plan.
+        /// The reason for a plain plan that was made without the planner's model; absent for the planner's own plan.
+        #[api(optional)]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fallback: Option<String>,
-        /// `true` if the turn made no progress: it changed nothing, or claimed an end that was not reached.
+        /// `true` if the turn made no progress.
+        // It changed nothing, or claimed an end that was not reached.
+        #[api(name = "idle", form(bool), value(*is_idle || *is_repetition))]
         is_idle: bool,
         /// `true` if all that the turn changed was to repeat what had failed.
+        #[api(skip)]
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_repetition: bool,
         usage: Usage,
         #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
         models: ModelUsage,
     },
-    /// The planner's attempt failed.
+    /// An attempt at the planner's turn failed.
+    #[api(name = "planner_failed")]
     #[serde(rename = "PlanningErrored")]
     Errored {
         turn: u32,
+        /// The attempt at the turn.
         attempt: u32,
         error: String,
-        /// The time of the next attempt; `None` if there is none.
+        /// When it is retried; `null` if it is not.
         #[serde(with = "optional_micros")]
         retry_at: Option<Timestamp>,
-        /// `true` if the attempt exceeded its reservation: the next one gets all that is left.
+        /// `true` if its reservation was used up.
+        // The next attempt gets all that is left.
         #[serde(default, skip_serializing_if = "std::ops::Not::not", rename = "outgrew")]
         exceeded_reservation: bool,
-        /// `true` if the provider refused the request for good.
+        /// `true` if the model's provider refused the request for good.
+        #[api(name = "refused_by_provider")]
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_refused_by_provider: bool,
         #[serde(default, skip_serializing_if = "Usage::is_zero")]

@@ -2,33 +2,43 @@
 
 use std::fmt;
 
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
+use crate::form::WorkJson;
 use crate::ids::TaskId;
 use crate::plan::JournalKey;
-use crate::provider::ProviderWait;
+use crate::provider::{ProviderWait, ProviderWaitJson};
 
 /// An event about the wait of a piece of work for its model's provider.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
 pub enum ProviderEvent {
-    /// A request failed; the work waits for the next try.
+    /// Work waits for the provider of its model.
     #[serde(rename = "ProviderAwaited")]
     Awaited {
-        /// The journal of the work.
+        /// The work.
+        #[api(name = "work", form(WorkJson<'a>))]
         journal: JournalKey,
+        /// The wait.
+        #[api(form(ProviderWaitJson<'a>))]
         wait: ProviderWait,
     },
-    /// The provider answered.
+    /// The provider answers again.
     #[serde(rename = "ProviderRecovered")]
     Recovered {
-        /// The journal of the work.
+        /// The work.
+        #[api(name = "work", form(WorkJson<'a>))]
         journal: JournalKey,
     },
-    /// The provider did not answer in time: the work is returned, without the loss of an attempt, and the run is paused.
+    /// The provider did not answer in time; the run is paused.
+    // The work is returned, without the loss of an attempt.
     #[serde(rename = "ProviderGivenUp")]
     GivenUp {
-        /// The journal of the work.
+        /// The work.
+        #[api(name = "work", form(WorkJson<'a>))]
         journal: JournalKey,
+        /// The wait.
+        #[api(form(ProviderWaitJson<'a>))]
         wait: ProviderWait,
     },
 }
@@ -48,13 +58,6 @@ impl ProviderEvent {
     #[must_use]
     pub fn task(&self) -> Option<&TaskId> {
         self.journal().task()
-    }
-
-    pub(super) fn affects_all_tasks(&self) -> bool {
-        match self {
-            Self::GivenUp { .. } => true,
-            Self::Awaited { .. } | Self::Recovered { .. } => false,
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use jiff::Timestamp;
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
 use super::optional_micros;
@@ -10,20 +11,23 @@ use crate::ids::{TaskId, WorkerId};
 use crate::result::{ModelUsage, Usage, Verdict};
 
 /// An event about a review of a result.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
 pub enum ReviewEvent {
-    /// A try at the review failed.
+    /// A review failed.
+    #[api(name = "review_failed")]
     #[serde(rename = "ReviewErrored")]
     Errored {
         task: TaskId,
         /// The attempt under review.
         attempt: u32,
-        /// The number of the try at the review, from 1.
+        /// The number of the try at the review.
         review: u32,
         error: String,
-        /// `true` if the review is retried.
+        /// `true` if it is tried again.
+        #[api(name = "retried")]
         again: bool,
-        /// The time of the next try; `None` is at once.
+        /// When it is tried again.
+        // `None` is at once.
         #[serde(with = "optional_micros")]
         retry_at: Option<Timestamp>,
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
@@ -31,15 +35,18 @@ pub enum ReviewEvent {
         #[serde(default, skip_serializing_if = "ModelUsage::is_empty")]
         models: ModelUsage,
     },
-    /// The next try at the review may be dispatched.
+    /// A review waits for a critic again.
     #[serde(rename = "ReviewReady")]
     Ready { task: TaskId },
-    /// A critic gave its verdict on a result.
+    /// A critic gave its verdict.
+    #[api(name = "review_finished")]
     VerdictGiven {
         task: TaskId,
         /// The attempt under review.
         attempt: u32,
+        /// The critic.
         critic: WorkerId,
+        /// The verdict.
         verdict: Box<Verdict>,
     },
 }

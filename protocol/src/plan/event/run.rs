@@ -4,49 +4,59 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use jiff::Timestamp;
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
+use crate::form::{DeliverableChoice, QuestionJson, WaitEndJson};
 use crate::ids::{Capability, SessionId, TaskId};
 use crate::labels::Labels;
+use crate::plan::attendance::StoppedClocksJson;
 use crate::plan::budget::Budget;
 use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
 use crate::plan::{DeliverableRule, EndReason, RunHold, StoppedClocks};
 use crate::wait::{Wait, WaitEnd};
 
 /// An event about the run as a whole.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
 pub enum RunEvent {
-    /// The run starts.
+    /// The run started.
     #[serde(rename = "RunStarted")]
     Started {
-        /// The user's objective.
+        /// The objective.
         objective: String,
-        /// The mode, which decides who makes the plan.
+        /// The planning mode.
         mode: PlanningMode,
         /// The documents of the run.
         documents: Option<Box<DocumentSet>>,
-        /// The default model of agents.
+        /// The model of agents.
         model: Option<String>,
-        /// The models of single capabilities.
+        /// The models by capability.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         models: BTreeMap<Capability, String>,
         /// `true` if the first failed task ends the run.
         fail_fast: bool,
+        /// The limits of the run.
         #[serde(default, skip_serializing_if = "Budget::is_default")]
         budget: Box<Budget>,
-        /// When the planner is consulted.
+        /// When the planner is called.
         consult: PlannerConsultMode,
         /// `true` if a person must approve the plan before its first task starts.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         approve_plan: bool,
         /// The criteria for the deliverable.
+        #[api(optional)]
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         criteria: Vec<String>,
         /// The runs that this run follows up on.
+        #[api(optional)]
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         after: Vec<EarlierRun>,
+        /// The labels.
+        #[api(optional)]
         #[serde(default, skip_serializing_if = "Labels::is_empty")]
         labels: Labels,
+        /// The session.
+        #[api(optional)]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         session: Option<SessionId>,
     },
@@ -56,6 +66,7 @@ pub enum RunEvent {
         /// The reason.
         hold: RunHold,
         /// The time of the submission, by which places are given; `None` where only the order of the session counts.
+        #[api(skip)]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         submitted: Option<Timestamp>,
     },
@@ -63,63 +74,72 @@ pub enum RunEvent {
     SessionTurnCame {
         /// The number of the run in its session, from 1.
         position: u32,
-        /// The runs before it whose results it sees, in addition to those that its submission names.
+        /// The runs before it whose results it sees.
+        // In addition to those that its submission names.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         earlier: Vec<EarlierRun>,
         /// All of its documents, the results of these runs included.
         documents: Option<Box<DocumentSet>>,
     },
-    /// The run has a place among the running ones.
+    /// The run has a place among the running runs.
     PlaceGranted,
-    /// The run can't wait for a place: as many runs as allowed wait. It ends.
+    /// The run can't wait for a place, since as many runs as allowed wait. It ends.
     PlaceRefused {
         /// The number of waiting runs.
         waiting: u32,
     },
+    /// Clocks have not counted the time in which a worker, or every supervisor, was absent.
+    ClocksStopped(#[api(form(StoppedClocksJson<'a>))] StoppedClocks),
     /// A person must approve the plan.
     PlanQuestionAsked {
-        /// The question, as a wait.
+        /// The question.
+        #[api(name = "question", form(Option<QuestionJson<'a>>), value(wait.condition.question().map(QuestionJson::from)))]
         wait: Wait,
         /// `true` if it is the next round of the open question, because the plan has changed.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         again: bool,
     },
-    /// The question about the plan has ended. If it was approved, tasks start.
-    PlanQuestionEnded { end: WaitEnd },
-    /// Clocks have not counted the time in which a worker, or every supervisor, was absent.
-    ClocksStopped(StoppedClocks),
-    /// From now on no work is dispatched.
+    /// The question about the plan has ended.
+    // If it was approved, tasks start.
+    PlanQuestionEnded {
+        /// Its end.
+        #[api(form(WaitEndJson<'a>))]
+        end: WaitEnd,
+    },
+    /// No new tasks start until the run is resumed.
+    #[api(name = "run_paused")]
     Paused,
-    /// From now on no work is dispatched, and work in flight is returned to wait for a worker as the same attempt.
+    /// Nothing of the run is in progress until it is resumed.
+    // Work in flight is returned to wait for a worker as the same attempt.
     #[serde(rename = "RunInterrupted")]
     Interrupted,
-    /// Work is dispatched again, under this budget.
+    /// The run continues after a pause or an interrupt, or with another budget.
+    #[api(name = "run_resumed")]
     Resumed {
-        /// The budget from now on.
+        /// The new limits.
         budget: Box<Budget>,
     },
-    /// The run winds down: only work that the deliverable needs still starts; then the run ends for this reason.
-    WindingDown {
-        reason: EndReason,
-        /// Details for a person.
-        detail: String,
-    },
-    /// An ended run continues.
+    /// The run ends as soon as what is in progress has ended.
+    // Only work that the deliverable needs still starts.
+    #[api(name = "run_winding_down")]
+    WindingDown { reason: EndReason, detail: String },
+    /// The run continues after its end.
     #[serde(rename = "RunReopened")]
     Reopened,
-    /// An ended run can no longer be resumed.
+    /// The run can no longer be resumed.
     #[serde(rename = "RunRetired")]
     Retired,
-    /// The run ends.
+    /// The run ended.
     #[serde(rename = "RunEnded")]
     Ended {
         reason: EndReason,
-        /// Details for a person; may be empty.
         detail: String,
-        /// The task whose result is the deliverable, and the rule that chose it.
+        /// The task whose result is the deliverable.
+        #[api(form(Option<DeliverableChoice<'a>>), value(deliverable.as_ref().map(Into::into)))]
         deliverable: Option<(TaskId, DeliverableRule)>,
-        /// `true` if the run can be resumed as it is. Apart from that, a run whose budget is exhausted can be resumed with
-        /// a larger one.
+        /// `true` if the run can be resumed.
+        // As it is. Apart from that, a run whose budget is exhausted can be resumed with a larger one.
+        #[api(name = "resumable")]
         #[serde(default, skip_serializing_if = "std::ops::Not::not", rename = "resumable")]
         is_resumable: bool,
     },
@@ -133,26 +153,6 @@ impl RunEvent {
         deliverable: Option<(TaskId, DeliverableRule)>,
     ) -> Self {
         Self::Ended { reason, detail, deliverable, is_resumable: reason.can_be_retried() }
-    }
-
-    pub(super) fn affects_all_tasks(&self) -> bool {
-        match self {
-            Self::Paused
-            | Self::Interrupted
-            | Self::Resumed { .. }
-            | Self::Reopened
-            | Self::SessionTurnCame { .. }
-            | Self::PlaceGranted
-            | Self::PlanQuestionEnded { .. } => true,
-            Self::PlanQuestionAsked { .. }
-            | Self::Held { .. }
-            | Self::PlaceRefused { .. }
-            | Self::Started { .. }
-            | Self::ClocksStopped(_)
-            | Self::WindingDown { .. }
-            | Self::Retired
-            | Self::Ended { .. } => false,
-        }
     }
 }
 

@@ -2,35 +2,34 @@
 
 use std::fmt;
 
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, TaskId};
 use crate::result::Usage;
 
 /// A task's change of state between its attempts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
 pub enum TaskEvent {
-    /// The next attempt may be dispatched.
+    /// The task waits for a worker.
     #[serde(rename = "TaskReady")]
-    Ready {
-        task: TaskId,
-        /// The attempt, from 1.
-        attempt: u32,
-    },
-    /// The task waits for its dependencies again.
+    Ready { task: TaskId, attempt: u32 },
+    /// The task waits for its dependencies.
     #[serde(rename = "TaskPending")]
     Pending { task: TaskId },
-    /// The task can't start because no worker offers its capability.
+    /// The task waits for a worker that provides its capability; none does.
+    #[api(name = "task_capability_missing")]
     CapabilityMissing {
         task: TaskId,
-        /// The missing capability.
+        /// The capability.
         capability: Capability,
     },
-    /// The task can't start because its capability does not accept its parameters.
+    /// The task waits for other parameters.
+    #[api(name = "task_parameters_rejected")]
     #[serde(rename = "ParametersWrong")]
     ParametersRejected {
         task: TaskId,
-        /// The problem with the parameters.
+        /// The problem with its parameters.
         problem: String,
     },
     /// The task runs again.
@@ -39,40 +38,39 @@ pub enum TaskEvent {
         task: TaskId,
         /// The next attempt.
         attempt: u32,
-        /// `true` if all dependencies are met.
+        /// `true` if it does not wait for dependencies.
         ready: bool,
         /// Instructions for the next attempt.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         feedback: Option<String>,
     },
-    /// A task that this one depends on runs again, and so must this one.
+    /// The task must run again, because one that it depends on does.
     #[serde(rename = "TaskInvalidated")]
     Invalidated {
         task: TaskId,
         /// The next attempt.
         attempt: u32,
-        /// The usage counted for work in flight: all that was reserved, since the real usage is unknown.
+        /// The usage counted for work in flight.
+        // All that was reserved, since the real usage is unknown.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
     },
-    /// The result is accepted: the task is completed.
+    /// The result of the task was accepted.
+    #[api(name = "task_completed")]
     #[serde(rename = "TaskAccepted")]
     Accepted {
         task: TaskId,
         /// The attempt with the result.
         attempt: u32,
     },
-    /// The result is rejected; the next attempt may be dispatched.
+    /// The result was rejected; the next attempt waits for a worker.
     #[serde(rename = "TaskRerun")]
     Rerun {
         task: TaskId,
         /// The next attempt.
         attempt: u32,
     },
-    /// The task failed for good.
-    #[serde(rename = "TaskFailed")]
-    Failed { task: TaskId, reason: String },
-    /// The parent of the task wrote instructions for it.
+    /// The task gets instructions of the task that delegated it.
     #[serde(rename = "TaskInstructed")]
     Instructed {
         task: TaskId,
@@ -81,15 +79,20 @@ pub enum TaskEvent {
         /// The instructions.
         text: String,
     },
-    /// The task is cancelled.
+    /// The task failed for good.
+    #[serde(rename = "TaskFailed")]
+    Failed { task: TaskId, reason: String },
+    /// The task was cancelled.
     #[serde(rename = "TaskCancelled")]
     Cancelled {
         task: TaskId,
         reason: String,
-        /// The dependency whose loss cancelled this task, if one did.
+        /// The dependency whose loss cancelled it.
+        #[api(name = "because_of")]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         with: Option<TaskId>,
-        /// The usage counted for work in flight: all that was reserved, since the real usage is unknown.
+        /// The usage counted for work in flight.
+        // All that was reserved, since the real usage is unknown.
         #[serde(default, skip_serializing_if = "Usage::is_zero")]
         usage: Usage,
     },
@@ -116,35 +119,14 @@ impl TaskEvent {
     /// The error that this event reports, if it reports one.
     #[must_use]
     pub fn error_message(&self) -> Option<String> {
-        match self {
-            Self::CapabilityMissing { capability, .. } => {
-                Some(format!("no worker offers the capability {:?}", capability.as_str()))
-            }
-            Self::ParametersRejected { problem, .. } => Some(problem.clone()),
-            Self::Failed { reason, .. } => Some(format!("failed: {reason}")),
-            Self::Ready { .. }
-            | Self::Pending { .. }
-            | Self::Reopened { .. }
-            | Self::Invalidated { .. }
-            | Self::Accepted { .. }
-            | Self::Rerun { .. }
-            | Self::Instructed { .. }
-            | Self::Cancelled { .. } => None,
-        }
-    }
-
-    pub(super) fn needs_capability_check(&self) -> bool {
-        match self {
-            Self::Reopened { .. } | Self::Invalidated { .. } => true,
-            Self::Ready { .. }
-            | Self::Pending { .. }
-            | Self::CapabilityMissing { .. }
-            | Self::ParametersRejected { .. }
-            | Self::Accepted { .. }
-            | Self::Rerun { .. }
-            | Self::Failed { .. }
-            | Self::Instructed { .. }
-            | Self::Cancelled { .. } => false,
+        if let Self::CapabilityMissing { capability, .. } = self {
+            Some(format!("no worker offers the capability {:?}", capability.as_str()))
+        } else if let Self::ParametersRejected { problem, .. } = self {
+            Some(problem.clone())
+        } else if let Self::Failed { reason, .. } = self {
+            Some(format!("failed: {reason}"))
+        } else {
+            None
         }
     }
 }

@@ -2,34 +2,40 @@
 
 use std::fmt;
 
+use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
-use crate::question::StandingAnswer;
-use crate::wait::Signal;
+use crate::question::{StandingAnswer, StandingAnswerJson};
+use crate::wait::{Signal, SignalJson};
 
 /// A user's command or message.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
 pub enum UserEvent {
-    /// A command is applied; the events that it causes follow.
+    /// A user's command was applied; its consequences follow.
+    #[api(name = "user_command")]
     Commanded {
-        /// The command's id.
+        /// The id of the command.
         id: String,
-        /// The user's name.
+        /// The user.
         by: String,
-        /// A description of the command for a person.
+        /// The command, for a person.
+        #[api(name = "description")]
         what: String,
     },
     /// A user sent the planner a message.
+    #[api(name = "user_message")]
     MessageReceived {
-        /// The user's name.
+        /// The user.
         by: String,
         /// The message.
         text: String,
     },
     /// A user or a program signalled an event to the run.
-    Signalled(Signal),
+    #[api(name = "event_signalled")]
+    Signalled(#[api(form(SignalJson<'a>))] Signal),
     /// A person's answer also decides further calls.
-    StandingAnswerGiven(StandingAnswer),
+    #[api(name = "standing_answer")]
+    StandingAnswerGiven(#[api(form(StandingAnswerJson<'a>))] StandingAnswer),
 }
 
 impl fmt::Display for UserEvent {

@@ -1,79 +1,105 @@
-//! The flat form of events: `{"TaskFailed": {…}}`, whichever noun a variant belongs to. Writing passes through to the noun's
-//! own enum; reading looks the variant's name up first and lets that noun read the rest.
-
-use std::collections::HashMap;
-use std::fmt;
-use std::sync::LazyLock;
+//! The flat forms of events: `{"TaskFailed": {…}}` in the log and `{"type": "task_failed", …}` in the API, whichever noun a variant
+//! belongs to. Writing passes through to the noun's own enum; reading looks the variant's name up first and lets that noun read the rest.
 
 use serde::de::value::Error as ProbeError;
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, EnumAccess, Error, IntoDeserializer, Visitor};
-use serde::{Serialize, Serializer, forward_to_deserialize_any};
-
-use super::{
-    AttemptEvent, BudgetEvent, Event, GraphEvent, PlanningEvent, ProviderEvent, ReviewEvent, RunEvent,
-    TaskEvent, UserEvent,
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, EnumAccess, Error, IntoDeserializer, VariantAccess, Visitor,
 };
+use serde::forward_to_deserialize_any;
 
-impl Serialize for Event {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Run(event) => event.serialize(serializer),
-            Self::User(event) => event.serialize(serializer),
-            Self::Planning(event) => event.serialize(serializer),
-            Self::Graph(event) => event.serialize(serializer),
-            Self::Task(event) => event.serialize(serializer),
-            Self::Attempt(event) => event.serialize(serializer),
-            Self::Review(event) => event.serialize(serializer),
-            Self::Budget(event) => event.serialize(serializer),
-            Self::Provider(event) => event.serialize(serializer),
+/// Defines the enum of all events, of which each noun has its own enum, and the forms that all of them share.
+macro_rules! define_events {
+    ($($(#[$docs:meta])* $noun:ident($event:ident, $form:ident),)*) => {
+        /// A decided event.
+        #[derive(Debug, Clone, PartialEq)]
+        pub enum Event {
+            $($(#[$docs])* $noun($event),)*
         }
-    }
+
+        /// An event. `type` is its name.
+        #[derive(Debug, Serialize)]
+        #[serde(untagged)]
+        pub enum EventJson<'a> {
+            $($noun($form<'a>),)*
+        }
+
+        impl<'a> From<&'a Event> for EventJson<'a> {
+            fn from(event: &'a Event) -> Self {
+                match event {
+                    $(Event::$noun(event) => Self::$noun(event.into()),)*
+                }
+            }
+        }
+
+        impl JsonSchema for EventJson<'_> {
+            fn schema_name() -> Cow<'static, str> {
+                "EventJson".into()
+            }
+
+            fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+                let nouns = [$($form::json_schema(generator)),*];
+                let variants = nouns.into_iter().filter_map(|mut noun| match noun.remove("oneOf") {
+                    Some(Value::Array(variants)) => Some(variants),
+                    Some(_) | None => None,
+                });
+                let variants: Vec<Value> = variants.flatten().collect();
+                json_schema!({ "description": "An event. `type` is its name.", "oneOf": variants })
+            }
+        }
+
+        /// One line for a person. Texts of users and models may bring line breaks in.
+        impl fmt::Display for Event {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Self::$noun(event) => event.fmt(f),)*
+                }
+            }
+        }
+
+        impl Serialize for Event {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                match self {
+                    $(Self::$noun(event) => event.serialize(serializer),)*
+                }
+            }
+        }
+
+        static EVENT_NAMES: LazyLock<Vec<&str>> =
+            LazyLock::new(|| [$(wire::variant_names_of::<$event>()),*].concat());
+
+        impl<'de> Deserialize<'de> for Event {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_enum("Event", &EVENT_NAMES, EventVisitor)
+            }
+        }
+
+        struct EventVisitor;
+
+        impl<'de> Visitor<'de> for EventVisitor {
+            type Value = Event;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an event")
+            }
+
+            fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<Event, A::Error> {
+                let (name, content) = data.variant::<String>()?;
+                $({
+                    static NAMES: LazyLock<&[&str]> = LazyLock::new(wire::variant_names_of::<$event>);
+                    if NAMES.contains(&name.as_str()) {
+                        let variant = wire::NamedVariant { name, content };
+                        return $event::deserialize(variant).map(Event::$noun);
+                    }
+                })*
+                Err(A::Error::unknown_variant(&name, &EVENT_NAMES))
+            }
+        }
+    };
 }
+pub(super) use define_events;
 
-impl<'de> Deserialize<'de> for Event {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_enum("Event", &VARIANTS.names, EventVisitor)
-    }
-}
-
-/// The noun that a variant belongs to.
-#[derive(Debug, Clone, Copy)]
-enum EventGroup {
-    Run,
-    User,
-    Planning,
-    Graph,
-    Task,
-    Attempt,
-    Review,
-    Budget,
-    Provider,
-}
-
-/// The names of all variants on the wire.
-struct EventVariantNames {
-    names: Vec<&'static str>,
-    nouns: HashMap<&'static str, EventGroup>,
-}
-
-static VARIANTS: LazyLock<EventVariantNames> = LazyLock::new(|| {
-    let by_noun = [
-        (EventGroup::Run, variant_names_of::<RunEvent>()),
-        (EventGroup::User, variant_names_of::<UserEvent>()),
-        (EventGroup::Planning, variant_names_of::<PlanningEvent>()),
-        (EventGroup::Graph, variant_names_of::<GraphEvent>()),
-        (EventGroup::Task, variant_names_of::<TaskEvent>()),
-        (EventGroup::Attempt, variant_names_of::<AttemptEvent>()),
-        (EventGroup::Review, variant_names_of::<ReviewEvent>()),
-        (EventGroup::Budget, variant_names_of::<BudgetEvent>()),
-        (EventGroup::Provider, variant_names_of::<ProviderEvent>()),
-    ];
-    let all = || by_noun.iter().flat_map(|(noun, names)| names.iter().map(|&name| (name, *noun)));
-    EventVariantNames { names: all().map(|(name, _)| name).collect(), nouns: all().collect() }
-});
-
-/// The names of an enum's variants, as its derived `Deserialize` passes them to a deserializer.
-fn variant_names_of<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
+/// Returns the names of an enum's variants, as its derived `Deserialize` passes them to a deserializer.
+pub(super) fn variant_names_of<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
     let mut names: &'static [&'static str] = &[];
     // The probe reads no value, so that this is always an error.
     drop(T::deserialize(VariantProbe(&mut names)));
@@ -89,10 +115,10 @@ impl<'de> Deserializer<'de> for VariantProbe<'_> {
         self,
         _name: &'static str,
         variants: &'static [&'static str],
-        _visitor: V,
+        visitor: V,
     ) -> Result<V::Value, ProbeError> {
         *self.0 = variants;
-        Err(ProbeError::custom("a probe has no value"))
+        self.deserialize_any(visitor)
     }
 
     fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, ProbeError> {
@@ -105,63 +131,13 @@ impl<'de> Deserializer<'de> for VariantProbe<'_> {
     }
 }
 
-struct EventVisitor;
-
-impl<'de> Visitor<'de> for EventVisitor {
-    type Value = Event;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an event")
-    }
-
-    fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<Event, A::Error> {
-        let ((name, noun), content) = data.variant_seed(VariantNameSeed)?;
-        let variant = NamedVariant { name, content };
-        match noun {
-            EventGroup::Run => RunEvent::deserialize(variant).map(Event::Run),
-            EventGroup::User => UserEvent::deserialize(variant).map(Event::User),
-            EventGroup::Planning => PlanningEvent::deserialize(variant).map(Event::Planning),
-            EventGroup::Graph => GraphEvent::deserialize(variant).map(Event::Graph),
-            EventGroup::Task => TaskEvent::deserialize(variant).map(Event::Task),
-            EventGroup::Attempt => AttemptEvent::deserialize(variant).map(Event::Attempt),
-            EventGroup::Review => ReviewEvent::deserialize(variant).map(Event::Review),
-            EventGroup::Budget => BudgetEvent::deserialize(variant).map(Event::Budget),
-            EventGroup::Provider => ProviderEvent::deserialize(variant).map(Event::Provider),
-        }
-    }
-}
-
-/// Reads a variant's name.
-struct VariantNameSeed;
-
-impl<'de> DeserializeSeed<'de> for VariantNameSeed {
-    type Value = (&'static str, EventGroup);
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_identifier(self)
-    }
-}
-
-impl Visitor<'_> for VariantNameSeed {
-    type Value = (&'static str, EventGroup);
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the name of an event")
-    }
-
-    fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
-        let variant = VARIANTS.nouns.get_key_value(name).map(|(name, noun)| (*name, *noun));
-        variant.ok_or_else(|| E::unknown_variant(name, &VARIANTS.names))
-    }
-}
-
 /// A variant whose name was read and whose content was not.
-struct NamedVariant<C> {
-    name: &'static str,
-    content: C,
+pub(super) struct NamedVariant<C> {
+    pub name: String,
+    pub content: C,
 }
 
-impl<'de, C: serde::de::VariantAccess<'de>> Deserializer<'de> for NamedVariant<C> {
+impl<'de, C: VariantAccess<'de>> Deserializer<'de> for NamedVariant<C> {
     type Error = C::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, C::Error> {
@@ -174,7 +150,7 @@ impl<'de, C: serde::de::VariantAccess<'de>> Deserializer<'de> for NamedVariant<C
     }
 }
 
-impl<'de, C: serde::de::VariantAccess<'de>> EnumAccess<'de> for NamedVariant<C> {
+impl<'de, C: VariantAccess<'de>> EnumAccess<'de> for NamedVariant<C> {
     type Error = C::Error;
     type Variant = C;
 
