@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use millrace_api_form::ApiForm;
+use millrace_api_form::{ApiForm, Named};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -92,7 +92,7 @@ pub struct EndedTask {
 }
 
 /// The end of a task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Named)]
 pub enum TaskEnd {
     /// Its result is accepted.
     Completed {
@@ -128,20 +128,6 @@ pub enum TaskEnd {
         /// The reason.
         reason: String,
     },
-}
-
-impl TaskEnd {
-    /// The name of the end.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Completed { .. } => "completed",
-            Self::Failed { .. } => "failed",
-            Self::TimedOut { .. } => "timed_out",
-            Self::Cancelled { .. } => "cancelled",
-            Self::Refused { .. } => "refused",
-        }
-    }
 }
 
 impl TaskEnd {

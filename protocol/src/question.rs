@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use millrace_api_form::ApiForm;
+use millrace_api_form::{ApiForm, Named};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -246,7 +246,9 @@ pub(crate) fn hex_digest(hash: Sha256) -> String {
 }
 
 /// The kinds of answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, Named,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerKind {
     /// The call runs as proposed.
@@ -265,35 +267,6 @@ pub enum AnswerKind {
     Pass,
     /// The result is rejected.
     Fail,
-}
-
-impl AnswerKind {
-    /// All kinds.
-    pub const ALL: [Self; 8] = [
-        Self::Approve,
-        Self::Edit,
-        Self::Reject,
-        Self::Respond,
-        Self::Answer,
-        Self::Decline,
-        Self::Pass,
-        Self::Fail,
-    ];
-
-    /// Its name in files and commands.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Approve => "approve",
-            Self::Edit => "edit",
-            Self::Reject => "reject",
-            Self::Respond => "respond",
-            Self::Answer => "answer",
-            Self::Decline => "decline",
-            Self::Pass => "pass",
-            Self::Fail => "fail",
-        }
-    }
 }
 
 impl fmt::Display for AnswerKind {
@@ -385,7 +358,7 @@ impl fmt::Display for Answer {
 }
 
 /// The calls that an answer also decides.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Named)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerScope {
     /// This call only.
@@ -398,19 +371,6 @@ pub enum AnswerScope {
 }
 
 impl AnswerScope {
-    /// All scopes.
-    pub const ALL: [Self; 3] = [Self::Once, Self::ThisCallInRun, Self::ThisToolInRun];
-
-    /// Its name in commands.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Once => "once",
-            Self::ThisCallInRun => "this_call_in_run",
-            Self::ThisToolInRun => "this_tool_in_run",
-        }
-    }
-
     /// `true` for the default.
     #[must_use]
     pub fn is_once(&self) -> bool {

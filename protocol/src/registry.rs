@@ -2,7 +2,7 @@
 //! deleted: they are rebuilt from the log and the next heartbeats.
 
 use jiff::Timestamp;
-use millrace_api_form::ApiForm;
+use millrace_api_form::{ApiForm, Named};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub struct ClusterSettings {
 }
 
 /// The roles a process can have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Named)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessRole {
     /// Owns lanes and decides.
@@ -42,19 +42,6 @@ pub enum ProcessRole {
     Critic,
     /// Serves the HTTP API.
     Gateway,
-}
-
-impl ProcessRole {
-    /// Returns its name in keys and messages.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Supervisor => "supervisor",
-            Self::Worker => "worker",
-            Self::Critic => "critic",
-            Self::Gateway => "gateway",
-        }
-    }
 }
 
 /// A heartbeat, repeated as long as a process lives.

@@ -76,10 +76,26 @@ fn dependencies_follow_the_table() {
             "millrace-plan-file",
             &["millrace-protocol", "millrace-runtime", "millrace-agent", "millrace-strict-yaml"],
         ),
-        ("millrace-views", &["millrace-protocol", "millrace-runtime", "millrace-agent", "millrace-client"]),
+        (
+            "millrace-views",
+            &[
+                "millrace-api-form",
+                "millrace-protocol",
+                "millrace-runtime",
+                "millrace-agent",
+                "millrace-client",
+            ],
+        ),
         (
             "millrace-traces",
-            &["millrace-protocol", "millrace-runtime", "millrace-agent", "millrace-client", "millrace-views"],
+            &[
+                "millrace-api-form",
+                "millrace-protocol",
+                "millrace-runtime",
+                "millrace-agent",
+                "millrace-client",
+                "millrace-views",
+            ],
         ),
         (
             "millrace-gateway",

@@ -1,4 +1,4 @@
-//! Derives the form that a type of the log has in the API: for `Signal` the type `SignalJson<'a>`, which serialises and has a schema,
+//! Derives the form that a type of the log has in the API, and the names of variants ([`Named`]). [`ApiForm`] makes for `Signal` the type `SignalJson<'a>`, which serialises and has a schema,
 //! and `From<&'a Signal>`. An enum becomes objects with a `type`, the variant's name on the wire in snake_case.
 //!
 //! The docs of variants and fields are the descriptions in the schema; fields with a name of [`COMMON_DOCS`] need none. A field is
@@ -37,6 +37,41 @@ const COMMON_DOCS: [(&str, &str); 9] = [
 pub fn derive_api_form(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
     expand(&input).unwrap_or_else(Error::into_compile_error).into()
+}
+
+/// Derives the function `name`, which returns the name of a variant in JSON, in snake_case, and the list `ALL` of an enum whose
+/// variants have no fields.
+#[proc_macro_derive(Named)]
+pub fn derive_named(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let input = syn::parse_macro_input!(input as DeriveInput);
+    let name = &input.ident;
+    let Data::Enum(data) = &input.data else {
+        return Error::new(name.span(), "only variants have names").into_compile_error().into();
+    };
+    let variants: Vec<&Ident> = data.variants.iter().map(|variant| &variant.ident).collect();
+    let names = variants.iter().map(|variant| snake_case(&variant.to_string()));
+    let is_plain = data.variants.iter().all(|variant| variant.fields.is_empty());
+    let (count, receiver) = (variants.len(), if is_plain { quote!(self) } else { quote!(&self) });
+    let all = is_plain.then(|| {
+        quote! {
+            /// All of them, in the order of their declaration.
+            pub const ALL: [Self; #count] = [#(Self::#variants),*];
+        }
+    });
+    let named = quote! {
+        impl #name {
+            #all
+
+            /// Its name, as in JSON.
+            #[must_use]
+            pub const fn name(#receiver) -> &'static str {
+                match self {
+                    #(Self::#variants { .. } => #names),*
+                }
+            }
+        }
+    };
+    named.into()
 }
 
 fn expand(input: &DeriveInput) -> Result<TokenStream> {

@@ -5,13 +5,12 @@
 //! fails if the server does not respond or refuses, or if a message can't be decoded.
 
 mod administration;
-mod author;
-mod clock;
 mod decision;
 mod earlier;
 mod find;
 mod follow;
 mod journals;
+mod local;
 pub mod questions;
 mod read;
 pub mod retention;
@@ -29,8 +28,6 @@ use millrace_runtime::store::admission;
 use millrace_runtime::{Bus, Fault};
 
 pub use administration::Administrator;
-pub use author::author_name;
-pub use clock::format_clock;
 pub use decision::{
     AppliedMessage, MessageDecision, Patience, append_and_await_decision, append_run_message, find_obstacle,
     message_decision,
@@ -39,6 +36,7 @@ pub use earlier::{EarlierResults, EarlierRunError, read_earlier_run, read_result
 pub use find::{FindError, find_run, list_runs, list_runs_from_log};
 pub use follow::{RunEndState, follow_run, read_archived_records, retry_transient};
 pub use journals::{Journals, ReceivedEntry, TaskUpdate, follow_task, read_task};
+pub use local::{author_name, format_clock};
 pub use read::{read_decisions, read_log_damage, read_plan, read_task_result};
 pub use run_feed::{RunChange, RunFeed};
 

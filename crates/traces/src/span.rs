@@ -3,6 +3,7 @@
 use std::fmt;
 
 use jiff::Timestamp;
+use millrace_api_form::Named;
 use millrace_protocol::ids::RunId;
 use sha2::{Digest, Sha256};
 
@@ -155,7 +156,7 @@ pub struct SpanLink {
 }
 
 /// The relation of a linked span to the span with the link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Named)]
 pub enum LinkRelation {
     /// The span in which the run was submitted.
     SubmittedBy,
@@ -181,24 +182,4 @@ pub enum LinkRelation {
     PreviousTrace,
     /// The trace in which the run continues.
     NextTrace,
-}
-
-impl LinkRelation {
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::SubmittedBy => "submitted_by",
-            Self::RetryOf => "retry_of",
-            Self::TakenOverFrom => "taken_over_from",
-            Self::Continues => "continues",
-            Self::WaitedFor => "waited_for",
-            Self::WaitOf => "wait_of",
-            Self::FollowedBy => "followed_by",
-            Self::DependsOn => "depends_on",
-            Self::DelegatedBy => "delegated_by",
-            Self::Reviews => "reviews",
-            Self::PreviousTrace => "previous_trace",
-            Self::NextTrace => "next_trace",
-        }
-    }
 }

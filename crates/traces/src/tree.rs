@@ -106,7 +106,7 @@ impl SpanTree<'_> {
         figures.extend(span.links.iter().map(|link| {
             let target = self.labels.get(&link.context);
             let target = target.cloned().unwrap_or_else(|| format!("span {}", link.context.span));
-            format!("({} {target})", link.relation.as_str().replace('_', " "))
+            format!("({} {target})", link.relation.name().replace('_', " "))
         }));
         figures
     }

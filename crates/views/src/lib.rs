@@ -7,11 +7,10 @@
 //!
 //! | file | objects |
 //! |---|---|
-//! | `event` | the events of a run, and decisions |
 //! | `question` | questions to persons, their answers, and other waits |
-//! | `run` | a run: in a list, and completely |
+//! | `run`, `run_state`, `task` | a run: in a list, and completely |
 //! | `transcript` | what agents did |
-//! | `run_log` | decisions with the messages that they answer |
+//! | `run_log` | events, and decisions with the messages that they answer |
 //! | `timeline` | what each attempt did, from when to when |
 //! | `session` | sessions and their runs |
 //! | `spend` | the usage of models and tools, of one run and of many |
@@ -19,17 +18,16 @@
 //! | `check` | the checks of an environment and of a cluster |
 //! | `command` | the outcome of a command |
 //! | `retention` | rules of retention, sweeps, deletions |
-//! | `webhook` | webhooks, and deliveries to their receivers |
+//! | `gateway` | tokens, administrative actions, webhooks and deliveries |
 //! | `history` | the state of a run with what its state does not keep |
 //! | `journal` | entries of journals with the values that they refer to |
 //! | `report`, `changes`, `wording` | texts that several views share |
 
-mod access;
 pub mod changes;
 mod check;
 mod cluster;
 mod command;
-mod event;
+mod gateway;
 pub mod history;
 pub mod journal;
 mod question;
@@ -37,32 +35,33 @@ pub mod report;
 mod retention;
 mod run;
 mod run_log;
+mod run_state;
 mod session;
 mod spend;
+mod task;
 mod timeline;
 mod transcript;
-mod webhook;
 pub mod wording;
 
 use serde::Serialize;
 use serde_json::Value;
 
-pub use access::*;
 pub use check::*;
 pub use cluster::*;
 pub use command::*;
-pub use event::*;
+pub use gateway::*;
 pub use millrace_protocol::form::*;
 pub use millrace_protocol::plan::EventJson;
 pub use question::*;
 pub use retention::*;
 pub use run::*;
 pub use run_log::*;
+pub use run_state::*;
 pub use session::*;
 pub use spend::*;
+pub use task::*;
 pub use timeline::*;
 pub use transcript::*;
-pub use webhook::*;
 
 /// Converts a value to JSON. Text from outside is made safe when it is printed.
 pub fn to_value(value: &impl Serialize) -> Value {

@@ -5,201 +5,23 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use millrace_protocol::child::ParentTask;
-use millrace_protocol::ids::{Capability, Lane, RunId, SessionId, TaskId, WorkerId};
+use millrace_protocol::form::{ProviderWaitJson, Time};
+use millrace_protocol::ids::{Capability, Lane, RunId, SessionId, TaskId};
 use millrace_protocol::labels::Labels;
-use millrace_protocol::overrides::AgentOverrides;
-use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{
-    Attempt, AttemptEnd, Budget, DeliverableRule, EarlierRun, EndReason, ErroredTaskWait, PauseReason, Plan,
-    PlanningMode, ResourceAmounts, RunHold, Task, TaskState, UsageBreakdown,
+    Budget, DeliverableRule, EarlierRun, EndReason, Plan, PlanningMode, ResourceAmounts, RunHold, Task,
+    UsageBreakdown,
 };
 use millrace_protocol::registry::{QueuePlace, RunSummary};
-use millrace_protocol::result::{Build, TaskResult, Usage, Verdict};
+use millrace_protocol::result::{TaskResult, Usage};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::history::{FailureRecord, PlannerTurn, RunHistory, UserCommand, UserMessage};
-use crate::wording::{describe_hold, describe_task_wait, explain_deliverable_choice};
-use crate::{ErrorDetails, ProviderWaitJson, QuestionDetails, Time, WaitDetails, tagged};
-
-/// The state of a run: how it ended, or what it does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum RunState {
-    /// It waits for a supervisor.
-    Submitted,
-    /// It waits for its turn in its session, or for a place among the running runs.
-    Queued,
-    /// Its tasks are carried out.
-    Running,
-    /// No new tasks start until it is resumed.
-    Paused,
-    /// Nothing of it runs until it is resumed.
-    Interrupted,
-    /// It ends as soon as what is in progress has ended.
-    WindingDown,
-    /// Its log is damaged; it cannot continue.
-    LogDamaged,
-    /// Everything was done.
-    Completed,
-    /// There is a deliverable, but not everything was done.
-    CompletedPartial,
-    /// There is no deliverable.
-    Failed,
-    /// A user cancelled it.
-    Cancelled,
-    /// No remaining task can start.
-    NoProgress,
-    /// The planner gave no usable answer.
-    PlannerUnavailable,
-    /// The budget is used up.
-    BudgetExhausted,
-    /// The number of planner turns is used up.
-    MaxSteps,
-}
-
-impl RunState {
-    pub const ALL: [Self; 15] = [
-        Self::Submitted,
-        Self::Queued,
-        Self::Running,
-        Self::Paused,
-        Self::Interrupted,
-        Self::WindingDown,
-        Self::LogDamaged,
-        Self::Completed,
-        Self::CompletedPartial,
-        Self::Failed,
-        Self::Cancelled,
-        Self::NoProgress,
-        Self::PlannerUnavailable,
-        Self::BudgetExhausted,
-        Self::MaxSteps,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Submitted => "submitted",
-            Self::Queued => "queued",
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::Interrupted => "interrupted",
-            Self::WindingDown => "winding_down",
-            Self::LogDamaged => "log_damaged",
-            Self::Completed => "completed",
-            Self::CompletedPartial => "completed_partial",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-            Self::NoProgress => "no_progress",
-            Self::PlannerUnavailable => "planner_unavailable",
-            Self::BudgetExhausted => "budget_exhausted",
-            Self::MaxSteps => "max_steps",
-        }
-    }
-
-    /// Returns the state of a run in a list; `None` is a run that no supervisor has started.
-    pub fn of_summary(summary: Option<&RunSummary>) -> Self {
-        let Some(summary) = summary else { return Self::Submitted };
-        match summary.end {
-            _ if summary.log_damage.is_some() => Self::LogDamaged,
-            Some(end) => end.into(),
-            None if summary.is_paused && summary.waiting_for_provider.is_some() => Self::Paused,
-            None if summary.is_interrupted => Self::Interrupted,
-            None if summary.is_paused => Self::Paused,
-            None if summary.hold.is_some() => Self::Queued,
-            None if summary.winding_down.is_some() => Self::WindingDown,
-            None => Self::Running,
-        }
-    }
-
-    fn of_plan(plan: &Plan) -> Self {
-        match (&plan.run.end, &plan.run.start) {
-            (Some(end), _) => end.reason.into(),
-            (None, None) => Self::Submitted,
-            (None, Some(_)) => match plan.pause_reason() {
-                Some(PauseReason::Provider(_) | PauseReason::User) => Self::Paused,
-                Some(PauseReason::Interruption) => Self::Interrupted,
-                None if plan.is_held() => Self::Queued,
-                None if plan.run.winding_down.is_some() => Self::WindingDown,
-                None => Self::Running,
-            },
-        }
-    }
-
-    /// `true` if nothing more happens in the run: it has ended, or its log is damaged.
-    pub fn has_ended(self) -> bool {
-        !matches!(
-            self,
-            Self::Submitted
-                | Self::Queued
-                | Self::Running
-                | Self::Paused
-                | Self::Interrupted
-                | Self::WindingDown
-        )
-    }
-}
-
-impl From<EndReason> for RunState {
-    fn from(reason: EndReason) -> Self {
-        match reason {
-            EndReason::Completed => Self::Completed,
-            EndReason::CompletedPartial => Self::CompletedPartial,
-            EndReason::Failed => Self::Failed,
-            EndReason::Cancelled => Self::Cancelled,
-            EndReason::NoProgress => Self::NoProgress,
-            EndReason::PlannerUnavailable => Self::PlannerUnavailable,
-            EndReason::BudgetExhausted => Self::BudgetExhausted,
-            EndReason::MaxSteps => Self::MaxSteps,
-        }
-    }
-}
-
-/// The number of tasks, by state.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct TaskCounts {
-    /// All tasks.
-    pub total: u32,
-    /// Tasks that wait for dependencies.
-    pub pending: u32,
-    /// Tasks that wait for a worker.
-    pub ready: u32,
-    /// Tasks that a worker has claimed.
-    pub running: u32,
-    /// Tasks whose result is reviewed.
-    pub needs_review: u32,
-    /// Tasks whose result was accepted.
-    pub completed: u32,
-    /// Tasks whose result was rejected, and that wait for a worker.
-    pub rerun: u32,
-    /// Tasks that wait for their next attempt, their capability, or other parameters.
-    pub errored: u32,
-    /// Tasks that failed.
-    pub failed: u32,
-    /// Tasks that were cancelled.
-    pub cancelled: u32,
-    /// Tasks that wait for a time or an event, without a worker.
-    pub waiting: u32,
-}
-
-impl TaskCounts {
-    fn new(count: impl Fn(TaskState) -> u32) -> Self {
-        Self {
-            total: TaskState::ALL.into_iter().map(&count).sum(),
-            pending: count(TaskState::Pending),
-            ready: count(TaskState::Ready),
-            running: count(TaskState::Running),
-            needs_review: count(TaskState::NeedsReview),
-            completed: count(TaskState::Completed),
-            rerun: count(TaskState::Rerun),
-            errored: count(TaskState::Errored),
-            failed: count(TaskState::Failed),
-            cancelled: count(TaskState::Cancelled),
-            waiting: count(TaskState::Waiting),
-        }
-    }
-}
+use crate::run_state::{RunState, TaskCounts};
+use crate::tagged;
+use crate::task::TaskJson;
+use crate::wording::{describe_hold, explain_deliverable_choice};
 
 /// A run in a list: a line of `millrace list --json`.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -416,168 +238,6 @@ struct DeliverableJson<'a> {
     reason: &'static str,
 }
 
-/// A task with its attempts.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct TaskJson<'a> {
-    #[serde(flatten)]
-    task: TaskHead<'a>,
-    /// Its attempts.
-    attempts: Vec<AttemptJson<'a>>,
-}
-
-/// A task without its attempts.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct TaskHead<'a> {
-    /// Its id.
-    pub id: &'a TaskId,
-    /// Its objective.
-    pub objective: &'a str,
-    /// The capability that it needs.
-    pub capability: &'a Capability,
-    /// Its parameters, if it has any.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub parameters: Option<&'a TaskParameters>,
-    /// The tasks that it depends on.
-    pub depends_on: &'a [TaskId],
-    /// `true` if its result is the deliverable.
-    #[serde(rename = "final")]
-    pub is_final: bool,
-    /// Its state.
-    pub state: TaskState,
-    /// Why it failed or was cancelled, or the reason for waiting.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// The reason for waiting, if it has neither started nor ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub waiting_for: Option<String>,
-    /// Its usage, reviews included; without that of the tasks that it delegated.
-    pub usage: Usage,
-    /// The task whose attempt delegated it, if one did.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub parent: Option<&'a ParentTask>,
-    /// `true` if it continues the conversation of the attempt that delegated it.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub fork: bool,
-    /// `true` if it continues the conversation that all such tasks of its capability in the run share.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub shared: bool,
-    /// The overrides of its agent by its delegation, the restrictions of its parents included.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub overrides: Option<&'a AgentOverrides>,
-    /// Its usage with that of the tasks that it delegated, and of theirs, if it delegated any.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage_with_children: Option<Usage>,
-}
-
-/// The state of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum AttemptState {
-    /// A worker carries it out.
-    Running,
-    /// It is parked: it waits for a time, an event or an answer, without a worker. Or its waits have ended, and it waits for a worker.
-    Waiting,
-    /// Its result is reviewed.
-    UnderReview,
-    /// Its result was accepted.
-    Accepted,
-    /// Its result was rejected.
-    Rejected,
-    /// It failed.
-    Errored,
-    /// It timed out.
-    TimedOut,
-    /// It is no longer wanted.
-    GivenUp,
-}
-
-impl AttemptState {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Waiting => "waiting",
-            Self::UnderReview => "under_review",
-            Self::Accepted => "accepted",
-            Self::Rejected => "rejected",
-            Self::Errored => "errored",
-            Self::TimedOut => "timed_out",
-            Self::GivenUp => "given_up",
-        }
-    }
-
-    /// Returns the state of an attempt of a task.
-    pub fn of_attempt(task: &Task, attempt: &Attempt) -> Self {
-        let is_current = task.attempt == attempt.number;
-        match (attempt.end.as_ref(), attempt.verdict()) {
-            (None, _) if is_current && task.state() == TaskState::Running => Self::Running,
-            // One that continues, or starts, when a worker takes it.
-            (None, _) if is_current && task.live_attempt().is_some() => Self::Waiting,
-            (None, _) => Self::GivenUp,
-            (Some(AttemptEnd::Finished { .. }), _) if is_current && task.state() == TaskState::Waiting => {
-                Self::UnderReview
-            }
-            (Some(AttemptEnd::Errored(_)), _) => Self::Errored,
-            (Some(AttemptEnd::TimedOut(_)), _) => Self::TimedOut,
-            (Some(AttemptEnd::Finished { .. }), Some((_, verdict))) if !verdict.passed => Self::Rejected,
-            (Some(AttemptEnd::Finished { .. }), _)
-                if is_current && task.state() == TaskState::NeedsReview =>
-            {
-                Self::UnderReview
-            }
-            (Some(AttemptEnd::Finished { .. }), _) if is_current && task.state() == TaskState::Completed => {
-                Self::Accepted
-            }
-            (Some(AttemptEnd::Finished { .. }), _) => Self::GivenUp,
-        }
-    }
-}
-
-/// An attempt at a task.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct AttemptJson<'a> {
-    /// Its number, from 1.
-    pub number: u32,
-    /// The worker that claimed it.
-    pub worker: Option<&'a WorkerId>,
-    /// The software of that worker: the program, and the version of the capability.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub build: Option<&'a Build>,
-    /// When it was claimed.
-    pub claimed_at: Option<Time>,
-    /// When it ended.
-    pub ended_at: Option<Time>,
-    /// The time for which workers have worked on it, as `run_time` counts it: without waits, and without its current part while it
-    /// runs.
-    pub worked_ms: u64,
-    /// Its state.
-    pub state: AttemptState,
-    /// Its result in a sentence.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub summary: Option<&'a str>,
-    /// Its error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<ErrorDetails<'a>>,
-    /// The verdict on its result.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub verdict: Option<&'a Verdict>,
-    /// The critic.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub critic: Option<&'a WorkerId>,
-    /// Its usage.
-    pub usage: Usage,
-    /// The usage of its reviews.
-    pub review_usage: Usage,
-    /// Feedback that it was given: from earlier attempts, the planner and users.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub feedback: Vec<String>,
-    /// Its questions to persons, open and closed, oldest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub questions: Vec<QuestionDetails<'a>>,
-    /// Its other waits, open and ended, oldest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<WaitDetails<'a>>,
-}
-
 /// The budget of a run.
 #[derive(Debug, Serialize, JsonSchema)]
 struct BudgetJson<'a> {
@@ -673,11 +333,7 @@ impl<'a> RunResult<'a> {
             answered: deliverable.map(|(id, _)| plan.task(id).is_none_or(Task::is_answered)),
             result,
             task_counts: TaskCounts::new(|state| plan.task_count_in_state(state)),
-            tasks: plan
-                .tasks()
-                .iter()
-                .map(|task| TaskJson::new(plan, task, describe_hold(plan, false)))
-                .collect(),
+            tasks: tasks_of_plan(plan, false),
             turns: &history.turns,
             messages: &history.messages,
             commands: &history.commands,
@@ -691,100 +347,13 @@ impl<'a> RunResult<'a> {
 
     /// The same while no cluster is running: its tasks wait for one.
     pub fn without_cluster(self, history: &'a RunHistory) -> Self {
-        let hold = describe_hold(&history.plan, true);
-        Self {
-            tasks: {
-                let plan = &history.plan;
-                plan.tasks().iter().map(|task| TaskJson::new(plan, task, hold)).collect()
-            },
-            ..self
-        }
+        Self { tasks: tasks_of_plan(&history.plan, true), ..self }
     }
 }
 
-impl<'a> TaskJson<'a> {
-    fn new(plan: &Plan, task: &'a Task, hold: Option<&str>) -> Self {
-        let attempts = task.attempts.iter().map(|one| AttemptJson::new(task, one)).collect();
-        Self {
-            task: TaskHead { waiting_for: describe_task_wait(task, hold), ..TaskHead::new(plan, task) },
-            attempts,
-        }
-    }
-}
-
-impl<'a> TaskHead<'a> {
-    pub fn new(plan: &Plan, task: &'a Task) -> Self {
-        let has_children = plan.children(task).next().is_some();
-        let spec = &task.spec;
-        Self {
-            id: &spec.id,
-            objective: &spec.objective,
-            capability: &spec.capability,
-            parameters: (!spec.parameters.is_empty()).then_some(&spec.parameters),
-            depends_on: &spec.depends_on,
-            is_final: spec.is_final,
-            state: task.state(),
-            reason: task.end_reason().map(str::to_owned).or_else(|| explain_wait(task)),
-            waiting_for: task.describe_wait(),
-            usage: task.total_usage(),
-            parent: spec.parent.as_ref(),
-            fork: spec.fork.is_some(),
-            shared: spec.is_shared,
-            overrides: spec.overrides.as_deref(),
-            usage_with_children: has_children.then(|| plan.usage_with_children(task)),
-        }
-    }
-}
-
-fn explain_wait(task: &Task) -> Option<String> {
-    match task.errored_wait()? {
-        ErroredTaskWait::Retry(at) => Some(format!("retry at {at}")),
-        ErroredTaskWait::Capability { .. } => {
-            Some(format!("no worker provides {:?}", task.spec.capability.as_str()))
-        }
-        ErroredTaskWait::Parameters { .. } => task.parameter_problem().map(str::to_owned),
-    }
-}
-
-impl<'a> AttemptJson<'a> {
-    pub fn new(task: &'a Task, attempt: &'a Attempt) -> Self {
-        let (summary, error) = match attempt.end.as_ref() {
-            None => (None, None),
-            Some(AttemptEnd::Finished { summary, .. }) => (Some(summary.as_str()), None),
-            Some(AttemptEnd::Errored(error)) => (None, Some((&**error).into())),
-            Some(AttemptEnd::TimedOut(clock)) => (None, Some((*clock).into())),
-        };
-        let verdict = attempt.verdict();
-        Self {
-            number: attempt.number,
-            worker: attempt.worker.as_ref(),
-            build: attempt.build.as_deref(),
-            claimed_at: attempt.claimed_at.map(Time::from),
-            ended_at: attempt.ended_at.map(Time::from),
-            worked_ms: u64::try_from(attempt.worked.as_millis()).unwrap_or_default(),
-            state: AttemptState::of_attempt(task, attempt),
-            summary,
-            error,
-            verdict: verdict.map(|(_, verdict)| verdict),
-            critic: verdict.map(|(critic, _)| critic),
-            usage: attempt.usage,
-            review_usage: attempt.review_usage(),
-            feedback: feedback_before_attempt(task, attempt.number),
-            questions: attempt.questions(task).map(QuestionDetails::from).collect(),
-            waits: attempt.waits.iter().filter_map(WaitDetails::of_wait).collect(),
-        }
-    }
-}
-
-/// Returns the feedback that an attempt received: the feedback of the task as of that attempt.
-fn feedback_before_attempt(task: &Task, number: u32) -> Vec<String> {
-    if task.instructions.is_empty() && task.attempts.first().is_none_or(|first| first.number >= number) {
-        return Vec::new();
-    }
-    let mut earlier = task.clone();
-    earlier.attempt = number;
-    earlier.instructions.retain(|(from, _)| *from <= number);
-    earlier.collect_feedback()
+fn tasks_of_plan(plan: &Plan, is_offline: bool) -> Vec<TaskJson<'_>> {
+    let hold = describe_hold(plan, is_offline);
+    plan.tasks().iter().map(|task| TaskJson::new(plan, task, hold)).collect()
 }
 
 fn remaining_budget(plan: &Plan, now: Timestamp) -> RemainingBudget {

@@ -1,14 +1,116 @@
-//! The log of a run: its decisions with the messages that they answer. Pure.
+//! The log of a run: its events and decisions, with the messages that decisions answer. Pure. The names of events are `noun_verb`;
+//! those of the log are not changed by this.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use jiff::Timestamp;
-use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::plan::{CommandAction, Decision, JournalKey, RunCommand, Submission};
+use millrace_protocol::ids::{RunId, TaskId, WorkerId};
+use millrace_protocol::plan::{
+    AnswerCause, CommandAction, Decision, EventJson, JournalKey, RunCommand, Submission,
+};
 use millrace_protocol::question::RunAnswer;
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::Value;
 
-use crate::{DecisionLine, Time, tagged};
+use crate::{Time, tagged};
+
+/// An event of a run: a line of `millrace run --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EventLine<'a> {
+    /// The run.
+    pub run: &'a RunId,
+    /// The sequence, in the lane, of the decision with the event; events of one decision share it.
+    pub sequence: u64,
+    /// The time of the decision.
+    pub at: Time,
+    /// The event.
+    #[serde(flatten)]
+    pub event: EventJson<'a>,
+}
+
+/// Returns the names of all events of a run.
+pub fn event_names() -> &'static BTreeSet<String> {
+    static NAMES: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
+        let schema = schemars::schema_for!(EventJson<'_>);
+        let variants = schema.get("oneOf").and_then(Value::as_array).into_iter().flatten();
+        variants.filter_map(|one| Some(one["properties"]["type"]["const"].as_str()?.to_owned())).collect()
+    });
+    &NAMES
+}
+
+/// A decision of a run: a line of `millrace replay --log --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename = "decision")]
+#[schemars(transform = tagged("decision"))]
+pub struct DecisionLine<'a> {
+    /// The run.
+    run: &'a RunId,
+    /// The sequence of the decision in the lane.
+    sequence: u64,
+    /// The time of the decision.
+    at: Time,
+    /// The supervisor.
+    by: &'a WorkerId,
+    /// The answered inputs, in order.
+    answers: Vec<AnswerJson>,
+    /// The events, those of one answer after those of the one before.
+    events: Vec<EventJson<'a>>,
+}
+
+/// The answer to an input.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct AnswerJson {
+    /// The input.
+    cause: CauseJson,
+    /// The sequence, in the lane, of the message that was answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<u64>,
+    /// The number of its events.
+    events: u32,
+    /// The reason why it was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<String>,
+}
+
+/// The kind of an input.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CauseJson {
+    /// A message of a client, worker or critic.
+    Message,
+    /// A time that was reached.
+    Clock,
+    /// A change of the cluster's capabilities.
+    Registry,
+    /// A rule that follows from the answer before.
+    Rules,
+}
+
+impl<'a> DecisionLine<'a> {
+    pub fn new(run: &'a RunId, sequence: u64, decision: &'a Decision) -> Self {
+        let answers = decision.answers.iter().map(|answer| {
+            let (cause, message) = match answer.cause {
+                AnswerCause::Fact(sequence) => (CauseJson::Message, Some(sequence)),
+                AnswerCause::Clock => (CauseJson::Clock, None),
+                AnswerCause::Registry => (CauseJson::Registry, None),
+                AnswerCause::Rules => (CauseJson::Rules, None),
+            };
+            let refusal = answer.refusal.as_ref().map(ToString::to_string);
+            AnswerJson { cause, message, events: answer.events, refusal }
+        });
+        Self {
+            run,
+            sequence,
+            at: decision.at.into(),
+            by: &decision.by,
+            answers: answers.collect(),
+            events: decision.events.iter().map(EventJson::from).collect(),
+        }
+    }
+}
 
 /// A part of the log of a run.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -47,10 +149,8 @@ impl<'a> LoggedDecision<'a> {
 /// Returns the sequences of the messages that a decision answers.
 pub fn answered_messages(decision: &Decision) -> impl Iterator<Item = u64> + '_ {
     decision.answers.iter().filter_map(|answer| match answer.cause {
-        millrace_protocol::plan::AnswerCause::Fact(sequence) => Some(sequence),
-        millrace_protocol::plan::AnswerCause::Clock
-        | millrace_protocol::plan::AnswerCause::Registry
-        | millrace_protocol::plan::AnswerCause::Rules => None,
+        AnswerCause::Fact(sequence) => Some(sequence),
+        AnswerCause::Clock | AnswerCause::Registry | AnswerCause::Rules => None,
     })
 }
 
@@ -143,23 +243,15 @@ impl MessageLine {
                     Ok(entry) => describe_entry(entry),
                     Err(error) => (None, format!("unreadable entry: {error}")),
                 };
-                match key {
-                    JournalKey::Task(task, attempt) => Self {
-                        task: Some(task.clone()),
-                        attempt: Some(*attempt),
-                        ..line(MessageKind::TaskJournal, by, description)
-                    },
-                    JournalKey::Review(task, attempt) => Self {
-                        task: Some(task.clone()),
-                        attempt: Some(*attempt),
-                        ..line(MessageKind::ReviewJournal, by, description)
-                    },
-                    JournalKey::Planning(turn, attempt) => Self {
-                        planner_turn: Some(*turn),
-                        attempt: Some(*attempt),
-                        ..line(MessageKind::PlannerJournal, by, description)
-                    },
-                }
+                let (kind, planner_turn, attempt) = match key {
+                    JournalKey::Task(_, attempt) => (MessageKind::TaskJournal, None, *attempt),
+                    JournalKey::Review(_, attempt) => (MessageKind::ReviewJournal, None, *attempt),
+                    JournalKey::Planning(turn, attempt) => {
+                        (MessageKind::PlannerJournal, Some(*turn), *attempt)
+                    }
+                };
+                let task = key.task().cloned();
+                Self { task, planner_turn, attempt: Some(attempt), ..line(kind, by, description) }
             }
         }
     }
@@ -182,7 +274,7 @@ fn describe_command(action: &CommandAction) -> String {
 
 /// Returns the process that appended an entry, and the entry in a line.
 fn describe_entry(entry: &JournalEntry) -> (Option<String>, String) {
-    let by = |worker: &millrace_protocol::ids::WorkerId| Some(worker.to_string());
+    let by = |worker: &WorkerId| Some(worker.to_string());
     match entry {
         JournalEntry::Claimed { worker, claim: 1, .. } => (by(worker), "claimed".into()),
         JournalEntry::Claimed { worker, claim, .. } => (by(worker), format!("claimed, claim {claim}")),
@@ -210,8 +302,7 @@ fn describe_outcome(outcome: &WorkOutcome) -> String {
 
 #[cfg(test)]
 mod tests {
-    use millrace_protocol::ids::WorkerId;
-    use millrace_protocol::plan::{AnswerCause, InputAnswer, PlanningMode};
+    use millrace_protocol::plan::{InputAnswer, PlanningMode};
 
     use super::*;
 

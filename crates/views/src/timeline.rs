@@ -129,14 +129,14 @@ impl SegmentKind {
 }
 
 impl Segment {
-    fn begin(kind: SegmentKind, start: Timestamp) -> Self {
+    fn begin(kind: SegmentKind, start: Timestamp, worker: Option<String>) -> Self {
         Self {
             kind,
             start,
             end: None,
             name: None,
             turn: None,
-            worker: None,
+            worker,
             failed: false,
             review: false,
             sequence: None,
@@ -160,7 +160,7 @@ struct AttemptSegments {
     states: Vec<Segment>,
     steps: Vec<Segment>,
     /// The time and the author of the last entry of the attempt's journal, and of that of its reviews.
-    last: [Option<(Timestamp, Option<String>)>; 2],
+    last: [(Option<Timestamp>, Option<String>); 2],
 }
 
 impl AttemptSegments {
@@ -190,10 +190,7 @@ impl AttemptSegments {
             InlineOrStoredBytes::Inline(bytes) => serde_json::from_slice(bytes).unwrap_or_default(),
             InlineOrStoredBytes::Stored(_) => StepDetails::default(),
         };
-        let (last, worker) = match &self.last[usize::from(review)] {
-            Some((last, worker)) => (Some(*last), worker.clone()),
-            None => (None, None),
-        };
+        let (last, worker) = self.last[usize::from(review)].clone();
         let (kind, name, turn) = match StepName::parse(name).map(|name| name.kind) {
             Some(StepKind::Model { turn }) => (SegmentKind::Model, details.model.clone(), Some(turn)),
             Some(StepKind::Tool { turn, tool, index: _ }) => {
@@ -208,11 +205,10 @@ impl AttemptSegments {
             end: Some(at),
             name,
             turn,
-            worker,
             failed: details.is_error,
             review,
             sequence: Some(sequence),
-            ..Segment::begin(kind, start.min(at))
+            ..Segment::begin(kind, start.min(at), worker)
         });
     }
 }
@@ -262,19 +258,10 @@ impl TimelineBuilder {
             return;
         };
         self.open.insert(id.clone(), (attempt, kind));
-        let claimant = match kind {
-            SegmentKind::Running => task.current_attempt().and_then(|attempt| attempt.worker.as_ref()),
-            SegmentKind::Queued
-            | SegmentKind::Parked
-            | SegmentKind::Review
-            | SegmentKind::Backoff
-            | SegmentKind::Model
-            | SegmentKind::Tool
-            | SegmentKind::Step => None,
-        };
-        let worker = claimant.map(ToString::to_string);
+        let claimed = task.current_attempt().filter(|_| kind == SegmentKind::Running);
+        let worker = claimed.and_then(|attempt| attempt.worker.as_ref()).map(ToString::to_string);
         let segments = self.attempts.entry((id.clone(), attempt)).or_default();
-        segments.states.push(Segment { worker, ..Segment::begin(kind, at) });
+        segments.states.push(Segment::begin(kind, at, worker));
     }
 
     fn add_planning_event(&mut self, event: &PlanningEvent, at: Timestamp) {
@@ -292,7 +279,7 @@ impl TimelineBuilder {
         let segments = self.turns.entry(key).or_default();
         segments.close(at);
         if let Some((kind, worker)) = next {
-            segments.states.push(Segment { worker, ..Segment::begin(kind, at) });
+            segments.states.push(Segment::begin(kind, at, worker));
         }
     }
 
@@ -303,29 +290,21 @@ impl TimelineBuilder {
 
     pub fn add_entry(&mut self, sequence: u64, at: Timestamp, journal: &JournalKey, entry: &JournalEntry) {
         self.sequence = sequence;
-        let (segments, review) = match journal {
-            JournalKey::Task(task, attempt) => {
-                (self.attempts.entry((task.clone(), *attempt)).or_default(), false)
+        let segments = match journal {
+            JournalKey::Task(task, attempt) | JournalKey::Review(task, attempt) => {
+                self.attempts.entry((task.clone(), *attempt)).or_default()
             }
-            JournalKey::Review(task, attempt) => {
-                (self.attempts.entry((task.clone(), *attempt)).or_default(), true)
-            }
-            JournalKey::Planning(turn, attempt) => (self.turns.entry((*turn, *attempt)).or_default(), false),
+            JournalKey::Planning(turn, attempt) => self.turns.entry((*turn, *attempt)).or_default(),
         };
-        let last = &segments.last[usize::from(review)];
-        let author = match entry {
-            JournalEntry::Claimed { worker, .. } => Some(worker.to_string()),
-            JournalEntry::Step { name, value, .. } => {
-                segments.add_step((sequence, at), name, value, review);
-                segments.last[usize::from(review)].as_ref().and_then(|(_, worker)| worker.clone())
-            }
-            JournalEntry::Note { .. }
-            | JournalEntry::Parked { .. }
-            | JournalEntry::Delegated { .. }
-            | JournalEntry::Released { .. }
-            | JournalEntry::Outcome { .. } => last.as_ref().and_then(|(_, worker)| worker.clone()),
-        };
-        segments.last[usize::from(review)] = Some((at, author));
+        let review = matches!(journal, JournalKey::Review(..));
+        if let JournalEntry::Step { name, value, .. } = entry {
+            segments.add_step((sequence, at), name, value, review);
+        }
+        let (last, author) = &mut segments.last[usize::from(review)];
+        *last = Some(at);
+        if let JournalEntry::Claimed { worker, .. } = entry {
+            *author = Some(worker.to_string());
+        }
     }
 
     /// Returns the timeline, of one task if `only` names one.

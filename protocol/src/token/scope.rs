@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
+use millrace_api_form::Named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A kind of operations of the HTTP API. No scope includes another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, Named,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Scope {
     /// Reads runs, their files and events, and the state of the cluster.
@@ -21,23 +24,6 @@ pub enum Scope {
     Answer,
     /// Changes what holds for all runs: tokens, limits.
     Admin,
-}
-
-impl Scope {
-    /// All scopes, in the order of their declaration.
-    pub const ALL: [Self; 5] = [Self::Read, Self::Submit, Self::Steer, Self::Answer, Self::Admin];
-
-    /// The name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Submit => "submit",
-            Self::Steer => "steer",
-            Self::Answer => "answer",
-            Self::Admin => "admin",
-        }
-    }
 }
 
 impl fmt::Display for Scope {

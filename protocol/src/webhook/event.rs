@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
+use millrace_api_form::Named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -14,7 +15,9 @@ use crate::plan::{AttemptEvent, BudgetEvent, Decision, EndReason, Event, RunEven
 use crate::wait::{Wait, WaitCondition};
 
 /// The kinds of events that webhooks tell of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, Named,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum WebhookEventKind {
     /// A run started.
@@ -48,21 +51,6 @@ impl WebhookEventKind {
     ];
     /// The kinds of a webhook whose creator does not choose.
     pub const DEFAULT: [Self; 3] = [Self::RunEnded, Self::QuestionAsked, Self::BudgetLow];
-
-    /// The name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RunStarted => "run_started",
-            Self::RunPaused => "run_paused",
-            Self::RunResumed => "run_resumed",
-            Self::RunEnded => "run_ended",
-            Self::QuestionAsked => "question_asked",
-            Self::TaskFailed => "task_failed",
-            Self::BudgetLow => "budget_low",
-            Self::WebhookTest => "webhook_test",
-        }
-    }
 }
 
 impl fmt::Display for WebhookEventKind {

@@ -149,7 +149,7 @@ fn otlp_link(link: &SpanLink) -> Link {
     Link {
         trace_id: link.context.trace.0.to_vec(),
         span_id: link.context.span.0.to_vec(),
-        attributes: vec![key_value(own::LINK, Value::StringValue(link.relation.as_str().into()))],
+        attributes: vec![key_value(own::LINK, Value::StringValue(link.relation.name().into()))],
     }
 }
 

@@ -43,7 +43,7 @@ macro_rules! define_events {
                     Some(_) | None => None,
                 });
                 let variants: Vec<Value> = variants.flatten().collect();
-                json_schema!({ "description": "An event. `type` is its name.", "oneOf": variants })
+                json_schema!({ "oneOf": variants, "description": "An event. `type` is its name." })
             }
         }
 

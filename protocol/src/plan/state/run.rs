@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 use jiff::{SignedDuration, Timestamp};
+use millrace_api_form::Named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +33,7 @@ const MAX_COUNTED_CHILDREN: usize = 8;
 pub const MAX_BLOCKED: usize = 12;
 
 /// The reason for the end of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Named)]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
     /// The objective is achieved.
@@ -54,33 +55,6 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 8] = [
-        Self::Completed,
-        Self::CompletedPartial,
-        Self::Failed,
-        Self::Cancelled,
-        Self::NoProgress,
-        Self::PlannerUnavailable,
-        Self::BudgetExhausted,
-        Self::MaxSteps,
-    ];
-
-    /// Its name on the wire.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::CompletedPartial => "completed_partial",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-            Self::NoProgress => "no_progress",
-            Self::PlannerUnavailable => "planner_unavailable",
-            Self::BudgetExhausted => "budget_exhausted",
-            Self::MaxSteps => "max_steps",
-        }
-    }
-
     /// `true` if a run that ended for this reason needs a larger budget to be resumed.
     #[must_use]
     pub fn needs_larger_budget(self) -> bool {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
+use millrace_api_form::Named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +17,9 @@ use crate::result::{Build, TaskError, Usage, Verdict};
 use crate::wait::{EndedWait, Wait, WaitEnd, describe_waits};
 
 /// The states of a task. The table of transitions is in [`crate::plan`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, Named,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskState {
     /// It waits for its dependencies.
@@ -42,20 +45,6 @@ pub enum TaskState {
 }
 
 impl TaskState {
-    /// All states, in the order of their declaration.
-    pub const ALL: [Self; 10] = [
-        Self::Pending,
-        Self::Ready,
-        Self::Running,
-        Self::NeedsReview,
-        Self::Completed,
-        Self::Rerun,
-        Self::Errored,
-        Self::Failed,
-        Self::Cancelled,
-        Self::Waiting,
-    ];
-
     /// `true` if a task leaves this state only when it is reopened.
     #[must_use]
     pub fn is_terminal(self) -> bool {
@@ -89,18 +78,7 @@ impl TaskState {
     /// Its name on the wire and on the board.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Ready => "ready",
-            Self::Running => "running",
-            Self::NeedsReview => "needs_review",
-            Self::Completed => "completed",
-            Self::Rerun => "rerun",
-            Self::Errored => "errored",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-            Self::Waiting => "waiting",
-        }
+        self.name()
     }
 }
 

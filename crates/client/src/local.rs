@@ -1,7 +1,23 @@
-//! Times as text, in the local time zone.
+//! What this machine decides: the author of commands and answers, and the time zone of texts.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+
+/// Returns the author of a command: `by`, or else the login name.
+pub fn author_name(by: Option<String>) -> String {
+    let variable = |name: &str| std::env::var(name).ok().filter(|name| !name.trim().is_empty());
+    by.or_else(|| variable("LOGNAME"))
+        .or_else(|| variable("USER"))
+        .or_else(login_name)
+        .unwrap_or_else(|| "unknown".into())
+}
+
+fn login_name() -> Option<String> {
+    let id = rustix::process::getuid().as_raw().to_string();
+    let users = std::fs::read_to_string("/etc/passwd").ok()?;
+    let line = users.lines().find(|line| line.split(':').nth(2) == Some(&id))?;
+    line.split(':').next().map(str::to_owned)
+}
 
 /// Returns a time of day in the local time zone, with the zone, and with the date if that is not today.
 pub fn format_clock(at: Timestamp) -> String {
@@ -19,6 +35,12 @@ mod tests {
     use jiff::SignedDuration;
 
     use super::*;
+
+    #[test]
+    fn a_command_always_has_an_author() {
+        assert_eq!(author_name(Some("ann".into())), "ann");
+        assert!(!author_name(None).is_empty());
+    }
 
     #[test]
     fn times_have_their_zone_and_old_ones_their_date() {
