@@ -56,14 +56,8 @@ impl WireMessage for crate::plan::RunCommand {
 impl WireMessage for crate::question::RunAnswer {
     const KIND: &'static str = "answer";
 }
-impl WireMessage for crate::work::JournalEntry {
-    const KIND: &'static str = "entry";
-}
 impl WireMessage for crate::file::FileVersion {
     const KIND: &'static str = "file";
-}
-impl WireMessage for crate::work::Order {
-    const KIND: &'static str = "order";
 }
 
 /// A value that is inline or in the blob store.

@@ -25,7 +25,7 @@ use crate::plan::{
 use crate::provider::ProviderStatus;
 use crate::result::{Build, CriterionOutcome, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
 use crate::wait::{EndedWait, Wait, WaitEnd};
-use crate::wire::InlineOrStoredBytes;
+use crate::wire::{InlineOrStoredBytes, WireMessage};
 
 /// An order: the data that a worker needs to do a piece of work without reading the plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -588,4 +588,12 @@ fn default_is_answered() -> bool {
 
 fn is_true(value: &bool) -> bool {
     *value
+}
+
+impl WireMessage for JournalEntry {
+    const KIND: &'static str = "entry";
+}
+
+impl WireMessage for Order {
+    const KIND: &'static str = "order";
 }

@@ -52,6 +52,8 @@ pub use command::*;
 pub use gateway::*;
 pub use millrace_protocol::form::*;
 pub use millrace_protocol::plan::EventJson;
+pub use millrace_protocol::provider::ProviderWaitJson;
+pub use millrace_protocol::wait::WaitEndJson;
 pub use question::*;
 pub use retention::*;
 pub use run::*;

@@ -1,10 +1,11 @@
 //! Questions, answers and other waits, as JSON.
 
 use millrace_client::questions::{AnswerOutcome, OutcomeKind, full_id};
-use millrace_protocol::form::{PersonAnswerJson, QuestionJson, Time, WaitEndJson};
+use millrace_protocol::form::{PersonAnswerJson, QuestionJson, Time};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{AttemptWait, QuestionState, RunQuestion};
 use millrace_protocol::question::{QuestionAsker, QuestionId};
+use millrace_protocol::wait::WaitEndJson;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -5,13 +5,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use millrace_protocol::form::{ProviderWaitJson, Time};
+use millrace_protocol::form::Time;
 use millrace_protocol::ids::{Capability, Lane, RunId, SessionId, TaskId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::plan::{
     Budget, DeliverableRule, EarlierRun, EndReason, Plan, PlanningMode, ResourceAmounts, RunHold, Task,
     UsageBreakdown,
 };
+use millrace_protocol::provider::ProviderWaitJson;
 use millrace_protocol::registry::{QueuePlace, RunSummary};
 use millrace_protocol::result::{TaskResult, Usage};
 use schemars::JsonSchema;

@@ -17,8 +17,6 @@ pub use self::question::{PersonAnswerJson, QuestionJson, QuestionKindJson, WaitJ
 pub use self::work::{
     AttemptErrorKind, DeliverableChoice, ErrorDetails, TimedOutKind, WorkJson, WorkKindJson,
 };
-pub use crate::provider::ProviderWaitJson;
-pub use crate::wait::{EndedWaitJson, WaitEndJson};
 
 /// A time in UTC, as RFC 3339.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

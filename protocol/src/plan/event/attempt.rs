@@ -8,12 +8,12 @@ use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
 use super::optional_micros;
-use crate::form::{EndedWaitJson, ErrorDetails, WaitJson};
+use crate::form::{ErrorDetails, WaitJson};
 use crate::ids::{TaskId, WorkerId};
 use crate::plan::AttemptClock;
 use crate::plan::spec::ReviewPolicy;
 use crate::result::{Build, ModelUsage, TaskError, Usage};
-use crate::wait::{EndedWait, Wait};
+use crate::wait::{EndedWait, EndedWaitJson, Wait};
 
 /// An event about an attempt at a task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]

@@ -7,14 +7,14 @@ use jiff::Timestamp;
 use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
-use crate::form::{DeliverableChoice, QuestionJson, WaitEndJson};
+use crate::form::{DeliverableChoice, QuestionJson};
 use crate::ids::{Capability, SessionId, TaskId};
 use crate::labels::Labels;
 use crate::plan::attendance::StoppedClocksJson;
 use crate::plan::budget::Budget;
 use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
 use crate::plan::{DeliverableRule, EndReason, RunHold, StoppedClocks};
-use crate::wait::{Wait, WaitEnd};
+use crate::wait::{Wait, WaitEnd, WaitEndJson};
 
 /// An event about the run as a whole.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
