@@ -5,12 +5,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::wire::InlineOrStoredBytes;
+use crate::blob::InlineOrStoredBytes;
 
 /// The maximum size of a file in bytes that is read or written as a whole: by the tools of an agent, or from memory.
 pub const MAX_FILE: u64 = 32 * 1024 * 1024;
 /// The maximum size of a file in bytes that is streamed: a file of a program, or a download.
-pub const MAX_STREAMED_FILE: u64 = crate::wire::MAX_STREAMED_BLOB;
+pub const MAX_STREAMED_FILE: u64 = crate::blob::MAX_STREAMED_BLOB;
 /// The maximum length of a path in bytes.
 pub const MAX_PATH: usize = 512;
 

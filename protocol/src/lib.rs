@@ -11,6 +11,7 @@ extern crate self as millrace_protocol;
 
 pub mod admission;
 pub mod audit;
+pub mod blob;
 pub mod child;
 pub mod file;
 pub mod foreign_json;

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+pub use crate::blob::{BlobRef, InlineOrStoredBytes, MAX_BLOB, MAX_STREAMED_BLOB};
 use crate::foreign_json::parse_foreign_json;
 use crate::format::{FORMAT, OtherFormat, check_format};
 use crate::result::TaskResult;
@@ -25,11 +26,6 @@ use crate::result::TaskResult;
 /// NATS server.
 pub const MAX_INLINE: usize = 256 * 1024;
 
-/// The maximum size of a blob in bytes that is read as a whole: four times that of the largest document. A reader holds
-/// such a blob in memory, and anyone who may write blobs can name any size.
-pub const MAX_BLOB: u64 = 128 * 1024 * 1024;
-/// The maximum size of a blob in bytes that is only streamed: 4 GiB.
-pub const MAX_STREAMED_BLOB: u64 = 4 * 1024 * 1024 * 1024;
 /// The maximum nesting depth of a message. Decoding recurses, and a thread's stack is limited. A JSON value from a tool or
 /// a model may be 128 deep and fits in with the message around it.
 pub const MAX_DEPTH: usize = 192;
@@ -58,24 +54,6 @@ impl WireMessage for crate::question::RunAnswer {
 }
 impl WireMessage for crate::file::FileVersion {
     const KIND: &'static str = "file";
-}
-
-/// A value that is inline or in the blob store.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum InlineOrStoredBytes {
-    /// Inline.
-    Inline(ByteBuf),
-    /// In the blob store.
-    Stored(BlobRef),
-}
-
-/// The address of bytes in the blob store.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlobRef {
-    /// Their SHA-256 in hexadecimal, which is their name in the store.
-    pub sha256: String,
-    /// Their number.
-    pub size: u64,
 }
 
 /// The encoding of a message.

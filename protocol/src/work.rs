@@ -14,6 +14,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::blob::InlineOrStoredBytes;
 use crate::child::Delegation;
 use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use crate::overrides::AgentOverrides;
@@ -25,7 +26,7 @@ use crate::plan::{
 use crate::provider::ProviderStatus;
 use crate::result::{Build, CriterionOutcome, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
 use crate::wait::{EndedWait, Wait, WaitEnd};
-use crate::wire::{InlineOrStoredBytes, WireMessage};
+use crate::wire::WireMessage;
 
 /// An order: the data that a worker needs to do a piece of work without reading the plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

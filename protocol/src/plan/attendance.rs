@@ -17,7 +17,6 @@ use jiff::{SignedDuration, Timestamp};
 use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
-use super::decide::Fact;
 use super::event::truncate_to_micros;
 use super::state::{ErroredTaskWait, Plan, PlanningTurn, Task, TaskPhase, UncountedTime};
 use super::work::Work;
@@ -273,17 +272,13 @@ impl Plan {
     #[must_use]
     pub fn absence_before_report(
         &self,
-        fact: &Fact,
+        (task, attempt, worker): (&TaskId, u32, &WorkerId),
         reported: Timestamp,
         attendance: &Attendance,
         now: Timestamp,
     ) -> Option<StoppedClocks> {
-        let (Fact::Ended { task, attempt, worker, .. } | Fact::Parked { task, attempt, worker, .. }) = fact
-        else {
-            return None;
-        };
         let task =
-            self.task(task).filter(|task| task.attempt == *attempt && task.claimant() == Some(worker))?;
+            self.task(task).filter(|task| task.attempt == attempt && task.claimant() == Some(worker))?;
         let worker = Some(worker.clone());
         if let Some(missed) = attendance.workers.get(worker.as_ref()?).filter(|it| it.missed.is_some()) {
             let from = missed.seen.max(task.since);

@@ -223,7 +223,15 @@ fn report_of_a_worker_before_its_next_heartbeat_does_not_count_its_suspension() 
     pass_with_workers(&mut scene, 10, &["w1"]);
     let report = parked_report(&scene);
     let reported = scene.now;
-    assert_eq!(scene.plan.absence_before_report(&report, reported, &scene.attendance, scene.now), None);
+    assert_eq!(
+        scene.plan.absence_before_report(
+            report.reported_attempt().unwrap(),
+            reported,
+            &scene.attendance,
+            scene.now
+        ),
+        None
+    );
     pass_with_workers(&mut scene, 60, &[]);
     let reported = scene.now;
     decide_report(&mut scene, &report, reported);
@@ -275,7 +283,12 @@ fn parked_report(scene: &RunScene) -> Fact {
 }
 
 fn decide_report(scene: &mut RunScene, report: &Fact, reported: Timestamp) {
-    let stopped = scene.plan.absence_before_report(report, reported, &scene.attendance, scene.now);
+    let stopped = scene.plan.absence_before_report(
+        report.reported_attempt().unwrap(),
+        reported,
+        &scene.attendance,
+        scene.now,
+    );
     if let Some(stopped) = stopped {
         scene.decide_overdue_input(&OverdueInput::Absence(stopped)).unwrap();
     }

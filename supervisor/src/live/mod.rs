@@ -464,7 +464,8 @@ impl LiveRun {
                 let last_entry = work.task().and_then(|task| self.last_activity.get(task)).copied();
                 self.plan.absence_before_claim(work, by, attendance, last_entry, now)
             } else {
-                self.plan.absence_before_report(&fact, at, attendance, now)
+                fact.reported_attempt()
+                    .and_then(|attempt| self.plan.absence_before_report(attempt, at, attendance, now))
             };
             if let Some(stopped) = stopped {
                 let input = DecisionInput::Absence(&stopped);

@@ -14,8 +14,8 @@ use super::super::edit::MAX_TEXT;
 use super::super::spec::TaskSpec;
 use super::super::state::{AttemptWait, Plan, PlannerTrigger};
 use super::super::{Event, PlanningEvent, RunEvent, UserEvent};
-use super::planning;
-use super::steering::cancel_run;
+use super::run_end::cancel_run;
+use super::turn::can_call_planner;
 use crate::question::{Answer, AnswerKind, MAX_QUESTION_TEXT, Question, QuestionSubject, hex_digest};
 use crate::wait::{Wait, WaitCondition, WaitEnd};
 
@@ -44,7 +44,7 @@ pub(super) fn ask_about_plan(plan: &Plan) -> Vec<Event> {
 
 /// `true` if the planner is about to change the plan: its turn is open, or begins when the run is resumed.
 fn is_planner_at_work(plan: &Plan) -> bool {
-    plan.planning.turn.is_some() || (!plan.planning.triggers.is_empty() && planning::can_call_planner(plan))
+    plan.planning.turn.is_some() || (!plan.planning.triggers.is_empty() && can_call_planner(plan))
 }
 
 fn question_about_plan(plan: &Plan) -> Question {
@@ -113,7 +113,7 @@ pub(super) fn answer_plan_question(
     let end = WaitEnd::Answered { by: by.to_owned(), answer: answer.clone() };
     events.push(Event::Run(RunEvent::PlanQuestionEnded { end }));
     let Answer::Reject { message } = answer else { return Ok(events) };
-    if planning::can_call_planner(plan) && plan.run.winding_down.is_none() {
+    if can_call_planner(plan) && plan.run.winding_down.is_none() {
         let text: String = format!("I reject the plan. {message}").chars().take(MAX_TEXT).collect();
         let by = by.to_owned();
         let trigger = PlannerTrigger::Message { by: by.clone(), text: text.clone() };

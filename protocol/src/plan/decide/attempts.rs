@@ -14,10 +14,11 @@ use super::super::state::{
     Attempt, AttemptEnd, ErroredTaskWait, Plan, PlannerTrigger, RunParameters, Task, TaskState,
 };
 use super::super::{AttemptClock, AttemptEvent, Event, PlanningEvent, Refusal, TaskEvent, Work};
+use super::turn::find_open_turn;
 use super::votes::ask_persons;
 use super::wave::append_consequences_of_task_ends;
 use super::{
-    AttemptResult, find_task, find_task_with_attempt, planning, reviews, timestamp_after, truncate_for_plan,
+    AttemptResult, find_task, find_task_with_attempt, reviews, timestamp_after, truncate_for_plan,
     usage_of_work_in_flight, wrong_state_refusal,
 };
 use crate::ids::{TaskId, WorkerId};
@@ -32,7 +33,7 @@ pub(super) fn handle_claim(
     match work {
         Work::Planning { turn, attempt } => {
             let (turn, attempt) = (*turn, *attempt);
-            let current = planning::find_open_turn(plan, turn, attempt)?;
+            let current = find_open_turn(plan, turn, attempt)?;
             if current.worker.as_ref() == Some(worker) {
                 return Ok(Vec::new());
             }

@@ -25,8 +25,9 @@ use super::super::state::{
     AttemptEnd, EndReason, ErroredTaskWait, Plan, PlannerTrigger, PlanningTurn, Task, TaskState,
 };
 use super::super::{BudgetEvent, Event, GraphEvent, PlanningEvent, Refusal, RunEvent, TaskEvent, Work};
+use super::turn::give_up_turn;
+use super::usage_of_work_in_flight;
 use super::wave::append_consequences_of_task_ends;
-use super::{planning, usage_of_work_in_flight};
 use crate::ids::Capability;
 use crate::result::{ExceededLimit, Usage};
 
@@ -425,7 +426,7 @@ pub(super) fn is_planner_budget_exhausted(plan: &Plan) -> bool {
 fn give_up_work_without_reservation(plan: &Plan, lost: &[(Work, BudgetPool, String)]) -> Vec<Event> {
     let planning = lost.iter().find(|(work, ..)| work.task().is_none());
     if let Some((_, _, why)) = planning {
-        return planning::give_up_turn(plan, &format!("the planner's budget is exhausted: {why}"))
+        return give_up_turn(plan, &format!("the planner's budget is exhausted: {why}"))
             .into_iter()
             .collect();
     }
@@ -614,7 +615,7 @@ pub(super) fn wind_down_run(plan: &Plan, reason: EndReason, detail: &str) -> Vec
     let can_succeed = |task: &&Task| !plan.needs_approval() && can_final_task_succeed(plan, task, &stays);
     let last = plan.final_task().filter(can_succeed);
     let mut events = vec![Event::Run(RunEvent::WindingDown { reason, detail: detail.to_owned() })];
-    events.extend(planning::give_up_turn(plan, detail));
+    events.extend(give_up_turn(plan, detail));
     if let Some(task) = last.filter(|task| task.state() == TaskState::Pending) {
         let spec = TaskSpec { on_failed_dependency: OnFailedDependency::Skip, ..TaskSpec::clone(&task.spec) };
         events.push(Event::Graph(GraphEvent::TaskPatched { spec: Arc::new(spec), attempt: 0 }));

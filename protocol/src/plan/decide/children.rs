@@ -34,7 +34,8 @@ use super::super::state::{Plan, Task};
 use super::super::{AttemptEvent, Event, GraphEvent, Refusal, TaskEvent, check_new_tasks};
 use super::wave::append_consequences_of_task_ends;
 use super::{
-    edits, find_task_with_attempt, truncate_for_plan, usage_of_work_in_flight, waits, wrong_state_refusal,
+    find_task_with_attempt, refuse_program_checks, truncate_for_plan, usage_of_work_in_flight,
+    wrong_state_refusal,
 };
 use crate::child::{Delegation, MAX_CHILD_DEPTH, MAX_CHILD_MESSAGE, MAX_CHILDREN, ParentTask};
 use crate::ids::TaskId;
@@ -146,7 +147,7 @@ fn check_child(plan: &Plan, parent: &Task, child: &TaskSpec, added: &[TaskSpec])
         return Err("a delegated task can't be final and can't depend on other tasks".into());
     }
     check_fork(parent, child)?;
-    edits::refuse_program_checks(&child.review).map_err(|refusal| refusal.to_string())?;
+    refuse_program_checks(&child.review).map_err(|refusal| refusal.to_string())?;
     let mut spec = TaskSpec {
         parent: Some(ParentTask { task: parent.spec.id.clone(), attempt: parent.attempt, depth }),
         budget: budget_of_child(plan, parent, child, added)?,
@@ -288,29 +289,7 @@ fn used_by_children(plan: &Plan, task: &Task) -> Usage {
     all
 }
 
-/// Cancels the open children whose parent's attempt is over, and ends the waits for children that have ended.
-pub(super) fn settle_children(plan: &Plan) -> Vec<Event> {
-    let orphans = plan.index.orphans.iter().map(|&position| &plan.tasks[position as usize]);
-    let orphans: Vec<Event> =
-        orphans.map(|child| cancel_child(plan, child, &why_orphaned(plan, child))).collect();
-    if !orphans.is_empty() {
-        return append_consequences_of_task_ends(plan, orphans);
-    }
-    let woken = plan.index.children_ended.iter().map(|&position| &plan.tasks[position as usize]);
-    woken.flat_map(|task| waits::end_waits_for_children(plan, task)).collect()
-}
-
-fn why_orphaned(plan: &Plan, child: &Task) -> String {
-    match plan.parent(child) {
-        Some(parent) if parent.state().is_terminal() => {
-            format!("its parent {} is {}", parent.spec.id, parent.state())
-        }
-        Some(parent) => format!("the attempt of its parent {} is over", parent.spec.id),
-        None => "its parent is not in the plan".into(),
-    }
-}
-
-fn cancel_child(plan: &Plan, child: &Task, reason: &str) -> Event {
+pub(super) fn cancel_child(plan: &Plan, child: &Task, reason: &str) -> Event {
     Event::Task(TaskEvent::Cancelled {
         task: child.spec.id.clone(),
         reason: truncate_for_plan(reason),

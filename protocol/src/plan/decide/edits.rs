@@ -8,13 +8,14 @@ use jiff::Timestamp;
 use super::super::budget::{DEFAULT_DEPTH, DEFAULT_TASKS};
 use super::super::edit::{Edit, TaskPatch};
 use super::super::graph::{check_patched_task, plan_depth};
-use super::super::spec::{OnFailedDependency, PlanningMode, ReviewCheck, ReviewPolicy, TaskSpec};
+use super::super::spec::{OnFailedDependency, PlanningMode, ReviewPolicy, TaskSpec};
 use super::super::state::{ErroredTaskWait, Plan, Task, TaskState};
 use super::super::{Event, GraphEvent, Refusal, TaskEvent, apply, check_new_tasks};
 use super::begin::{is_dependency_met, task_added_event};
+use super::run_end::{self, finish_run};
 use super::wave::append_consequences_of_task_ends;
 use super::{
-    children, find_task, has_work_in_progress, planning, repetition, truncate_for_plan,
+    children, find_task, has_work_in_progress, refuse_program_checks, repetition, truncate_for_plan,
     usage_of_work_in_flight, wrong_state_refusal,
 };
 use crate::ids::TaskId;
@@ -52,7 +53,7 @@ pub(in crate::plan) fn decide_edit(plan: &Plan, edit: &Edit, by: EditAuthor) -> 
         }
         Edit::Finish { reason } => match why_run_cannot_finish(plan) {
             Some(why) => Err(Refusal::Unusable(format!("the objective is not achieved: {why}"))),
-            None => Ok(planning::finish_run(plan, reason)),
+            None => Ok(finish_run(plan, reason)),
         },
         Edit::GiveUp { reason } => give_up_run(plan, reason),
     }
@@ -70,7 +71,7 @@ fn give_up_run(plan: &Plan, reason: &str) -> Result<Vec<Event>, Refusal> {
     if why_run_cannot_finish(plan).is_none() {
         return Err(Refusal::Unusable("the final task is completed; finish the run instead".into()));
     }
-    Ok(planning::give_up_run(plan, reason))
+    Ok(run_end::give_up_run(plan, reason))
 }
 
 /// Returns why the run can't finish yet; `None` if its final task is completed, so that the deliverable exists.
@@ -122,21 +123,6 @@ fn refuse_child_of_user(plan: &Plan, spec: &TaskSpec) -> Result<(), Refusal> {
             spec.id
         ))),
     }
-}
-
-/// Rejects checks that run programs: only users and capabilities may choose programs, because a planner may follow
-/// instructions in text that it has read.
-pub(super) fn refuse_program_checks(review: &ReviewPolicy) -> Result<(), Refusal> {
-    let checks = match review.by_critic() {
-        ReviewPolicy::None | ReviewPolicy::Persons(_) => &[][..],
-        ReviewPolicy::Checks { checks } | ReviewPolicy::Critic { checks, .. } => checks,
-    };
-    if checks.iter().any(|check| matches!(check, ReviewCheck::Command { .. })) {
-        return Err(Refusal::Unusable(
-            "a planner can't request a check that runs a program; use another check".into(),
-        ));
-    }
-    Ok(())
 }
 
 fn refuse_too_deep_plan(plan: &Plan, tasks: &[TaskSpec]) -> Result<(), Refusal> {

@@ -11,7 +11,7 @@
 use super::super::hold::{HoldChange, SessionTurn};
 use super::super::state::{EndReason, Plan};
 use super::super::{Event, Refusal, RunEvent, RunHold};
-use super::planning;
+use super::turn::give_up_turn;
 use super::wave::TaskEndPropagation;
 
 pub(super) fn change_hold(plan: &Plan, change: &HoldChange) -> Result<Vec<Event>, Refusal> {
@@ -49,7 +49,7 @@ fn refuse_place(plan: &Plan, waiting: u32) -> Vec<Event> {
     let mut wave = TaskEndPropagation::default();
     wave.events.push(Event::Run(RunEvent::PlaceRefused { waiting }));
     wave.cancel_all_open_tasks(plan, None, &why);
-    wave.events.extend(planning::give_up_turn(plan, "the run was refused"));
+    wave.events.extend(give_up_turn(plan, "the run was refused"));
     wave.events.push(Event::Run(RunEvent::Ended {
         reason: EndReason::Failed,
         detail: why,

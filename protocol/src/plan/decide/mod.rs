@@ -22,6 +22,7 @@
 //! | `budget` | reservations, and what happens when the budget is exhausted |
 //! | `settle` | the next planning turn, and the end of the run |
 
+mod answers;
 mod approval;
 mod attempts;
 mod begin;
@@ -35,9 +36,11 @@ mod questions;
 mod registry;
 mod repetition;
 mod reviews;
+mod run_end;
 mod settle;
 mod starts;
 mod steering;
+mod turn;
 mod votes;
 mod waits;
 mod wave;
@@ -51,7 +54,7 @@ use super::cluster::CapabilityRegistry;
 use super::edit::CommandAction;
 use super::event::truncate_to_micros;
 use super::hold::HoldChange;
-use super::spec::{ReviewPolicy, Submission, TaskSpec};
+use super::spec::{ReviewCheck, ReviewPolicy, Submission, TaskSpec};
 use super::state::{Plan, RunEnd, Task, TaskState};
 use super::{
     AttemptClock, Event, JournalKey, OverdueInput, RETIREMENT, Refusal, ResourceAmounts, RunCommand,
@@ -187,6 +190,27 @@ pub enum Fact {
     Control(RunCommand),
     /// A person's answer to a question.
     Answered(RunAnswer),
+}
+
+impl Fact {
+    /// Returns the task, the attempt and the worker, if it reports the end or a wait of an attempt.
+    #[must_use]
+    pub fn reported_attempt(&self) -> Option<(&TaskId, u32, &WorkerId)> {
+        match self {
+            Self::Ended { task, attempt, worker, .. } | Self::Parked { task, attempt, worker, .. } => {
+                Some((task, *attempt, worker))
+            }
+            Self::Submitted(_)
+            | Self::Claimed(..)
+            | Self::Planned { .. }
+            | Self::Delegated { .. }
+            | Self::Reviewed { .. }
+            | Self::Provider(..)
+            | Self::ReservationTooSmall(..)
+            | Self::Control(_)
+            | Self::Answered(_) => None,
+        }
+    }
 }
 
 /// A result, as far as the plan needs it.
@@ -347,7 +371,7 @@ fn decide_fact(plan: &Plan, fact: &Fact, now: Timestamp) -> Result<Vec<Event>, R
             provider::handle_small_reservation(plan, journal, *needs)
         }
         Fact::Control(command) => steering::handle_command(plan, command),
-        Fact::Answered(answer) => questions::handle_answer(plan, answer),
+        Fact::Answered(answer) => answers::handle_answer(plan, answer),
     }
 }
 
@@ -421,4 +445,19 @@ fn reserved_amounts_as_usage(plan: &Plan, work: &Work) -> Usage {
 /// `true` if any work of the plan is in flight or waits for something outside of the plan.
 fn has_work_in_progress(plan: &Plan) -> bool {
     plan.open_task_count() > plan.task_count_in_state(TaskState::Pending)
+}
+
+/// Rejects checks that run programs: only users and capabilities may choose programs, because a planner may follow
+/// instructions in text that it has read.
+fn refuse_program_checks(review: &ReviewPolicy) -> Result<(), Refusal> {
+    let checks = match review.by_critic() {
+        ReviewPolicy::None | ReviewPolicy::Persons(_) => &[][..],
+        ReviewPolicy::Checks { checks } | ReviewPolicy::Critic { checks, .. } => checks,
+    };
+    if checks.iter().any(|check| matches!(check, ReviewCheck::Command { .. })) {
+        return Err(Refusal::Unusable(
+            "a planner can't request a check that runs a program; use another check".into(),
+        ));
+    }
+    Ok(())
 }

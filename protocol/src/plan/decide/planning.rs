@@ -10,24 +10,18 @@
 use jiff::Timestamp;
 
 use super::super::spec::TaskLimits;
-use super::super::state::{Plan, PlannerTrigger, PlanningTurn, TaskState};
-use super::super::{AttemptClock, Edit, EndReason, Event, PlanningEvent, Refusal, RunEvent, apply};
+use super::super::state::{Plan, PlannerTrigger, PlanningTurn};
+use super::super::{AttemptClock, Edit, EndReason, Event, PlanningEvent, Refusal, apply};
 use super::edits::{EditAuthor, decide_edit, why_run_cannot_finish};
+use super::turn::{find_open_turn, turn_errored_event, usage_of_turn_in_flight};
 use super::{
     MAX_PLANNING_ATTEMPTS, PlanningResult, STALE_JOURNAL, has_work_in_progress, repetition, timeout_error,
     timestamp_after, truncate_for_plan,
 };
-use crate::result::{ErrorKind, ExceededLimit, TaskError, Usage};
+use crate::result::{ErrorKind, ExceededLimit, TaskError};
 
 /// The maximum number of rejected edits of one turn that the planner is shown.
 const MAX_REFUSED: usize = 20;
-
-pub(super) fn find_open_turn(plan: &Plan, turn: u32, attempt: u32) -> Result<&PlanningTurn, Refusal> {
-    let current = plan.planning.turn.as_ref().filter(|planning| planning.retry_at.is_none());
-    current
-        .filter(|planning| (planning.turn, planning.attempt) == (turn, attempt))
-        .ok_or(Refusal::NotCurrentTurn { turn, attempt })
-}
 
 pub(super) fn handle_turn_end(
     plan: &Plan,
@@ -99,49 +93,10 @@ pub(super) fn retry_turn(plan: &Plan, now: Timestamp) -> Result<Vec<Event>, Refu
     }
 }
 
-/// `true` if the planner may be called again: turns are left, it has not failed for good, the run is not winding down, and
-/// its last turns made progress.
-pub(super) fn can_call_planner(plan: &Plan) -> bool {
-    accepts_messages(plan)
-        && plan.planning.idle_turns.max(plan.planning.repeated_turns) < super::MAX_IDLE_TURNS
-}
-
-/// `true` if the planner will read a message: a message resets the count of turns without progress.
-pub(super) fn accepts_messages(plan: &Plan) -> bool {
-    plan.has_planner()
-        && plan.planning.lost.is_none()
-        && plan.planning.turns < plan.max_planning_turns()
-        && plan.run.winding_down.is_none()
-        && !plan.has_failed_fast()
-}
-
-/// The usage to count for a turn that is given up: all that was reserved, if a worker has claimed it.
-fn usage_of_turn_in_flight(plan: &Plan, planning: &PlanningTurn) -> Usage {
-    if planning.worker.is_some() {
-        super::reserved_amounts_as_usage(plan, &planning.work())
-    } else {
-        Usage::default()
-    }
-}
-
 fn fail_turn(planning: &PlanningTurn, error: &TaskError, now: Timestamp) -> Event {
     let is_last = planning.attempt >= MAX_PLANNING_ATTEMPTS || !error.kind.is_retryable();
     let next = TaskLimits::default().backoff_before_attempt(planning.attempt + 1);
     turn_errored_event(planning, error, (!is_last).then(|| timestamp_after(now, next)))
-}
-
-/// Ends the attempt with an error.
-fn turn_errored_event(planning: &PlanningTurn, error: &TaskError, retry_at: Option<Timestamp>) -> Event {
-    Event::Planning(PlanningEvent::Errored {
-        turn: planning.turn,
-        attempt: planning.attempt,
-        error: truncate_for_plan(&error.message),
-        retry_at,
-        exceeded_reservation: error.limit == Some(ExceededLimit::Allowance),
-        is_refused_by_provider: error.is_refused_by_provider,
-        usage: error.usage,
-        models: error.models.clone(),
-    })
 }
 
 fn complete_turn(
@@ -223,38 +178,4 @@ fn truncate_refusals(mut refused: Vec<String>, most: usize) -> Vec<String> {
         refused.push(format!("and {more} more"));
     }
     refused
-}
-
-/// Ends a run that its planner has finished: open tasks are not needed.
-pub(super) fn finish_run(plan: &Plan, reason: &str) -> Vec<Event> {
-    let mut wave = super::wave::TaskEndPropagation::default();
-    wave.cancel_all_open_tasks(plan, None, "the planner finished the run without it");
-    let mut events = wave.events;
-    let deliverable = plan
-        .final_task()
-        .filter(|task| task.state() == TaskState::Completed)
-        .map(|task| (task.spec.id.clone(), super::super::DeliverableRule::Final));
-    let detail = super::settle::mention_plain_plan(plan, truncate_for_plan(reason));
-    events.push(Event::Run(RunEvent::ended(EndReason::Completed, detail, deliverable)));
-    events
-}
-
-/// Ends a run that its planner has given up: it ends with the results that it has.
-pub(super) fn give_up_run(plan: &Plan, reason: &str) -> Vec<Event> {
-    let mut wave = super::wave::TaskEndPropagation::default();
-    wave.cancel_all_open_tasks(plan, None, "the planner gave up the run");
-    let mut events = wave.events;
-    let deliverable = super::settle::choose_deliverable(plan);
-    let reached = deliverable.as_ref().map_or(EndReason::Failed, |_| EndReason::CompletedPartial);
-    let detail = super::settle::mention_plain_plan(plan, truncate_for_plan(reason));
-    events.push(Event::Run(RunEvent::ended(reached, detail, deliverable)));
-    events
-}
-
-/// Gives up the planning turn, if one is open.
-pub(super) fn give_up_turn(plan: &Plan, why: &str) -> Option<Event> {
-    let planning = plan.planning.turn.as_ref()?;
-    let error =
-        TaskError { usage: usage_of_turn_in_flight(plan, planning), ..TaskError::new(ErrorKind::Other, why) };
-    Some(turn_errored_event(planning, &error, None))
 }

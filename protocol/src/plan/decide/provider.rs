@@ -13,7 +13,8 @@
 
 use super::super::state::{Plan, TaskState};
 use super::super::{BudgetEvent, Event, JournalKey, ProviderEvent, Refusal, ResourceAmounts};
-use super::{find_task_with_attempt, planning, reviews, wrong_state_refusal};
+use super::turn::find_open_turn;
+use super::{find_task_with_attempt, reviews, wrong_state_refusal};
 use crate::provider::{ProviderStatus, ProviderWait};
 
 pub(super) fn handle_status(
@@ -74,7 +75,7 @@ fn find_current_wait<'a>(plan: &'a Plan, journal: &JournalKey) -> Result<Option<
             }
         }
         JournalKey::Planning(turn, attempt) => {
-            let current = planning::find_open_turn(plan, *turn, *attempt)?;
+            let current = find_open_turn(plan, *turn, *attempt)?;
             Ok(current.uncounted.current_wait())
         }
     }

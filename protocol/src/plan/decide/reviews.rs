@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::super::spec::{PersonReview, ReviewPolicy};
 use super::super::state::{Attempt, Plan, Task, TaskState};
 use super::super::{AttemptClock, Event, Refusal, ReviewEvent, TaskEvent};
-use super::votes::{Votes, ask_persons};
+use super::votes::{Votes, ask_persons, consequence_of_verdict};
 use super::wave::append_consequences_of_task_ends;
 use super::{
     MAX_REVIEWS, STALE_JOURNAL, find_task, find_task_with_attempt, timeout_error, timestamp_after,
@@ -103,22 +103,6 @@ fn needs_persons(review: &PersonReview, verdict: &Verdict) -> bool {
         }
         ReviewPolicy::None | ReviewPolicy::Checks { .. } | ReviewPolicy::Persons(_) => verdict.passed,
     }
-}
-
-/// The consequence of a verdict on the current result of a task: it is accepted, or another attempt starts, or the task
-/// fails.
-pub(super) fn consequence_of_verdict(plan: &Plan, task: &Task, verdict: &Verdict) -> Event {
-    let (id, attempt) = (task.spec.id.clone(), task.attempt);
-    let may_rerun = plan.run.winding_down.is_none() || task.spec.is_final;
-    if verdict.passed {
-        return Event::Task(TaskEvent::Accepted { task: id, attempt });
-    }
-    if attempt < task.granted && may_rerun {
-        return Event::Task(TaskEvent::Rerun { task: id, attempt: attempt + 1 });
-    }
-    let why = verdict.feedback.as_ref().unwrap_or(&verdict.reasoning);
-    let reason = format!("its result was rejected at attempt {attempt} of {attempt}: {why}");
-    Event::Task(TaskEvent::Failed { task: id, reason: truncate_for_plan(&reason) })
 }
 
 pub(super) fn time_out_review(

@@ -5,10 +5,13 @@ use jiff::Timestamp;
 
 use super::super::spec::{OnFailedDependency, PlanningMode};
 use super::super::state::{DeliverableRule, EndReason, MAX_BLOCKED, Plan, PlannerTrigger, Task, TaskState};
-use super::super::{AttemptEnd, Event, PlanningEvent, RunEvent};
+use super::super::{Event, PlanningEvent, RunEvent};
 use super::approval::ask_about_plan;
-use super::{budget, children, has_work_in_progress, planning, starts, truncate_for_plan};
-use crate::ids::TaskId;
+use super::run_end::{choose_deliverable, mention_plain_plan};
+use super::turn::can_call_planner;
+use super::waits::end_waits_for_children;
+use super::wave::append_consequences_of_task_ends;
+use super::{budget, children, has_work_in_progress, starts};
 
 /// The detail of the end of a run whose deliverable does not answer its question.
 const UNANSWERED: &str = "no passage of the documents answers the question";
@@ -16,9 +19,9 @@ const UNANSWERED: &str = "no passage of the documents answers the question";
 pub(super) fn settle_plan(plan: &Plan, now: Timestamp) -> Vec<Event> {
     let some = |events: Vec<Event>| Some(events).filter(|events| !events.is_empty());
     if plan.is_held() {
-        return some(children::settle_children(plan)).unwrap_or_else(|| end_run_if_idle(plan));
+        return some(settle_children(plan)).unwrap_or_else(|| end_run_if_idle(plan));
     }
-    some(children::settle_children(plan))
+    some(settle_children(plan))
         .or_else(|| some(starts::park_before_start(plan, now)))
         .or_else(|| some(settle_budget_of_open_run(plan)))
         .or_else(|| some(budget::warn_once_at_soft_limit(plan, now)))
@@ -53,9 +56,7 @@ fn request_planning_turn(plan: &Plan) -> Vec<Event> {
     }
     // A complete run needs no planner, unless one of the triggers is a message from a user.
     let is_message = |trigger: &PlannerTrigger| matches!(trigger, PlannerTrigger::Message { .. });
-    if !planning::can_call_planner(plan)
-        || (is_complete(plan) && !plan.planning.triggers.iter().any(is_message))
-    {
+    if !can_call_planner(plan) || (is_complete(plan) && !plan.planning.triggers.iter().any(is_message)) {
         return Vec::new();
     }
     let triggers = plan.planning.triggers.clone();
@@ -94,7 +95,7 @@ fn end_run_if_idle(plan: &Plan) -> Vec<Event> {
     if !has_planner {
         return ended(EndReason::NoProgress, describe_open_tasks(plan));
     }
-    if planning::can_call_planner(plan) {
+    if can_call_planner(plan) {
         // A run that is paused or held waits as long as the planner is available.
         let trigger = PlannerTrigger::Standstill { report: describe_standstill(plan) };
         return if plan.run.paused.is_some() || plan.is_held() {
@@ -108,14 +109,6 @@ fn end_run_if_idle(plan: &Plan) -> Vec<Event> {
         return budget::wind_down_run(plan, reason, &detail);
     }
     ended(reason, detail)
-}
-
-/// Adds to the detail of an end that the planner gave no valid plan.
-pub(super) fn mention_plain_plan(plan: &Plan, detail: String) -> String {
-    let Some(why) = &plan.planning.fallback else { return detail };
-    let plain =
-        truncate_for_plan(&format!("the planner gave no valid plan, so a plain one was carried out: {why}"));
-    if detail.is_empty() { plain } else { format!("{detail}; {plain}") }
 }
 
 /// The reason for the end of a run whose planner is not available any more.
@@ -197,28 +190,6 @@ fn end_reason_of_finished_tasks(plan: &Plan, rung: Option<DeliverableRule>) -> (
     }
 }
 
-/// A rule that chooses the deliverable, and its predicate.
-type DeliverablePredicate<'a> = (DeliverableRule, &'a dyn Fn(&&Task) -> bool);
-
-/// The completed task whose result is the deliverable: the final one, else the newest with text beyond its summary, else
-/// the newest of a producer, else the newest.
-pub(super) fn choose_deliverable(plan: &Plan) -> Option<(TaskId, DeliverableRule)> {
-    let is_completed = |task: &&Task| task.state() == TaskState::Completed && !task.spec.is_child();
-    let completed = || plan.tasks.iter().rev().filter(is_completed);
-    let is_detailed = |task: &&Task| {
-        let end = task.current_attempt().and_then(|attempt| attempt.end.as_ref());
-        matches!(end, Some(AttemptEnd::Finished { is_detailed: true, .. }))
-    };
-    let named = |rung| move |task: &Task| (task.spec.id.clone(), rung);
-    let rungs: [DeliverablePredicate<'_>; 4] = [
-        (DeliverableRule::Final, &|task| task.spec.is_final),
-        (DeliverableRule::Detailed, &is_detailed),
-        (DeliverableRule::Producer, &|task| task.spec.capability.as_str() == "producer"),
-        (DeliverableRule::Any, &|_| true),
-    ];
-    rungs.iter().find_map(|(rung, is_it)| completed().find(|task| is_it(task)).map(named(*rung)))
-}
-
 /// Lists the open tasks, at most [`MAX_BLOCKED`], each with the dependency that it waits for.
 pub(super) fn describe_open_tasks(plan: &Plan) -> String {
     let waiting = plan.tasks.iter().filter(|task| !task.state().is_terminal());
@@ -255,4 +226,26 @@ pub(super) fn describe_open_tasks(plan: &Plan) -> String {
 
 fn count_tasks_in_words(count: u32) -> String {
     if count == 1 { "1 task was".into() } else { format!("{count} tasks were") }
+}
+
+/// Cancels the open children whose parent's attempt is over, and ends the waits for children that have ended.
+fn settle_children(plan: &Plan) -> Vec<Event> {
+    let orphans = plan.index.orphans.iter().map(|&position| &plan.tasks[position as usize]);
+    let orphans: Vec<Event> =
+        orphans.map(|child| children::cancel_child(plan, child, &why_orphaned(plan, child))).collect();
+    if !orphans.is_empty() {
+        return append_consequences_of_task_ends(plan, orphans);
+    }
+    let woken = plan.index.children_ended.iter().map(|&position| &plan.tasks[position as usize]);
+    woken.flat_map(|task| end_waits_for_children(plan, task)).collect()
+}
+
+fn why_orphaned(plan: &Plan, child: &Task) -> String {
+    match plan.parent(child) {
+        Some(parent) if parent.state().is_terminal() => {
+            format!("its parent {} is {}", parent.spec.id, parent.state())
+        }
+        Some(parent) => format!("the attempt of its parent {} is over", parent.spec.id),
+        None => "its parent is not in the plan".into(),
+    }
 }

@@ -12,7 +12,6 @@
 
 use jiff::Timestamp;
 
-use super::super::start::{StartExpiryAction, WAIT_FOR_EVENT_KEY};
 use super::super::state::{Plan, Task};
 use super::super::{AttemptEvent, Event};
 use super::waits::{cancel_at_end_of_run, end_waits, ends_by_events};
@@ -49,17 +48,4 @@ fn start_waits_of_task(plan: &Plan, task: &Task, now: Timestamp) -> (Vec<Wait>, 
     let mut ended: Vec<EndedWait> = waits.iter().filter(is_over).map(reached).collect();
     ended.extend(ends_by_events(&waits, plan.run.signals.iter(), Vec::new()));
     (waits, ended)
-}
-
-/// Returns why a task fails if the wait of this key has expired; `None` if it continues.
-pub(super) fn why_start_fails(task: &Task, key: &str) -> Option<String> {
-    let event = task.spec.wait_for_event.as_ref().filter(|_| key == WAIT_FOR_EVENT_KEY)?;
-    let expiry = event.expiry.as_ref()?;
-    match expiry.action {
-        StartExpiryAction::Start => None,
-        StartExpiryAction::FailTask => Some(format!(
-            "the event {:?} was not signalled until {}; signal it, and retry the task",
-            event.name, expiry.until
-        )),
-    }
 }

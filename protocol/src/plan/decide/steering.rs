@@ -18,16 +18,16 @@ use super::super::due::work_in_flight;
 use super::super::edit::{CommandAction, Edit, MAX_TEXT, RunCommand};
 use super::super::graph::check_patched_task;
 use super::super::spec::{OnFailedDependency, TaskSpec};
-use super::super::state::{EndReason, Plan, PlannerTrigger, RunEnd, Task, TaskState};
+use super::super::state::{Plan, PlannerTrigger, RunEnd, Task, TaskState};
 use super::super::{
     Budget, Event, GraphError, GraphEvent, PlanningEvent, Refusal, RunEvent, TaskEvent, UserEvent, apply,
 };
 use super::edits::{
     EditAuthor, LostDependents, cancel_task, decide_edit, is_dependency_lost, reopen_tasks, retry_task,
 };
-use super::settle::choose_deliverable;
-use super::wave::TaskEndPropagation;
-use super::{planning, waits};
+use super::run_end::cancel_run;
+use super::turn::accepts_messages;
+use super::waits;
 use crate::ids::TaskId;
 use crate::wait::Signal;
 
@@ -343,7 +343,7 @@ fn handle_user_message(plan: &Plan, by: &str, text: &str) -> Result<Vec<Event>, 
     if !plan.has_planner() {
         return Err(Refusal::WrongMoment("this run has no planner that could receive a message".into()));
     }
-    if !planning::accepts_messages(plan) {
+    if !accepts_messages(plan) {
         return Err(Refusal::WrongMoment("the planner of this run is no longer called".into()));
     }
     let (by, text) = (by.to_owned(), text.to_owned());
@@ -352,13 +352,4 @@ fn handle_user_message(plan: &Plan, by: &str, text: &str) -> Result<Vec<Event>, 
         Event::User(UserEvent::MessageReceived { by, text }),
         Event::Planning(PlanningEvent::TriggerRaised { trigger }),
     ])
-}
-
-pub(super) fn cancel_run(plan: &Plan, reason: &str) -> Vec<Event> {
-    let mut wave = TaskEndPropagation::default();
-    wave.cancel_all_open_tasks(plan, None, &super::truncate_for_plan(reason));
-    wave.events.extend(planning::give_up_turn(plan, "the run was cancelled"));
-    let detail = super::truncate_for_plan(reason);
-    wave.events.push(Event::Run(RunEvent::ended(EndReason::Cancelled, detail, choose_deliverable(plan))));
-    wave.events
 }

@@ -14,7 +14,6 @@ use super::super::spec::{PersonReview, ReviewPolicy};
 use super::super::start::PLAN_WAIT_PREFIX;
 use super::super::state::{Attempt, Plan, Task};
 use super::super::{AttemptEvent, Event, ReviewEvent, TaskEvent};
-use super::reviews::consequence_of_verdict;
 use super::truncate_for_plan;
 use super::wave::append_consequences_of_task_ends;
 use crate::ids::{TaskId, WorkerId};
@@ -216,4 +215,20 @@ fn combined_verdict(
         opinions,
         ..Verdict::default()
     }
+}
+
+/// The consequence of a verdict on the current result of a task: it is accepted, or another attempt starts, or the task
+/// fails.
+pub(super) fn consequence_of_verdict(plan: &Plan, task: &Task, verdict: &Verdict) -> Event {
+    let (id, attempt) = (task.spec.id.clone(), task.attempt);
+    let may_rerun = plan.run.winding_down.is_none() || task.spec.is_final;
+    if verdict.passed {
+        return Event::Task(TaskEvent::Accepted { task: id, attempt });
+    }
+    if attempt < task.granted && may_rerun {
+        return Event::Task(TaskEvent::Rerun { task: id, attempt: attempt + 1 });
+    }
+    let why = verdict.feedback.as_ref().unwrap_or(&verdict.reasoning);
+    let reason = format!("its result was rejected at attempt {attempt} of {attempt}: {why}");
+    Event::Task(TaskEvent::Failed { task: id, reason: truncate_for_plan(&reason) })
 }

@@ -18,15 +18,15 @@ use jiff::Timestamp;
 
 use super::super::edit::MAX_TEXT;
 use super::super::spec::TaskSpec;
-use super::super::start::PLAN_WAIT_PREFIX;
+use super::super::start::{PLAN_WAIT_PREFIX, StartExpiryAction, WAIT_FOR_EVENT_KEY};
 use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
 use super::super::{AttemptEvent, Event, Refusal, TaskEvent, UserEvent};
 use super::questions::{ExpiredQuestion, ends_by_standing_answers, expire_question};
 use super::votes::{count_votes, open_person_review};
 use super::wave::append_consequences_of_task_ends;
 use super::{
-    attempts, children, find_task, find_task_with_attempt, starts, truncate_for_plan,
-    usage_of_work_in_flight, wrong_state_refusal,
+    attempts, children, find_task, find_task_with_attempt, truncate_for_plan, usage_of_work_in_flight,
+    wrong_state_refusal,
 };
 use crate::ids::{TaskId, WorkerId};
 use crate::result::{ErrorKind, TaskError};
@@ -140,7 +140,7 @@ pub(super) fn end_waits_by_time(plan: &Plan, id: &TaskId, now: Timestamp) -> Res
         let key = wait.wait.key.clone();
         match &wait.wait.condition {
             WaitCondition::Until(_) => ended.push(EndedWait { key, end: WaitEnd::TimeReached }),
-            WaitCondition::Event { .. } => match starts::why_start_fails(task, &key) {
+            WaitCondition::Event { .. } => match why_start_fails(task, &key) {
                 Some(why) => return Ok(attempts::fail_parked_attempt(plan, task, &why)),
                 None => ended.push(EndedWait { key, end: WaitEnd::Expired }),
             },
@@ -245,4 +245,17 @@ fn withdrawn_waits(open: &[&Wait], ended: &[EndedWait]) -> Vec<EndedWait> {
         |wait: &&&Wait| wait.group.as_deref().is_some_and(|group| over.contains(group)) && !has_ended(wait);
     let withdrawn = open.iter().filter(is_withdrawn);
     withdrawn.map(|wait| EndedWait { key: wait.key.clone(), end: WaitEnd::Withdrawn }).collect()
+}
+
+/// Returns why a task fails if the wait of this key has expired; `None` if it continues.
+fn why_start_fails(task: &Task, key: &str) -> Option<String> {
+    let event = task.spec.wait_for_event.as_ref().filter(|_| key == WAIT_FOR_EVENT_KEY)?;
+    let expiry = event.expiry.as_ref()?;
+    match expiry.action {
+        StartExpiryAction::Start => None,
+        StartExpiryAction::FailTask => Some(format!(
+            "the event {:?} was not signalled until {}; signal it, and retry the task",
+            event.name, expiry.until
+        )),
+    }
 }

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::super::spec::{OnFailedDependency, PlannerConsultMode};
 use super::super::state::{Plan, PlannerTrigger, Task, TaskState};
 use super::super::{Event, PlanningEvent, TaskEvent};
-use super::{planning, usage_of_work_in_flight};
+use super::turn::give_up_turn;
+use super::usage_of_work_in_flight;
 use crate::ids::TaskId;
 
 /// Adds the consequences of the task ends among `events`.
@@ -34,7 +35,7 @@ pub(super) fn append_consequences_of_task_ends(plan: &Plan, mut events: Vec<Even
             if start.is_some_and(|start| start.fail_fast) {
                 let reason = format!("task {task} failed, and the first failure ends this run");
                 wave.cancel_all_open_tasks(plan, Some(task), &reason);
-                wave.events.extend(planning::give_up_turn(plan, &reason));
+                wave.events.extend(give_up_turn(plan, &reason));
                 continue;
             }
             wave.propagate_lost_task(plan, task, "failed");
