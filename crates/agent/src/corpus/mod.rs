@@ -23,9 +23,9 @@ use sha2::{Digest, Sha256};
 pub use document::{Document, DocumentPlace};
 pub(crate) use reading::encode_hex;
 pub(crate) use reading::{BinaryContent, normalize_text, read_binary_content};
-pub use reading::{InputFile, MAX_BYTES, MAX_LINE};
+pub use reading::{InputFile, MAX_LINE};
 pub use search::{SearchHit, SearchResults, WordDocumentCount};
-pub use skipped::{SUPPORTED, SkipReason, SkippedFile};
+pub use skipped::{MAX_BYTES, SUPPORTED, SkipReason, SkippedFile};
 pub(crate) use tokens::{fold_words, tokenize};
 pub use walk::{FolderWalkError, ListedFile, list_folder_files};
 

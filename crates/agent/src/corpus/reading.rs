@@ -10,13 +10,9 @@ use millrace_protocol::safe_text::single_line;
 use sha2::{Digest, Sha256};
 
 use super::document::{Document, DocumentPlace, StoredDocument};
-use super::skipped::{SkipReason, SkippedFile};
+use super::skipped::{MAX_BYTES, MAX_TOTAL, SkipReason, SkippedFile, file_ending};
 use crate::model::{Image, InvalidImage};
 
-/// The maximum size of a file, in bytes.
-pub const MAX_BYTES: u64 = 32 * 1024 * 1024;
-/// The maximum size of a corpus' text, in bytes: further documents are skipped.
-pub(super) const MAX_TOTAL: usize = 1024 * 1024 * 1024;
 /// The maximum length of a line, in characters; a longer line is broken between words. Shorter lines are unchanged, so
 /// that line numbers are those of the file.
 pub const MAX_LINE: usize = 2_000;
@@ -236,13 +232,6 @@ pub(super) fn join_parts(parts: &[TextPart]) -> (String, Vec<DocumentPlace>) {
         text.push_str(&normal);
     }
     (text, places)
-}
-
-/// Returns the ending of a file's name, in lower case.
-pub(super) fn file_ending(path: &str) -> Option<String> {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    let (stem, ending) = name.rsplit_once('.')?;
-    (!stem.is_empty() && !ending.is_empty()).then(|| ending.to_lowercase())
 }
 
 /// Normalises line ends, removes control characters and trailing blanks, and breaks lines longer than [`MAX_LINE`].

@@ -5,7 +5,10 @@ use std::fmt;
 use millrace_documents::ExtractError;
 use serde::{Deserialize, Serialize};
 
-use super::reading::{MAX_BYTES, MAX_TOTAL, file_ending};
+/// The maximum size of a file, in bytes.
+pub const MAX_BYTES: u64 = 32 * 1024 * 1024;
+/// The maximum size of a corpus' text, in bytes: further documents are skipped.
+pub(super) const MAX_TOTAL: usize = 1024 * 1024 * 1024;
 
 /// A file that was skipped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,4 +118,11 @@ impl SkipReason {
             Self::Binary => file_ending(path).unwrap_or_else(|| "binary".into()),
         }
     }
+}
+
+/// Returns the ending of a file's name, in lower case.
+pub(super) fn file_ending(path: &str) -> Option<String> {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let (stem, ending) = name.rsplit_once('.')?;
+    (!stem.is_empty() && !ending.is_empty()).then(|| ending.to_lowercase())
 }

@@ -5,7 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::settings::MIN_MEMORY_MB;
+/// Minimum of the limits on memory: with less, the launcher and a shell do not start.
+pub const MIN_MEMORY_MB: u64 = 64;
 
 pub(super) const MIB: u64 = 1024 * 1024;
 /// The mount point of control groups.

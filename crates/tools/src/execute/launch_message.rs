@@ -6,6 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::settings::{ByteLimits, CommandLimits};
 
+/// Set to 0, the allocator of the launcher does not commit a gibibyte at its start, which would count as memory of the
+/// launcher against the limit of its command. Commands do not get the variable.
+pub(crate) const ALLOCATOR_VARIABLE: &str = "MIMALLOC_ARENA_EAGER_COMMIT";
+
 /// Argument of a launcher, followed by a [`LaunchRequest`] as JSON. Standard input is the socket to the tool; output and
 /// errors go to the tool's pipe.
 pub(super) const SUPERVISE_ARGUMENT: &str = "__execute";

@@ -37,7 +37,7 @@
 mod host_limits;
 mod output_buffer;
 mod run_program;
-pub(crate) mod running_command;
+mod running_command;
 mod settings;
 mod tool;
 mod usage;
@@ -52,7 +52,7 @@ mod seccomp;
 #[cfg(target_os = "linux")]
 mod supervisor;
 
-mod launch_message;
+pub(crate) mod launch_message;
 mod launcher;
 
 pub use launch_message::{Confinement, NetworkAccess};

@@ -14,16 +14,15 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::launch_message::{Confinement, ExceededLimit, LaunchRequest, LauncherReport, SUPERVISE_ARGUMENT};
+use super::launch_message::{
+    ALLOCATOR_VARIABLE, Confinement, ExceededLimit, LaunchRequest, LauncherReport, SUPERVISE_ARGUMENT,
+};
 use super::launcher::Launcher;
 use super::output_buffer::OutputBuffer;
 use super::settings::ByteLimits;
 use super::usage::{self, FolderUsage};
 use crate::program::left_message;
 
-/// Set to 0, the allocator of the launcher does not commit a gibibyte at its start, which would count as memory of the
-/// launcher against the limit of its command. Commands do not get the variable.
-pub(crate) const ALLOCATOR_VARIABLE: &str = "MIMALLOC_ARENA_EAGER_COMMIT";
 /// The timeout for killing the remaining processes of a command.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The signal `KILL`, and the exit code after it.

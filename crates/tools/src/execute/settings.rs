@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::host_limits::{HostLimits, MIB};
+use super::host_limits::{HostLimits, MIB, MIN_MEMORY_MB};
 
 /// Default timeout of a command in seconds.
 pub const DEFAULT_TIMEOUT: u32 = 120;
@@ -116,8 +116,6 @@ pub struct CommandLimits {
     pub total_disk_mb: Option<u64>,
 }
 
-/// Minimum of the limits on memory: with less, the launcher and a shell do not start.
-pub const MIN_MEMORY_MB: u64 = 64;
 /// Minimum number of open files: with less, the launcher and a shell do not start.
 pub const MIN_FILES: u64 = 16;
 

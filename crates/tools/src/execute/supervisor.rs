@@ -20,9 +20,9 @@ use rustix::thread::{
 };
 
 use super::launch_message::{
-    Confinement, ExceededLimit, LaunchRequest, LauncherReport, SUPERVISE_IN_NAMESPACES_ARGUMENT,
+    ALLOCATOR_VARIABLE, Confinement, ExceededLimit, LaunchRequest, LauncherReport,
+    SUPERVISE_IN_NAMESPACES_ARGUMENT,
 };
-use super::running_command::ALLOCATOR_VARIABLE;
 use super::{root_fs, sandbox};
 use crate::program::keeper::ignore_termination;
 use crate::program::left_message;

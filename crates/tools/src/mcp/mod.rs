@@ -4,6 +4,7 @@
 //! a server is marked before a model sees it. The hints on side effects are taken from the server.
 
 mod connection;
+mod pool;
 mod server_process;
 mod settings;
 mod tool;
@@ -12,5 +13,5 @@ mod tool_result;
 mod transport;
 mod workspace;
 
-pub use connection::{McpError, McpPool};
+pub use pool::{McpError, McpPool};
 pub use settings::{DEFAULT_TIMEOUT, MAX_RESULT, McpServer};

@@ -1,16 +1,17 @@
 //! The settings of MCP servers in a capability file.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use globset::Glob;
 use millrace_agent::files::ProgramFiles;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::workspace::FOLDER;
 use crate::web::Endpoint;
 
+/// The placeholder of the working folder in the arguments of a server.
+const FOLDER: &str = "{folder}";
 /// Default timeout of a call in seconds.
 pub const DEFAULT_TIMEOUT: u32 = 60;
 /// Default maximum length of a result in characters.
@@ -133,6 +134,15 @@ impl McpServer {
             names.extend(free);
         }
         names
+    }
+}
+
+impl McpServer {
+    /// Returns the settings of the server in this working folder.
+    pub(super) fn in_folder(&self, folder: &Path) -> Self {
+        let path = folder.display().to_string();
+        let args = self.args.iter().map(|argument| argument.replace(FOLDER, &path)).collect();
+        Self { args, cwd: Some(folder.to_owned()), files: None, ..self.clone() }
     }
 }
 

@@ -11,11 +11,11 @@ use rmcp::ServiceError;
 use rmcp::model::{CallToolRequestParams, CallToolResponse, CallToolResult};
 use serde_json::Value;
 
-use super::connection::{Connection, LiveConnection, error_chain};
+use super::connection::{Connection, LiveConnection};
 use super::settings::{DEFAULT_TIMEOUT, MAX_RESULT, McpServer};
 use super::tool_list::OfferedTool;
 use super::tool_result;
-use super::transport::UNREADABLE_MESSAGE;
+use super::transport::{UNREADABLE_MESSAGE, error_chain};
 use crate::untrusted::one_line;
 
 /// The JSON-RPC error code for invalid arguments.

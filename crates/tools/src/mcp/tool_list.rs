@@ -9,7 +9,7 @@ use rmcp::{Peer, RoleClient};
 use serde_json::Value;
 use tracing::warn;
 
-use super::connection::error_chain;
+use super::transport::error_chain;
 use crate::untrusted::one_line;
 
 const MAX_PAGES: usize = 100;

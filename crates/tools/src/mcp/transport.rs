@@ -338,3 +338,17 @@ fn mend_events(events: EventStream, waiting: Option<RequestId>) -> EventStream {
     };
     events.map(mend).boxed()
 }
+
+/// Joins the messages of an error and its sources. They may contain text of the server.
+pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
+    let chain = crate::web::error_chain(error);
+    // The library names its transports by their types.
+    let plain = match chain
+        .split_once("Transport [")
+        .and_then(|(before, rest)| Some((before, rest.split_once("] error: ")?.1)))
+    {
+        Some((before, reason)) => format!("{before}{reason}"),
+        None => chain,
+    };
+    one_line(&redact_text(&plain), MAX_ERROR)
+}

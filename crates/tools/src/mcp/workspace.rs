@@ -2,7 +2,6 @@
 //! call the agent's files are laid out there, and what the call changed is handed over with its result, to be written back. The
 //! calls of an attempt to one server run one after the other, so that each change has one origin.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,8 +19,6 @@ use super::tool::McpTool;
 use crate::execute::Launcher;
 use crate::working_folder::{files_error, note_changes};
 
-/// The placeholder of the working folder in the arguments of a server.
-pub(super) const FOLDER: &str = "{folder}";
 const DESCRIPTION: &str = "It works on the files of the workspace, relative to its working folder: /data/a.csv is data/a.csv \
 there. Files that it creates, changes or deletes are created, changed or deleted in the workspace.";
 
@@ -58,15 +55,6 @@ impl AttemptServer {
 
 pub(super) fn create_folder() -> std::io::Result<TempDir> {
     tempfile::Builder::new().prefix("millrace-mcp-").tempdir()
-}
-
-impl McpServer {
-    /// Returns the settings of the server in this working folder.
-    pub(super) fn in_folder(&self, folder: &Path) -> Self {
-        let path = folder.display().to_string();
-        let args = self.args.iter().map(|argument| argument.replace(FOLDER, &path)).collect();
-        Self { args, cwd: Some(folder.to_owned()), files: None, ..self.clone() }
-    }
 }
 
 pub(super) struct WorkspaceMcpTool {

@@ -29,7 +29,7 @@ use tracing::warn;
 use super::process_table::{ProcessTable, end_descendants};
 use super::{Program, ProgramPipes, left_message, split_command};
 use crate::execute::Launcher;
-use crate::execute::running_command::ALLOCATOR_VARIABLE;
+use crate::execute::launch_message::ALLOCATOR_VARIABLE;
 
 /// The first argument of a keeper, followed by the program and its arguments. Standard input is the socket to the starting
 /// process, standard error that of the starting process.

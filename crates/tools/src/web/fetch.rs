@@ -21,15 +21,13 @@ use serde_json::Value;
 use url::Url;
 
 use super::download::Download;
-use super::page::{self, BodyKind, Page};
+use super::page::{self, BodyKind, MAX_BODY, Page};
 use super::url_policy::{FetchSettings, UrlRefusal};
 use crate::http_client;
 use crate::untrusted::{mark_untrusted, one_line};
 
 /// Default and maximum number of characters per result.
 pub const DEFAULT_CHARS: usize = 20_000;
-/// Maximum number of bytes read from a page, after decompression.
-pub const MAX_BODY: usize = 1_000_000;
 /// Maximum number of bytes of a document in a binary format, as of a document of a run. It can't be read in part.
 const MAX_DOCUMENT: usize = MAX_BYTES as usize;
 /// The time that the parser of a document may take, in seconds.

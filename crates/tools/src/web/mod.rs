@@ -12,6 +12,7 @@ pub use millrace_address_policy::{Cidr, DnsLookup};
 
 pub use download::{Download, DownloadError, download};
 pub(crate) use fetch::error_chain;
-pub use fetch::{DEFAULT_CHARS, FetchTool, MAX_BODY, MAX_REDIRECTS};
+pub use fetch::{DEFAULT_CHARS, FetchTool, MAX_REDIRECTS};
+pub use page::MAX_BODY;
 pub use search::{Endpoint, MAX_RESULTS, SearchError, SearchSettings, SearchTool};
 pub use url_policy::{FetchSettings, HostPattern, UrlRefusal};

@@ -10,6 +10,9 @@ use millrace_documents::text::find_declared_encoding;
 use millrace_documents::{BinaryFormat, Extractor, TextPart};
 use millrace_protocol::safe_text::strip_control_characters;
 
+/// Maximum number of bytes read from a page, after decompression.
+pub const MAX_BODY: usize = 1_000_000;
+
 /// Maximum nesting of HTML: the converter is recursive and has a stack of [`PARSER_STACK_SIZE`] bytes.
 const MAX_NESTING: usize = 1_000;
 /// Several times the stack that [`MAX_NESTING`] levels need, even in an unoptimised build.
@@ -153,7 +156,7 @@ pub(crate) fn decode_to_utf8(content_type: Option<&str>, body: &[u8]) -> String 
             .map(|encoding| if encoding.is_ascii_compatible() { encoding } else { UTF_8 })
     });
     // A truncated body may end inside a character.
-    let cut = body.len() >= super::fetch::MAX_BODY;
+    let cut = body.len() >= MAX_BODY;
     let valid = || std::str::from_utf8(body).map_or_else(|e| cut && e.error_len().is_none(), |_| true);
     let fallback = || if valid() { UTF_8 } else { WINDOWS_1252 };
     declared.unwrap_or_else(fallback).decode(body).0.into_owned()
