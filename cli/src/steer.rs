@@ -5,7 +5,9 @@ use anyhow::anyhow;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use millrace_protocol::ids::{RunId, TaskId};
-use millrace_protocol::plan::{CommandAction, Event, Plan, RunCommand, RunEvent, suggest_larger_limits};
+use millrace_protocol::plan::{
+    CommandAction, Event, Plan, RunCommand, RunEvent, suggest_larger_limits, tasks_without_budget,
+};
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
@@ -155,7 +157,9 @@ pub fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), CommandError> {
             let submit = if is_remote() { "submit" } else { "run" };
             let follow_up = command_hint(&format!("{submit} OBJECTIVE --after {run}"));
             // A task that has used up its budget fails again.
-            let can_retry = plan.can_be_reopened() && suggest_larger_limits(plan).is_none();
+            let can_retry = plan.can_be_reopened()
+                && suggest_larger_limits(plan).is_none()
+                && tasks_without_budget(plan).is_empty();
             let retry = can_retry.then(|| command_hint(&format!("retry {run} TASK")));
             let retry =
                 retry.map(|retry| format!(", `{retry}` runs a task of it again, with changes if wanted"));

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use millrace_plan_file::limits::resume_arguments;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{DeliverableRule, EndReason, Plan, ResourceKind, RunEnd, TaskState};
+use millrace_protocol::plan::{
+    DeliverableRule, EndReason, Plan, ResourceKind, RunEnd, TaskState, tasks_without_budget,
+};
 use millrace_protocol::result::{TaskResult, Usage};
 use millrace_protocol::safe_text::{self, single_line};
 use millrace_protocol::subject::PLANNER;
@@ -118,7 +120,11 @@ impl RunReport {
         });
         let more = resume_command_hint(&self.run, plan).map(|how| format!("resume it: {how}"));
         let other = other_planner_hint(&self.run, plan);
-        [Some(first), describe_usage_by_role(plan), rung, more, other].into_iter().flatten().collect()
+        let own_budget = own_budget_hint(plan);
+        [Some(first), describe_usage_by_role(plan), rung, more, other, own_budget]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     /// The last line of the output: the notice that nobody judged the deliverable.
@@ -139,6 +145,16 @@ pub fn describe_missing_review(plan: &Plan, end: &RunEnd) -> Option<String> {
 /// Returns the command that resumes a run that has ended, if it can be resumed.
 pub fn resume_command_hint(run: &RunId, plan: &Plan) -> Option<String> {
     resume_arguments(run, plan).map(|arguments| command_hint(&arguments))
+}
+
+/// Returns what helps a run whose failed tasks have used up their own budgets.
+pub fn own_budget_hint(plan: &Plan) -> Option<String> {
+    let tasks = tasks_without_budget(plan);
+    let task = tasks.first()?;
+    Some(format!(
+        "task {task} has used up its own budget, which a resume or a retry does not raise: give it a larger `budget` in the plan \
+         and submit that as a new run"
+    ))
 }
 
 /// Returns how to resume a run with another model for its planner, if the planner was the reason for its end. A model that the

@@ -4,6 +4,7 @@
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::{
     Budget, BudgetExhaustionPolicy, Plan, ResourceAmounts, ResourceKind, suggest_larger_limits,
+    tasks_without_budget,
 };
 use millrace_runtime::duration;
 use millrace_strict_yaml::did_you_mean_hint;
@@ -164,6 +165,8 @@ pub fn resume_arguments(run: &RunId, plan: &Plan) -> Option<String> {
     let budget = match suggest_larger_limits(plan) {
         Some(larger) => format!(" --budget {}", format_limits(&larger)),
         None if end.reason.needs_larger_budget() => " --budget NAME=AMOUNT".to_owned(),
+        // It would fail again.
+        None if !tasks_without_budget(plan).is_empty() => return None,
         None => String::new(),
     };
     Some(format!("resume {run}{budget}"))

@@ -91,6 +91,7 @@ pub use cluster::{CapabilityRegistry, RegisteredCapability};
 pub use decide::{
     AttemptResult, DecisionInput, Fact, MAX_IDLE_TURNS, MAX_PLANNING_ATTEMPTS, MAX_REVIEWS, PlanningResult,
     UnknownCapabilityStatus, decide, find_criteria_problem, find_earlier_runs_problem, suggest_larger_limits,
+    tasks_without_budget,
 };
 pub use draft::PlanDraft;
 pub use due::{

@@ -6,9 +6,9 @@ use std::time::Duration;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{
     Budget, CapabilityRegistry, CommandAction, Edit, EndReason, OnFailedDependency, OverdueInput, Refusal,
-    Submission, TaskPatch, TaskSpec, TaskState,
+    ResourceAmounts, Submission, TaskPatch, TaskSpec, TaskState, suggest_larger_limits, tasks_without_budget,
 };
-use millrace_protocol::result::{CapabilityDescription, ErrorKind};
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, Usage};
 
 use crate::cast;
 use crate::oracle;
@@ -103,6 +103,66 @@ fn resumed_final_task_skips_dependencies_that_are_lost_for_good() {
     assert_eq!(state_and_policy_of_final_task(&scene), (TaskState::Ready, OnFailedDependency::Skip));
     scene.claim_and_finish_task(&cast::task_id("last"), "w1");
     assert!(scene.plan.run.end.is_some());
+}
+
+#[test]
+fn partial_run_continues_with_a_larger_budget_of_the_capability_that_stopped_a_task() {
+    let limit = |tokens| ResourceAmounts { tokens: Some(tokens), ..ResourceAmounts::default() };
+    let search = cast::capability_name("search");
+    let stopped = |pool: &str| {
+        let mut budget = Budget::default();
+        if pool == "capability" {
+            budget.capabilities.insert(search.clone(), limit(1_000));
+        }
+        let found = TaskSpec { capability: search.clone(), ..cast::echo_task("found", &[]) };
+        let found = TaskSpec { budget: if pool == "task" { limit(1_000) } else { found.budget }, ..found };
+        let last = cast::echo_task("last", &["found"]);
+        let last = TaskSpec { is_final: true, on_failed_dependency: OnFailedDependency::Skip, ..last };
+        let mut scene = RunScene::from_submission(Submission {
+            budget,
+            ..cast::fixed_plan_submission(vec![found, last])
+        });
+        let (found, last) = (cast::task_id("found"), cast::task_id("last"));
+        scene.claim_task(&found, "w1");
+        let usage = Usage { model_calls: 1, input_tokens: 990, ..Usage::default() };
+        let error = TaskError { usage, ..TaskError::new(ErrorKind::Model, "no reply") };
+        scene.decide_fact(&cast::attempt_ended_fact(&found, 1, "w1", Err(error))).unwrap();
+        if scene.plan.task(&found).unwrap().state() != TaskState::Failed {
+            scene.now = cast::time_after(scene.now, 3_600);
+            for overdue in scene.overdue_inputs_now() {
+                scene.decide_overdue_input(&overdue).unwrap();
+            }
+        }
+        if scene.plan.task(&found).unwrap().state() == TaskState::Ready {
+            scene.claim_task(&found, "w1");
+            fail_task(&mut scene, &found);
+        }
+        scene.claim_and_finish_task(&last, "w1");
+        assert_eq!(scene.plan.run.end.as_ref().unwrap().reason, EndReason::CompletedPartial);
+        scene
+    };
+    let mut scene = stopped("capability");
+    let larger = suggest_larger_limits(&scene.plan).unwrap();
+    assert_eq!(larger.capabilities[&search], limit(2_000));
+    assert!(scene.plan.is_resumable());
+    let as_it_is = cast::command_fact("same", CommandAction::Resume { budget: None });
+    assert!(scene.decide_fact(&as_it_is).is_err(), "the task would fail again");
+    let more = cast::command_fact("more", CommandAction::Resume { budget: Some(larger) });
+    scene.decide_fact(&more).unwrap();
+    oracle::check_invariants_after_decision(&scene.plan);
+    let states = ["found", "last"].map(|id| scene.plan.task(&cast::task_id(id)).unwrap().state());
+    assert_eq!(states, [TaskState::Ready, TaskState::Pending]);
+    for id in ["found", "last"] {
+        scene.claim_and_finish_task(&cast::task_id(id), "w1");
+    }
+    assert_eq!(scene.plan.run.end.as_ref().unwrap().reason, EndReason::Completed);
+    // No budget of a run helps a task that failed for another reason, or used up its own budget.
+    for pool in ["none", "task"] {
+        let scene = stopped(pool);
+        assert!(!scene.plan.is_resumable(), "{pool}");
+        let spent = if pool == "task" { vec![cast::task_id("found")] } else { Vec::new() };
+        assert_eq!(tasks_without_budget(&scene.plan), spent.iter().collect::<Vec<_>>());
+    }
 }
 
 /// The states of the tasks `a`, `b`, `c` and `d` of a chain.

@@ -28,7 +28,7 @@ use super::super::{BudgetEvent, Event, GraphEvent, PlanningEvent, Refusal, RunEv
 use super::turn::give_up_turn;
 use super::usage_of_work_in_flight;
 use super::wave::append_consequences_of_task_ends;
-use crate::ids::Capability;
+use crate::ids::{Capability, TaskId};
 use crate::result::{ExceededLimit, Usage};
 
 /// The divisor of the rest of its pool that an attempt reserves: a quarter.
@@ -490,6 +490,28 @@ pub fn suggest_larger_limits(plan: &Plan) -> Option<Budget> {
         larger.amounts = limited.map_or_else(|| larger_default_tokens(plan), nearest_limit_doubled);
     }
     (!larger.is_default()).then_some(larger)
+}
+
+/// `true` if a failed task could run again with larger limits of its capability or of an attempt: `millrace resume --budget` can
+/// raise these after the end of the run.
+pub(super) fn has_task_stopped_by_limits(plan: &Plan) -> bool {
+    plan.run.start.as_ref().is_some_and(|start| {
+        let ledger = ReservationLedger::new(plan, &start.budget);
+        !larger_attempt_limits(plan, &start.budget).is_empty()
+            || !larger_capability_limits(plan, &ledger).is_empty()
+    })
+}
+
+/// Returns the failed tasks of a run that have used up a budget of their own. Nothing raises it after the submission, so they fail
+/// again if they are retried or their run is resumed.
+#[must_use]
+pub fn tasks_without_budget(plan: &Plan) -> Vec<&TaskId> {
+    let Some(start) = &plan.run.start else { return Vec::new() };
+    let ledger = ReservationLedger::new(plan, &start.budget);
+    let failed = plan.tasks.iter().filter(|task| task.state() == TaskState::Failed && !task.spec.is_child());
+    let is_spent =
+        |task: &&Task| ledger.task_pool(Some(task)).is_some_and(|pool| !pool.larger_limits().is_empty());
+    failed.filter(is_spent).map(|task| &task.spec.id).collect()
 }
 
 /// Returns the limits of the capabilities of lost work that stop it, each with those that stay.

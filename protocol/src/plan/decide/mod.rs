@@ -68,7 +68,7 @@ use crate::result::{Build, ErrorKind, MAX_MESSAGE, ModelUsage, PlanProposal, Tas
 use crate::wait::Wait;
 
 pub use begin::{find_criteria_problem, find_earlier_runs_problem};
-pub use budget::suggest_larger_limits;
+pub use budget::{suggest_larger_limits, tasks_without_budget};
 pub(super) use edits::{EditAuthor, decide_edit};
 
 /// The maximum number of failed attempts at a planning turn before the planner counts as unavailable.

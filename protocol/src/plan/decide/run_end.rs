@@ -2,9 +2,9 @@
 
 use super::super::state::{AttemptEnd, DeliverableRule, EndReason, Plan, Task, TaskState};
 use super::super::{Event, RunEvent};
-use super::truncate_for_plan;
 use super::turn::give_up_turn;
 use super::wave::TaskEndPropagation;
+use super::{budget, truncate_for_plan};
 use crate::ids::TaskId;
 
 /// Ends a run that its planner has finished: open tasks are not needed.
@@ -29,7 +29,7 @@ pub(super) fn give_up_run(plan: &Plan, reason: &str) -> Vec<Event> {
     let deliverable = choose_deliverable(plan);
     let reached = deliverable.as_ref().map_or(EndReason::Failed, |_| EndReason::CompletedPartial);
     let detail = mention_plain_plan(plan, truncate_for_plan(reason));
-    events.push(Event::Run(RunEvent::ended(reached, detail, deliverable)));
+    events.push(ended_event(plan, reached, detail, deliverable));
     events
 }
 
@@ -70,4 +70,16 @@ pub(super) fn choose_deliverable(plan: &Plan) -> Option<(TaskId, DeliverableRule
         (DeliverableRule::Any, &|_| true),
     ];
     rungs.iter().find_map(|(rung, is_it)| completed().find(|task| is_it(task)).map(named(*rung)))
+}
+
+/// Returns the end of a run by itself. One with results can be resumed if larger limits make its failed tasks run again.
+pub(super) fn ended_event(
+    plan: &Plan,
+    reason: EndReason,
+    detail: String,
+    deliverable: Option<(TaskId, DeliverableRule)>,
+) -> Event {
+    let is_limited = reason == EndReason::CompletedPartial && budget::has_task_stopped_by_limits(plan);
+    let is_resumable = reason.can_be_retried() || is_limited;
+    Event::Run(RunEvent::Ended { reason, detail, deliverable, is_resumable })
 }

@@ -7,7 +7,7 @@ use super::super::spec::{OnFailedDependency, PlanningMode};
 use super::super::state::{DeliverableRule, EndReason, MAX_BLOCKED, Plan, PlannerTrigger, Task, TaskState};
 use super::super::{Event, PlanningEvent, RunEvent};
 use super::approval::ask_about_plan;
-use super::run_end::{choose_deliverable, mention_plain_plan};
+use super::run_end::{choose_deliverable, ended_event, mention_plain_plan};
 use super::turn::can_call_planner;
 use super::waits::end_waits_for_children;
 use super::wave::append_consequences_of_task_ends;
@@ -73,7 +73,7 @@ fn end_run_if_idle(plan: &Plan) -> Vec<Event> {
         return Vec::new();
     }
     let deliverable = choose_deliverable(plan);
-    let ended = |reason, detail| vec![Event::Run(RunEvent::ended(reason, detail, deliverable.clone()))];
+    let ended = |reason, detail| vec![ended_event(plan, reason, detail, deliverable.clone())];
     let (open, lost) = (plan.open_task_count(), lost_task_count(plan));
     if let Some((reason, detail)) = plan.run.winding_down.as_ref().filter(|_| lost > 0 || !is_complete(plan))
     {

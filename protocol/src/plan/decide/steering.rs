@@ -230,10 +230,11 @@ fn resume_with(
     Ok(events)
 }
 
-/// Returns the tasks that were cancelled only because the run was winding down and, in a run that is resumed as it is, those
+/// Returns the tasks that were cancelled only because the run was winding down and, in a run that did not use up its budget, those
 /// that have failed or were cancelled with its end; except those that depend on a task that is lost for good.
 fn tasks_to_run_after_resume(plan: &Plan) -> BTreeSet<u32> {
-    let ended = plan.run.end.as_ref().filter(|end| end.reason.can_be_retried());
+    let is_retried = |end: &&RunEnd| end.reason.can_be_retried() || end.reason == EndReason::CompletedPartial;
+    let ended = plan.run.end.as_ref().filter(is_retried);
     // The first failure of a run with `fail_fast`, and a planner that gives up, cancel the rest with the end of the run.
     let is_lost_at_end = |task: &Task, end: &RunEnd| match task.state() {
         TaskState::Failed => true,

@@ -138,7 +138,8 @@ pub enum RunEvent {
         #[api(form(Option<DeliverableChoice<'a>>), value(deliverable.as_ref().map(Into::into)))]
         deliverable: Option<(TaskId, DeliverableRule)>,
         /// `true` if the run can be resumed.
-        // As it is. Apart from that, a run whose budget is exhausted can be resumed with a larger one.
+        // As it is, or, if it ended with some results, with larger limits of its capabilities or attempts. Apart from that, a run
+        // whose budget is exhausted can be resumed with a larger one.
         #[api(name = "resumable")]
         #[serde(default, skip_serializing_if = "std::ops::Not::not", rename = "resumable")]
         is_resumable: bool,
@@ -178,8 +179,7 @@ impl fmt::Display for RunEvent {
             Self::ClocksStopped(stopped) => stopped.fmt(f),
             Self::Paused => f.write_str("paused"),
             Self::Interrupted => f.write_str("run interrupted"),
-            Self::Resumed { budget } if budget.is_default() => f.write_str("resumed"),
-            Self::Resumed { budget } if budget.amounts.is_empty() => f.write_str("resumed with a new budget"),
+            Self::Resumed { budget } if budget.amounts.is_empty() => f.write_str("resumed"),
             Self::Resumed { budget } => write!(f, "resumed with a budget of {}", budget.amounts),
             Self::WindingDown { reason, detail } => write!(f, "winding down ({reason}): {detail}"),
             Self::Reopened => f.write_str("run reopened"),
