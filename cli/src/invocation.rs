@@ -183,6 +183,114 @@ mod tests {
         assert_eq!(add_to_hints("`millrace run X`", " --nats h"), "`millrace run X`");
     }
 
+    /// The source files of the workspace, without tests.
+    fn source_files(folder: &std::path::Path, into: &mut Vec<std::path::PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() && name != "tests" {
+                source_files(&path, into);
+            } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {
+                into.push(path);
+            }
+        }
+    }
+
+    /// The `millrace` commands in a source file: in texts between backticks, in hints, and in examples of the help.
+    fn commands_in_source(source: &str) -> Vec<String> {
+        let code = source.split("\n#[cfg(test)]\nmod tests {").next().unwrap();
+        let mut joined = String::new();
+        let mut is_continued = false;
+        for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            let line = if is_continued { line.trim_start() } else { line };
+            is_continued = line.ends_with('\\');
+            joined.push_str(line.trim_end_matches('\\'));
+            if !is_continued {
+                joined.push('\n');
+            }
+        }
+        let joined = joined.replace("\\\"", "\u{1}");
+        let quoted = |line: &str| -> Vec<String> {
+            let parts = line.split('`').skip(1).step_by(2).filter(|part| part.starts_with("millrace "));
+            let hints = line
+                .split("command_hint(")
+                .skip(1)
+                .filter_map(|rest| rest.trim_start_matches("&format!(").strip_prefix('"')?.split('"').next());
+            let examples = line.strip_prefix("  millrace ").map(|rest| rest.split("\"").next().unwrap());
+            let hints = hints.chain(examples).map(|hint| format!("millrace {hint}"));
+            parts.map(str::to_owned).chain(hints).collect()
+        };
+        joined.lines().flat_map(quoted).map(|command| command.replace('\u{1}', "\"")).collect()
+    }
+
+    /// Returns the arguments of a command as a user who copies it would give them, with values for its placeholders.
+    fn arguments_of_hint(hint: &str) -> Vec<String> {
+        let ends = ["  ", " && ", " | ", " > "];
+        let command = ends.iter().fold(hint, |command, end| command.split(end).next().unwrap());
+        let value = |word: &str| -> String {
+            let known = [
+                ("URL", "nats://h:1"),
+                ("MODEL", "openai:m"),
+                ("PROVIDER:MODEL", "openai:m"),
+                ("planner=PROVIDER:MODEL", "planner=openai:m"),
+                ("N", "5"),
+                ("NAME=AMOUNT", "tokens=5"),
+                ("{submit}", "submit"),
+                ("{first}", "--approve"),
+            ];
+            let known = known.iter().find(|(name, _)| *name == word).map(|(_, value)| (*value).to_owned());
+            known.unwrap_or_else(|| word.replace('{', "x").replace('}', "x"))
+        };
+        let mut words = vec![String::new()];
+        let mut quote_char = None;
+        for c in command.trim_end_matches(['\\', ' ']).chars() {
+            match (c, quote_char) {
+                ('"' | '\'', None) => quote_char = Some(c),
+                (c, Some(open)) if c == open => quote_char = None,
+                (' ', None) => words.push(String::new()),
+                (c, _) => words.last_mut().unwrap().push(c),
+            }
+        }
+        words.iter().filter(|word| !word.is_empty()).map(|word| value(word)).collect()
+    }
+
+    #[test]
+    fn every_command_in_a_text_of_the_program_is_one_that_it_takes() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut files = Vec::new();
+        for folder in ["cli", "gateway", "worker", "critic", "supervisor", "protocol", "crates"] {
+            source_files(&root.join(folder), &mut files);
+        }
+        let (mut tried, mut bad) = (0, Vec::new());
+        for file in files {
+            for hint in commands_in_source(&std::fs::read_to_string(&file).unwrap()) {
+                let arguments = arguments_of_hint(&hint);
+                if arguments.len() < 2 || arguments[1] == "COMMAND" || hint.contains('…') {
+                    continue;
+                }
+                tried += 1;
+                let error = crate::Cli::command().try_get_matches_from(&arguments).err();
+                let is_mention = arguments.iter().all(|word| !word.starts_with('-')) && arguments.len() <= 3;
+                use clap::error::ErrorKind as Kind;
+                let is_fine = match error.as_ref().map(clap::Error::kind) {
+                    None | Some(Kind::DisplayHelp) => true,
+                    // The name of a command, not a command to copy.
+                    Some(
+                        Kind::MissingRequiredArgument
+                        | Kind::MissingSubcommand
+                        | Kind::DisplayHelpOnMissingArgumentOrSubcommand,
+                    ) => is_mention,
+                    Some(_) => false,
+                };
+                if !is_fine {
+                    bad.push(format!("{}: `{hint}`: {}", file.display(), error.unwrap()));
+                }
+            }
+        }
+        assert!(bad.is_empty(), "{}", bad.join("\n"));
+        assert!(tried > 150, "only {tried} commands");
+    }
+
     #[test]
     fn hints_of_local_commands_overrule_a_server_in_the_environment() {
         let shown = options_of(&["millrace", "run", "x"], true);

@@ -17,8 +17,10 @@ pub fn models_without_price<'a>(choices: impl Iterator<Item = &'a ModelSelection
     choices
         .flat_map(|choice| &choice.models)
         .filter(|chosen| match parse_model_name(&chosen.name) {
+            // Models on this machine cost nothing, and resellers report the cost of each reply.
             Ok(ParsedModelName::Model { provider, model, .. }) => {
-                prices.tariff_for_model(provider, &model) == ModelTariff::default()
+                let has_price = prices.tariff_for_model(provider, &model) != ModelTariff::default();
+                !has_price && !provider.dialect.is_local && !provider.is_reseller
             }
             // Built-in, replayed and scripted models are free.
             Ok(_) | Err(_) => false,
@@ -38,7 +40,7 @@ mod tests {
     #[test]
     fn models_without_a_known_price_are_listed() {
         let choice = ModelSelection::parse("openai:gpt-5.2, openai:no-such-model, ollama:qwen3:8b").unwrap();
-        let expected = ["ollama:qwen3:8b", "openai:no-such-model"].map(str::to_owned);
+        let expected = ["openai:no-such-model"].map(str::to_owned);
         assert_eq!(models_without_price([&choice].into_iter()), expected.into());
         let scripted = ModelSelection::parse("script:x.yaml").unwrap();
         assert_eq!(models_without_price([&scripted].into_iter()), BTreeSet::new());

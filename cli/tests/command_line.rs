@@ -862,6 +862,20 @@ fn hints_can_be_copied() {
 }
 
 #[test]
+fn background_start_reports_why_its_cluster_ended() {
+    let user = CliUser::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let failed = user.run_command(&["up", "--detach", "--api", &address]);
+    failed.assert_exit_code(4).assert_stderr_contains(&format!("cannot serve the API at {address}"));
+    assert!(failed.err.contains("choose another address with --api"), "{failed:#?}");
+    drop(taken);
+    // The advice works, and so does the same address once it is free.
+    user.run_command(&["up", "--detach", "--api", &address]).assert_exit_code(0);
+    user.run_command(&["down"]).assert_exit_code(0);
+}
+
+#[test]
 fn resume_hint_of_a_run_with_a_capability_file_continues_it() {
     let user = CliUser::new();
     let program = "kind: command\nname: clock\ndescription: x\ncommand: [cat, go]\n";

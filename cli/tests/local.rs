@@ -780,6 +780,8 @@ fn doctor_checks_a_remote_cluster() {
     let right = ask(info["password"].as_str().unwrap());
     let text = String::from_utf8(right.stdout).unwrap();
     assert!(text.contains("with JetStream, 0 streams"), "{text}");
+    assert!(text.contains("there is no Millrace cluster on the NATS server"), "{text}");
+    assert!(text.contains(&format!("`millrace supervisor --nats {url}`")), "{text}");
     assert_eq!(right.status.code(), Some(0), "{text}");
     let wrong = ask("guess");
     let text = String::from_utf8(wrong.stdout).unwrap();

@@ -747,7 +747,7 @@ fn connection_problems_are_explained() {
     let (authority, certificate, key) = ("MILLRACE_NATS_CA", "MILLRACE_NATS_CERT", "MILLRACE_NATS_KEY");
     let file = |name| folder.file_path(name);
     let of_other = |name| other.file_path(name);
-    let cases: [InvalidCredentialsCase<'_>; 10] = [
+    let cases: [InvalidCredentialsCase<'_>; 11] = [
         (
             &[(authority, file("gone.crt"))],
             "certificates",
@@ -801,6 +801,12 @@ fn connection_problems_are_explained() {
             &[(seed, other.seed_path("millrace", "client"))],
             "cluster",
             "the server does not know this identity",
+            "refuses these credentials; set others with MILLRACE_NATS_NKEY",
+        ),
+        (
+            &[(seed, PathBuf::new())],
+            "cluster",
+            "set MILLRACE_NATS_NKEY to the seed of an identity of the server",
             "refuses these credentials; set others with MILLRACE_NATS_NKEY",
         ),
     ];

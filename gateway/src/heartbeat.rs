@@ -40,7 +40,7 @@ pub async fn send_heartbeats(bus: Bus, shutdown: CancellationToken) {
             Err(fault @ Fault::Forbidden { .. }) => {
                 tracing::warn!(
                     %fault,
-                    "heartbeats stopped; run `millrace nats-config` again, so that this identity may send them"
+                    "heartbeats stopped; run `millrace nats-config --out DIR` again and reload the server, so that this identity may send them"
                 );
                 return;
             }

@@ -216,7 +216,7 @@ fn unusable_server_is_named_with_a_hint() {
     assert_exit_and_output(
         millrace_command(folder.path()).args(["list", "--nats", &empty.url]),
         ENVIRONMENT,
-        &["no Millrace cluster", "millrace up"],
+        &["no Millrace cluster", "millrace supervisor --nats"],
     );
     assert_exit_and_output(
         millrace_command(folder.path()).args(["watch", "latest"]),

@@ -11,7 +11,7 @@ use millrace_runtime::Bus;
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::{CommandError, CommandExit, run_until_interrupt};
-use crate::invocation::command_hint;
+use crate::invocation::{command_hint, complete_hints};
 use crate::json::{AnswerLine, print_json};
 use crate::questions::{AnswerOutcome, AnswerRequest, OutcomeKind, PlanCache, answer_question};
 use crate::steer::{author_name, patience};
@@ -134,7 +134,7 @@ fn print_outcome(outcome: &AnswerOutcome, json: bool) {
     } else if outcome.kind == OutcomeKind::Answered || outcome.kind == OutcomeKind::Sent {
         print_stderr_line(&format!("millrace: {}", outcome.line()));
     } else {
-        print_error(&outcome.line());
+        print_error(&complete_hints(&outcome.line()));
     }
 }
 

@@ -154,7 +154,7 @@ async fn submit_and_detach(
             bus
         }
         None => {
-            let info = local::start_detached(options).await.map_err(CommandError::unusable_environment)?;
+            let info = local::start_detached(options).await.map_err(CommandError::unusable_environment)?.info;
             info.connect().await?
         }
     };

@@ -308,12 +308,20 @@ async fn start_in_background(options: LocalOptions, json: bool) -> Result<Comman
         return Ok(CommandExit::Completed);
     }
     open_models_to_check(&options)?;
-    let info = local::start_detached(&options).await.map_err(CommandError::unusable_environment)?;
-    if options.workers > 0 {
-        wait_for_first_capability(&info).await?;
-    }
-    if options.api.is_some() && !json {
-        print_api_url(options.api_url_path()).await;
+    let mut cluster = local::start_detached(&options).await.map_err(CommandError::unusable_environment)?;
+    let info = cluster.info.clone();
+    let processes = async {
+        if options.workers > 0 {
+            wait_for_first_capability(&info).await?;
+        }
+        if options.api.is_some() && !json {
+            print_api_url(options.api_url_path()).await;
+        }
+        Ok::<_, CommandError>(())
+    };
+    tokio::select! {
+        error = cluster.wait_for_failure() => return Err(CommandError::unusable_environment(error)),
+        ready = processes => ready?,
     }
     if json {
         print_started_cluster(&info, &options.data);

@@ -17,6 +17,11 @@ use millrace_nats_config::certificate::{CertificateProblem, CertificatePurpose, 
 const SOON: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// The command that creates the files that are checked here.
 const CONFIGURE: &str = "`millrace nats-config --out DIR` creates it";
+/// The command that creates credentials files.
+const CONFIGURE_JWT: &str = "`millrace nats-config --out DIR --jwt` creates it";
+/// The steps that renew an authority. With its old key it is still the authority of the certificates that it has signed.
+const RENEW_AUTHORITY: &str = "remove DIR/tls/ca.crt, and keep DIR/tls/ca.key: `millrace nats-config --out DIR` then renews it with \
+                               the same key; every server and every process needs the new file";
 
 /// Checks the identity that this process authenticates with.
 pub fn check_identity(credentials: &Credentials) -> CheckResult {
@@ -28,8 +33,12 @@ pub fn check_identity(credentials: &Credentials) -> CheckResult {
         Credentials::Password { .. } => {
             CheckResult::new_ok(NAME, "user and password in MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD")
         }
-        Credentials::File(path) => check_seed_file(NAME, path, "MILLRACE_NATS_CREDS", "NAME.creds"),
-        Credentials::NkeyFile(path) => check_seed_file(NAME, path, "MILLRACE_NATS_NKEY", "NAME.nk"),
+        Credentials::File(path) => {
+            check_seed_file(NAME, path, ("MILLRACE_NATS_CREDS", CONFIGURE_JWT, "NAME.creds"))
+        }
+        Credentials::NkeyFile(path) => {
+            check_seed_file(NAME, path, ("MILLRACE_NATS_NKEY", CONFIGURE, "NAME.nk"))
+        }
         Credentials::Nkey(seed) => match public_key_of_seed(seed.expose_secret()) {
             Ok(key) => CheckResult::new_ok(NAME, format!("nkey {key}, from MILLRACE_NATS_NKEY_SEED")),
             Err(why) => CheckResult::new_missing(
@@ -41,13 +50,18 @@ pub fn check_identity(credentials: &Credentials) -> CheckResult {
     }
 }
 
-fn check_seed_file(name: &'static str, path: &Path, variable: &str, like: &str) -> CheckResult {
+/// Checks a file with a seed. The texts are its variable, the command that creates such files, and the names of these.
+fn check_seed_file(
+    name: &'static str,
+    path: &Path,
+    (variable, configure, like): (&str, &str, &str),
+) -> CheckResult {
     let file = path.display();
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) => {
             let advice = format!(
-                "set {variable} to a file that this user may read; {CONFIGURE}: {like} below DIR/seeds"
+                "set {variable} to a file that this user may read; {configure}: {like} below DIR/seeds"
             );
             return CheckResult::new_missing(name, format!("{file} can't be read: {error}"), advice);
         }
@@ -57,7 +71,7 @@ fn check_seed_file(name: &'static str, path: &Path, variable: &str, like: &str) 
         Ok(key) => key,
         Err(why) => {
             let advice =
-                format!("set {variable} to the file of an identity; {CONFIGURE}: {like} below DIR/seeds");
+                format!("set {variable} to the file of an identity; {configure}: {like} below DIR/seeds");
             return CheckResult::new_missing(name, format!("{file} contains no user seed: {why}"), advice);
         }
     };
@@ -67,7 +81,8 @@ fn check_seed_file(name: &'static str, path: &Path, variable: &str, like: &str) 
             name,
             format!("{found}, which every user of this machine can read"),
             format!(
-                "`chmod 600 {file}`; if another user may have read it, replace it with `millrace nats-config --rotate`"
+                "`chmod 600 {file}`; if another user may have read it, replace it: `millrace nats-config --out DIR --rotate \
+                 IDENTITY`, and the same with --retire once the new key is in use"
             ),
         ),
         _ => CheckResult::new_ok(name, found),
@@ -97,10 +112,14 @@ pub fn check_certificates(tls: &TlsFiles, is_half: bool, now: Timestamp) -> Chec
     }
     match check_tls_files(tls, now) {
         Ok(CertificateSummary { found, soon: None }) => CheckResult::new_ok(NAME, found),
-        Ok(CertificateSummary { found, soon: Some(until) }) => CheckResult::new_warning(
+        Ok(CertificateSummary { found, soon: Some(first) }) => CheckResult::new_warning(
             NAME,
-            format!("{found}; the first one expires on {}", until.strftime("%Y-%m-%d")),
-            "`millrace nats-config --out DIR` renews certificates that expire within 60 days; then restart the servers",
+            format!("{found}; the first one expires on {}", first.until.strftime("%Y-%m-%d")),
+            if first.is_authority {
+                RENEW_AUTHORITY
+            } else {
+                "`millrace nats-config --out DIR` renews certificates that expire within 60 days; then restart the servers"
+            },
         ),
         Err((found, advice)) => CheckResult::new_missing(NAME, found, advice),
     }
@@ -110,8 +129,15 @@ pub fn check_certificates(tls: &TlsFiles, is_half: bool, now: Timestamp) -> Chec
 struct CertificateSummary {
     /// The files in use, as text.
     found: String,
-    /// When the first certificate expires, if that is soon.
-    soon: Option<Timestamp>,
+    /// The first certificate that expires, if that is soon.
+    soon: Option<CertificateEnd>,
+}
+
+/// The end of the validity of a certificate; the earlier one is less.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct CertificateEnd {
+    until: Timestamp,
+    is_authority: bool,
 }
 
 type ProblemWithFix = (String, String);
@@ -128,7 +154,7 @@ fn check_tls_files(tls: &TlsFiles, now: Timestamp) -> Result<CertificateSummary,
         Some(path) => {
             let authorities = check_authority_certificates(path, now)?;
             findings.push(format!("server certificates are checked against {}", path.display()));
-            ends.extend(authorities.valid_until());
+            ends.extend(authorities.valid_until().map(|until| CertificateEnd { until, is_authority: true }));
             Some(authorities)
         }
     };
@@ -137,10 +163,10 @@ fn check_tls_files(tls: &TlsFiles, now: Timestamp) -> Result<CertificateSummary,
         Some((certificate, key)) => {
             let chain = check_own_certificate(certificate, key, authorities.as_ref(), now)?;
             findings.push(format!("client certificate {}", certificate.display()));
-            ends.extend(chain.valid_until());
+            ends.extend(chain.valid_until().map(|until| CertificateEnd { until, is_authority: false }));
         }
     }
-    let soon = ends.into_iter().min().filter(|until| until.duration_since(now) < SOON);
+    let soon = ends.into_iter().min().filter(|end| end.until.duration_since(now) < SOON);
     Ok(CertificateSummary { found: findings.join("; "), soon })
 }
 
@@ -154,7 +180,7 @@ fn check_authority_certificates(path: &Path, now: Timestamp) -> Result<Certifica
     match authorities.valid_until() {
         Some(until) if until < now => Err((
             format!("{}: {}", path.display(), CertificateProblem::Expired(until)),
-            "every server and every process needs a new authority".into(),
+            RENEW_AUTHORITY.into(),
         )),
         Some(_) | None => Ok(authorities),
     }
@@ -248,7 +274,16 @@ mod tests {
             assert_eq!(check.status, status, "after {days} days: {check:?}");
             assert!(check.found.contains(found), "after {days} days: {check:?}");
             assert_eq!(check.advice.is_some(), status != CheckStatus::Ok);
+            let renews_authority =
+                check.advice.is_some_and(|advice| advice.contains("remove DIR/tls/ca.crt"));
+            assert_eq!(renews_authority, days > 3_600, "after {days} days");
         }
+        // The advice works: the authority has the same key, and so is that of the certificates that it has signed.
+        fs::remove_file(out.join("tls/ca.crt")).unwrap();
+        let later = then + SignedDuration::from_hours(24 * 3_660);
+        write_configuration(&ConfigRequest::new(out.clone(), later)).unwrap();
+        let renewed = check_certificates(&tls_files_in(&out), false, later);
+        assert_eq!(renewed.status, CheckStatus::Ok, "{renewed:?}");
     }
 
     #[test]
@@ -265,6 +300,15 @@ mod tests {
         let exposed = check_identity(&Credentials::NkeyFile(file.clone()));
         assert_eq!(exposed.status, CheckStatus::Warn);
         assert!(exposed.advice.unwrap().contains("chmod 600"));
+        let missing = |credentials| check_identity(&credentials).advice.unwrap();
+        assert!(
+            missing(Credentials::NkeyFile("/nowhere".into()))
+                .contains("`millrace nats-config --out DIR` creates")
+        );
+        assert!(
+            missing(Credentials::File("/nowhere".into()))
+                .contains("`millrace nats-config --out DIR --jwt` creates")
+        );
 
         let account = KeyPair::new_account().seed().unwrap();
         for no_seed in ["", "SUAA", &seed.to_lowercase(), &account] {

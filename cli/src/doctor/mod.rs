@@ -23,6 +23,7 @@ use millrace_runtime::store::rate_limits::read_rate_limit_statuses;
 use millrace_views::{CheckResult, CheckStatus, ClusterChecks};
 use rustix::process::{Resource, getrlimit};
 
+use crate::invocation::quote;
 use crate::json::{DoctorJson, print_json};
 use crate::prices;
 use crate::view::{format_byte_size, print_stderr_line, print_stdout_line};
@@ -35,6 +36,10 @@ const ENVIRONMENT_NOT_USABLE: u8 = 4;
 /// A server keeps a few files open for each stream and consumer, and a descriptor for each connection.
 const FEW_FILES: u64 = 1024;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// The part of it in which a cluster must be found.
+const JOIN_LIMIT: Duration = Duration::from_secs(2);
+/// The advice on a finding that names its own fix.
+const FIX_ABOVE: &str = "fix what the line above says";
 
 const EXAMPLES: &str = "\
 Each line is ok, warn (a run can start) or missing (a run can't start; exit code 4).
@@ -99,7 +104,11 @@ async fn check_environment(arguments: &DoctorArguments) -> Vec<CheckResult> {
         let is_reachable = cluster.status == CheckStatus::Ok;
         checks.push(cluster);
         if is_reachable {
-            checks.extend(check_cluster(&connection).await);
+            let address = format!("--nats {}", quote(&without_passwords(url)));
+            checks.extend(check_cluster(&connection).await.into_iter().map(|check| CheckResult {
+                advice: check.advice.map(|advice| advice.replace("--nats URL", &address)),
+                ..check
+            }));
         }
     } else {
         let environment = SearchEnvironment::from_process();
@@ -124,7 +133,7 @@ fn check_data_folder(folder: &Path) -> CheckResult {
     let (layout, free) = match writable {
         Ok(usable) => usable,
         Err(error) => {
-            return CheckResult::new_missing(NAME, error.to_string(), "fix what the line above says");
+            return CheckResult::new_missing(NAME, error.to_string(), FIX_ABOVE);
         }
     };
     let free = format!("{}: writable, {} free", layout.root_path().display(), format_byte_size(free));
@@ -224,12 +233,19 @@ fn check_python(
 
 fn check_open_file_limit() -> CheckResult {
     const NAME: &str = "open files";
-    match getrlimit(Resource::Nofile).current {
+    let limits = getrlimit(Resource::Nofile);
+    match limits.current {
         None => CheckResult::new_ok(NAME, "no limit"),
         Some(limit) if limit < FEW_FILES => CheckResult::new_warning(
             NAME,
             format!("at most {limit} per process"),
-            format!("raise the limit: `ulimit -n {FEW_FILES}`"),
+            match limits.maximum.filter(|maximum| *maximum < FEW_FILES) {
+                None => format!("raise the limit: `ulimit -n {FEW_FILES}`"),
+                Some(maximum) => format!(
+                    "raise the hard limit, which is {maximum}, as root: a line `* hard nofile {FEW_FILES}` in \
+                     /etc/security/limits.conf, or LimitNOFILE= of the service"
+                ),
+            },
         ),
         Some(limit) => CheckResult::new_ok(NAME, format!("at most {limit} per process")),
     }
@@ -267,7 +283,7 @@ fn check_model_selection(texts: &[String]) -> CheckResult {
         Err(error) => CheckResult::new_missing(
             NAME,
             error.to_string(),
-            "workers and critics need it: set the missing key, address or file",
+            "workers and critics need it: correct its name, or set the missing key, address or file",
         ),
     }
 }
@@ -291,18 +307,15 @@ async fn check_cluster_connection(connection: &ConnectionSettings) -> CheckResul
 /// Checks the processes, lanes, queues and storage of a cluster.
 async fn check_cluster(connection: &ConnectionSettings) -> Vec<CheckResult> {
     let reading = async {
-        let bus = Bus::join_existing_cluster(connection, "millrace-doctor", CONNECT_LIMIT).await?;
+        // Less than the limit of the whole, so that its fault is reported: a cluster that is not there is not a slow one.
+        let bus = Bus::join_existing_cluster(connection, "millrace-doctor", JOIN_LIMIT).await?;
         let status = ClusterStatus::read(&bus).await?;
         let limits = read_rate_limit_statuses(&bus).await?;
         Ok::<_, Fault>(ClusterChecks::new(&status, &limits, Timestamp::now()).checks)
     };
     match tokio::time::timeout(CONNECT_LIMIT, reading).await {
         Ok(Ok(checks)) => checks,
-        Ok(Err(fault)) => vec![CheckResult::new_warning(
-            "cluster",
-            fault.to_string(),
-            "start a supervisor, which creates the cluster: `millrace supervisor --nats URL`",
-        )],
+        Ok(Err(fault)) => vec![CheckResult::new_warning("cluster", fault.to_string(), FIX_ABOVE)],
         Err(_) => vec![CheckResult::new_warning(
             "cluster",
             format!("its state could not be read within {} s", CONNECT_LIMIT.as_secs()),
@@ -316,12 +329,15 @@ fn connection_advice(connection: &ConnectionSettings, error: &anyhow::Error) -> 
     const SERVER: &str =
         "check the address, and that the server is version 2.12 or newer with JetStream enabled";
     const IDENTITY: &str = "the server does not know this identity: check that it is in the accounts.conf that the \
-                            server reads, and reload the server (`nats-server --signal reload`, or a restart). \
-                            Retired keys are rejected";
-    const PASSWORD: &str = "check MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD";
-    const FILES: &str = "fix what the line above says";
+                            server reads, and reload the server (`nats-server --signal reload=PID`, or a \
+                            restart). Retired keys are rejected";
+    const PASSWORD: &str = "check MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD; a server of `millrace nats-config` has no \
+                            passwords: unset both, and set MILLRACE_NATS_NKEY";
+    const NONE: &str = "set MILLRACE_NATS_NKEY to the seed of an identity of the server, such as \
+                        DIR/seeds/millrace/client.nk of `millrace nats-config --out DIR`; or MILLRACE_NATS_CREDS, or \
+                        MILLRACE_NATS_USER and MILLRACE_NATS_PASSWORD";
     if error.is::<Fault>() {
-        return FILES;
+        return FIX_ABOVE;
     }
     let Some(error) = error.downcast_ref::<ConnectError>() else { return SERVER };
     if tls_error::explain_handshake_failure(error).is_some() {
@@ -334,13 +350,11 @@ fn connection_advice(connection: &ConnectionSettings, error: &anyhow::Error) -> 
         ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
             match connection.credentials {
                 Credentials::Password { .. } => PASSWORD,
-                Credentials::None
-                | Credentials::File(_)
-                | Credentials::NkeyFile(_)
-                | Credentials::Nkey(_) => IDENTITY,
+                Credentials::None => NONE,
+                Credentials::File(_) | Credentials::NkeyFile(_) | Credentials::Nkey(_) => IDENTITY,
             }
         }
-        ConnectErrorKind::Tls => FILES,
+        ConnectErrorKind::Tls => FIX_ABOVE,
         ConnectErrorKind::ServerParse
         | ConnectErrorKind::Dns
         | ConnectErrorKind::TimedOut

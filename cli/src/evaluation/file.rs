@@ -220,7 +220,7 @@ fn parse_evaluation(
     let may_lack_documents = has_web || web || reading.any(|reads_web| reads_web);
     let documents = match file.find_field("documents") {
         None if may_lack_documents => Some((None, BTreeSet::new())),
-        _ => mistakes.check(file.require_field("documents").and_then(|node| {
+        _ => mistakes.check(require_documents(&file).and_then(|node| {
             let documents = folder.join(node.parse_text("documents")?);
             let paths = list_document_paths(node, &documents)?;
             Ok((Some(documents), paths))
@@ -274,6 +274,16 @@ fn parse_timeout(node: &YamlNode) -> Result<Duration, YamlMistake> {
         time if time.is_zero() => Err(node.mismatch_error("timeout", "more than 0 seconds")),
         time => Ok(time),
     }
+}
+
+/// Returns the field with the documents. Without it the agents must read the web.
+fn require_documents<'a>(file: &MappingFields<'a>) -> Result<&'a YamlNode, YamlMistake> {
+    file.require_field("documents").map_err(|mut mistake| {
+        if mistake.text.ends_with("the field \"documents\"") {
+            mistake.text.push_str("; to let agents read the web instead, add \"web: true\" or use --web");
+        }
+        mistake
+    })
 }
 
 fn parse_configurations(

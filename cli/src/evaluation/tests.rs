@@ -125,7 +125,10 @@ fn documents_may_be_left_out_if_agents_read_the_web() {
     let bare = VALID.replace("documents: docs\n", "").replace("    documents: leave.md\n", "");
     let bare = bare.replace("    documents: [prices.txt]\n", "");
     let error = load(&bare).map(drop).unwrap_err();
-    assert_eq!(error, "2:1: this evaluation lacks the field \"documents\"");
+    assert_eq!(
+        error,
+        "2:1: this evaluation lacks the field \"documents\"; to let agents read the web instead, add \"web: true\" or use --web"
+    );
     assert_eq!(load_with_web(&bare, true).unwrap().documents, None);
     let of_file = load(&format!("web: true\n{bare}")).unwrap();
     assert!(of_file.web && of_file.configurations.iter().all(|one| one.web));

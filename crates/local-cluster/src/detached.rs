@@ -80,10 +80,11 @@ pub fn cluster_log(data: &Path) -> Result<AppendedLines, DetachedClusterError> {
     Ok(AppendedLines::from_end(DataLayout::new(data)?.log_path(LOG)))
 }
 
-/// Starts `millrace up` with these options in the background and returns when the cluster is ready.
-pub async fn start_detached(options: &LocalOptions) -> Result<ClusterInfo, DetachedClusterError> {
+/// Starts `millrace up` with these options in the background and returns when its server and streams are ready. Its processes may
+/// still fail, and end it.
+pub async fn start_detached(options: &LocalOptions) -> Result<DetachedCluster, DetachedClusterError> {
     let arguments = [vec!["up".into()], options.to_arguments()].concat();
-    start_detached_as(&options.data, &arguments).await.map(|started| started.info)
+    start_detached_as(&options.data, &arguments).await
 }
 
 /// Starts a cluster in the background that stops when nobody uses it ([`crate::users`]), and returns when it is ready. The
@@ -105,9 +106,35 @@ pub async fn start_while_used(
 pub struct DetachedCluster {
     pub info: ClusterInfo,
     process: Child,
+    log: ClusterLog,
+}
+
+/// The log of a cluster in the background, from its start.
+#[derive(Debug)]
+struct ClusterLog {
+    path: PathBuf,
+    start: u64,
+}
+
+impl ClusterLog {
+    fn ended_error(&self, status: ExitStatus) -> DetachedClusterError {
+        let tail = data::last_lines_of_file(&self.path, self.start, TAIL_LINES);
+        DetachedClusterError::Ended { status, log: self.path.clone(), tail }
+    }
 }
 
 impl DetachedCluster {
+    /// Waits until the process ends, and returns the error with the end of its log.
+    pub async fn wait_for_failure(&mut self) -> DetachedClusterError {
+        loop {
+            match self.process.try_wait() {
+                Ok(None) => sleep(POLL_INTERVAL).await,
+                Ok(Some(status)) => return self.log.ended_error(status),
+                Err(error) => return error.into(),
+            }
+        }
+    }
+
     /// Waits for the end of the process for as long as a stop may take, and returns its exit code; `None` if a signal ended
     /// it or it has not ended.
     pub async fn wait_for_exit_code(&mut self) -> Option<i32> {
@@ -138,26 +165,24 @@ pub async fn start_detached_as(
     let launcher = Launcher::from_current_exe()?;
     let mut command = launcher.build_detached_command(launcher.executable());
     let process = command.args(arguments).stdout(log.try_clone()?).stderr(log).spawn()?;
-    await_cluster(&layout, process, log_start).await
+    await_cluster(&layout, process, ClusterLog { path: layout.log_path(LOG), start: log_start }).await
 }
 
 async fn await_cluster(
     layout: &DataLayout,
     mut process: Child,
-    log_start: u64,
+    log: ClusterLog,
 ) -> Result<DetachedCluster, DetachedClusterError> {
     let deadline = Instant::now() + START_LIMIT;
-    let log = layout.log_path(LOG);
     loop {
         if let Some(info) = layout.running_cluster().filter(|info| info.pid == process.id()) {
-            return Ok(DetachedCluster { info, process });
+            return Ok(DetachedCluster { info, process, log });
         }
         if let Some(status) = process.try_wait()? {
-            let tail = data::last_lines_of_file(&log, log_start, TAIL_LINES);
-            return Err(DetachedClusterError::Ended { status, log, tail });
+            return Err(log.ended_error(status));
         }
         if Instant::now() >= deadline {
-            return Err(DetachedClusterError::NotReady { pid: process.id(), log });
+            return Err(DetachedClusterError::NotReady { pid: process.id(), log: log.path });
         }
         sleep(POLL_INTERVAL).await;
     }

@@ -29,7 +29,7 @@ pub enum Fault {
     },
     /// The server accepts the credentials, but they lack a permission that is needed.
     #[error(
-        "permission denied by the NATS server at {url}: {what}; `millrace nats-config` writes the permissions of each role"
+        "permission denied by the NATS server at {url}: {what}; use the identity of this role, or renew the permissions with `millrace nats-config --out DIR` and reload the server"
     )]
     Forbidden {
         /// The address of the server.
@@ -47,7 +47,7 @@ pub enum Fault {
     },
     /// The server has no cluster.
     #[error(
-        "there is no Millrace cluster on the NATS server at {url}; start one with `millrace up`, or start a supervisor"
+        "there is no Millrace cluster on the NATS server at {url}; a supervisor creates it: `millrace supervisor --nats {url}`"
     )]
     NoCluster {
         /// The address of the server.

@@ -113,7 +113,7 @@ fn check_supervisors(status: &ClusterStatus) -> CheckResult {
         0 => CheckResult::new_missing(
             NAME,
             "no supervisor is alive: submitted runs do not start, and running ones make no progress",
-            "start one: `millrace supervisor --nats URL`, or `millrace up` on one machine",
+            "start one: `millrace supervisor --nats URL`",
         ),
         1 => CheckResult::new_ok(NAME, "1 is alive; a second one would take over at once if it dies"),
         many => CheckResult::new_ok(NAME, format!("{many} are alive")),
@@ -152,7 +152,7 @@ fn check_workers(status: &ClusterStatus) -> CheckResult {
         ),
         (workers, 0) => CheckResult::new_warning(
             NAME,
-            format!("{workers} workers and no critic are alive: results that need a review wait"),
+            format!("no critic is alive (workers: {workers}): results that need a review wait"),
             "start one: `millrace critic --nats URL`",
         ),
         (workers, critics) => {
@@ -226,7 +226,7 @@ fn check_limit(limit: &LimitStatus, now: Timestamp) -> Option<CheckResult> {
     const NAME: &str = "limit";
     let until = limit.paused_until.filter(|until| *until > now)?;
     let found = format!("the provider of {} asked for a pause until {until}", limit.name);
-    let advice = "calls continue by themselves; lower the limit with `millrace limits set` if this recurs";
+    let advice = "calls continue by themselves; if this recurs, lower the limit: `millrace limits set MODEL --requests N`";
     Some(CheckResult::new_warning(NAME, found, advice))
 }
 

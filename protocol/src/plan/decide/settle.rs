@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 use super::super::spec::{OnFailedDependency, PlanningMode};
 use super::super::state::{DeliverableRule, EndReason, MAX_BLOCKED, Plan, PlannerTrigger, Task, TaskState};
-use super::super::{Event, PlanningEvent, RunEvent};
+use super::super::{Event, PlanningEvent};
 use super::approval::ask_about_plan;
 use super::run_end::{choose_deliverable, ended_event, mention_plain_plan};
 use super::turn::can_call_planner;

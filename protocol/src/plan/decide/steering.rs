@@ -18,7 +18,7 @@ use super::super::due::work_in_flight;
 use super::super::edit::{CommandAction, Edit, MAX_TEXT, RunCommand};
 use super::super::graph::check_patched_task;
 use super::super::spec::{OnFailedDependency, TaskSpec};
-use super::super::state::{Plan, PlannerTrigger, RunEnd, Task, TaskState};
+use super::super::state::{EndReason, Plan, PlannerTrigger, RunEnd, Task, TaskState};
 use super::super::{
     Budget, Event, GraphError, GraphEvent, PlanningEvent, Refusal, RunEvent, TaskEvent, UserEvent, apply,
 };

@@ -324,8 +324,8 @@ fn no_documents_findings(task: &WorkTask) -> Findings {
             .extend(task.documents.passed_over.iter().map(|passed| format!("- {}\n", markdown_line(passed))));
     }
     let notes = "Without a language model the answer can only come from documents. Provide a folder of them with the \
-                 run (`--docs FOLDER`; text, Markdown, reStructuredText and HTML are supported), or a language model \
-                 (`--model`).";
+                 run (--docs FOLDER; text, Markdown, reStructuredText and HTML are supported), or a language model \
+                 (--model).";
     Findings {
         summary: "No documents were given, so there is nothing to answer from.".into(),
         output: format!("{output}\n{notes}\n"),
@@ -338,7 +338,7 @@ fn no_documents_findings(task: &WorkTask) -> Findings {
 /// The answer for a question without searchable words.
 fn no_search_terms_findings(task: &WorkTask) -> Findings {
     let notes = "The question has no words to search the documents for. Use words that would occur in an answer, \
-                 or name a language model (`--model`).";
+                 or name a language model (--model).";
     Findings {
         summary: "The question has no words to search for.".into(),
         output: format!("Nothing could be searched for: {}\n\n{notes}\n", markdown_line(&task.objective)),
