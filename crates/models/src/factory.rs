@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::cassette::{CassetteError, RecordingModel, ReplayModel};
+use crate::cassette::{CallLabels, CassetteError, RecordingModel, ReplayModel, check_record_file};
 use crate::fallback::with_fallbacks;
 use crate::families::{ability_of, window_of};
 use crate::limits::{RateLimiter, RequestObserver};
@@ -25,9 +25,7 @@ const LOW_TEMPERATURE: f64 = 0.2;
 
 /// Returns a built-in model, which needs no provider, by its name.
 pub type BuiltInModels<'a> = &'a dyn Fn(&str) -> Option<Arc<dyn Model>>;
-/// The outcome of creating a model.
 type Created = Result<Arc<dyn Model>, CreateModelError>;
-/// Returns an environment variable by its name.
 pub type EnvironmentLookup = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// Creates models and holds the state they share. A process creates one factory and clones it.
@@ -104,7 +102,7 @@ fn models_or_error(selection: &ModelSelection) -> Result<&[ModelSpec], CreateMod
 }
 
 impl ModelFactory {
-    /// Creates the models of a selection. `built_in` returns the models that need no provider.
+    /// Creates the models of a selection. `built_in` returns the models that need no provider. They are not recorded yet.
     pub fn create(&self, selection: &ModelSelection, built_in: BuiltInModels<'_>) -> Created {
         let spec = models_or_error(selection)?;
         let last = spec.len() - 1;
@@ -119,9 +117,15 @@ impl ModelFactory {
         let mut opened = opened.collect::<Result<Vec<_>, _>>()?.into_iter();
         let first = opened.next().expect("an empty selection was rejected");
         let model = with_fallbacks(first, opened.collect());
+        self.record_file.as_deref().map(check_record_file).transpose()?;
+        Ok(model)
+    }
+
+    /// Returns a model whose requests are recorded with labels, if this factory records requests.
+    pub fn record(&self, model: Arc<dyn Model>, labels: CallLabels) -> Arc<dyn Model> {
         match &self.record_file {
-            Some(file) => Ok(Arc::new(RecordingModel::new(model, file.clone())?)),
-            None => Ok(model),
+            Some(file) => Arc::new(RecordingModel::new(model, file.clone(), labels)),
+            None => model,
         }
     }
 
@@ -273,7 +277,6 @@ fn parse_window_setting(text: &str, name: &str) -> Result<Option<u64>, String> {
     Ok(own.or(of_all))
 }
 
-/// Loads a file at most once per process.
 fn load_file_once<T, E>(
     cache: &Mutex<HashMap<PathBuf, Arc<T>>>,
     file: &Path,

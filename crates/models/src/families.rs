@@ -139,7 +139,6 @@ const WORDS_BEFORE: [&str; 9] = [
     "token limit",
 ];
 const WORDS_AFTER: [&str; 2] = ["maximum", "tokens maximum"];
-/// The most characters between the words and the number.
 const MAX_DISTANCE: usize = 40;
 
 /// Returns the window that a provider's message about an overflow names; `None` if it names none.

@@ -34,7 +34,6 @@ fn build_client_without_tls(error: &reqwest::Error) -> reqwest::Client {
         .expect("a client without certificate authorities can be built")
 }
 
-/// Returns the builder of [`shared_client`], for callers that need further options.
 pub fn client_builder() -> ClientBuilder {
     install_crypto_provider();
     let builder = reqwest::Client::builder()
@@ -47,7 +46,6 @@ pub fn client_builder() -> ClientBuilder {
     environment_proxies(&|name| std::env::var(name).ok()).into_iter().fold(builder, ClientBuilder::proxy)
 }
 
-/// Returns advice if no certificate authorities were found on this machine.
 pub fn missing_authorities_hint() -> Option<&'static str> {
     AUTHORITIES_MISSING.get().map(|()| {
         "no certificate authorities found on this machine: install its ca-certificates package, or set SSL_CERT_FILE to \

@@ -38,31 +38,27 @@ pub(crate) const MAX_REQUEST_BYTES: u64 = 14_000_000;
 pub enum ImageFormat {
     Png,
     Jpeg,
-    /// GIF; models see its first frame.
     Gif,
     Webp,
-    /// PDF; models that take it see its pages.
     Pdf,
 }
 
 impl ImageFormat {
     pub const fn media_type(self) -> &'static str {
-        match self {
-            Self::Png => "image/png",
-            Self::Jpeg => "image/jpeg",
-            Self::Gif => "image/gif",
-            Self::Webp => "image/webp",
-            Self::Pdf => "application/pdf",
-        }
+        self.media_type_and_name().0
     }
 
     pub const fn name(self) -> &'static str {
+        self.media_type_and_name().1
+    }
+
+    const fn media_type_and_name(self) -> (&'static str, &'static str) {
         match self {
-            Self::Png => "PNG",
-            Self::Jpeg => "JPEG",
-            Self::Gif => "GIF",
-            Self::Webp => "WebP",
-            Self::Pdf => "PDF",
+            Self::Png => ("image/png", "PNG"),
+            Self::Jpeg => ("image/jpeg", "JPEG"),
+            Self::Gif => ("image/gif", "GIF"),
+            Self::Webp => ("image/webp", "WebP"),
+            Self::Pdf => ("application/pdf", "PDF"),
         }
     }
 }
@@ -79,9 +75,7 @@ pub struct Image {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pages: u32,
     pub size: u64,
-    /// The SHA-256 of its bytes in hexadecimal.
     pub sha256: String,
-    /// Its bytes, while a request with it is being sent.
     #[serde(skip)]
     pub content: ImageContent,
 }
@@ -180,12 +174,10 @@ impl Image {
         self.name.rsplit('/').next().unwrap_or(&self.name)
     }
 
-    /// The estimated number of its tokens.
     pub fn tokens(&self) -> usize {
         if self.is_pdf() { PDF_PAGE_TOKENS * self.pages as usize } else { IMAGE_TOKENS }
     }
 
-    /// Its bytes as base64; empty if they are not attached.
     pub fn to_base64(&self) -> String {
         self.bytes().map(|bytes| data_encoding::BASE64.encode(bytes)).unwrap_or_default()
     }

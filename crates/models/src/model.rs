@@ -17,7 +17,6 @@ pub use crate::image::{Image, ImageFormat};
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
 
 pub type ReplyResult = Result<Reply, ModelError>;
-/// The outcome of a request in flight.
 pub type ReplyFuture<'a> = BoxFuture<'a, ReplyResult>;
 
 /// A language model, or a substitute for one. One value is shared by all agents of a process.
@@ -36,7 +35,6 @@ pub trait Model: Send + Sync {
         self.inner().is_some_and(|inner| inner.has_provider())
     }
 
-    /// Its ability, which selects the variant of the prompts.
     fn ability(&self) -> ModelAbility {
         self.inner().map_or(ModelAbility::Strong, |inner| inner.ability())
     }
@@ -76,7 +74,6 @@ impl ModelAbility {
         matches!(self, Self::Small)
     }
 
-    /// Its name in files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Small => "small",
@@ -115,7 +112,6 @@ struct Outage {
 }
 
 impl ProviderDeadline {
-    /// A deadline that is `timeout` after the first failure.
     pub fn new(timeout: Duration) -> Self {
         Self { timeout, outage: OnceLock::new(), tries_at_once: AtomicBool::new(false) }
     }
@@ -156,12 +152,10 @@ impl ProviderDeadline {
 pub enum Delta<'a> {
     Text(&'a str),
     Reasoning(&'a str),
-    /// The model began to call the tool of this name.
     Call(&'a str),
     /// All previous deltas are void: the request is retried.
     Restart,
     Waiting(&'a str),
-    /// The wait is over: the request is being sent.
     Sending,
     /// The request is sent, with this estimated number of tokens.
     Sent(u64),
@@ -175,13 +169,11 @@ pub struct Request {
     pub system: String,
     /// The conversation, oldest first. Every tool call in it is followed by its result.
     pub messages: Vec<Message>,
-    /// The tools the model may call; without any it must answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolSpec>,
     /// The schema of the final answer; `None` means plain text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<AnswerSchema>,
-    /// The most tokens the reply may have.
     pub max_output_tokens: u32,
 }
 
@@ -192,9 +184,7 @@ pub enum Message {
         text: String,
     },
     Assistant {
-        /// The text; may be empty if there are calls.
         text: String,
-        /// The tool calls, in the model's order.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         calls: Vec<ToolCall>,
         /// State that the provider expects back with the next request.
@@ -222,7 +212,6 @@ impl Message {
 }
 
 impl Request {
-    /// Returns the tool that a call with this id calls.
     pub fn tool_of_call(&self, id: &str) -> Option<&str> {
         let mut calls = self.messages.iter().rev().flat_map(Message::calls);
         calls.find(|call| call.id == id).map(|call| call.name.as_str())
@@ -267,7 +256,6 @@ pub struct ToolSpec {
     pub schema: Arc<Value>,
 }
 
-/// The schema of a final answer (structured output).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AnswerSchema {
     pub name: String,
@@ -280,13 +268,11 @@ pub struct Reply {
     /// The text; with an [`AnswerSchema`] and no calls, the answer as JSON.
     #[serde(default)]
     pub text: String,
-    /// The tools the model wants to call, all in parallel.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<ToolCall>,
     /// The tokens used. `model_calls` and `tool_calls` are counted by the caller and stay 0 here.
     #[serde(default)]
     pub usage: Usage,
-    /// Why generation stopped.
     pub finish: FinishReason,
     /// The full name of the model that answered, if it was a fallback rather than the requested model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -296,7 +282,6 @@ pub struct Reply {
     pub provider_state: Option<ProviderState>,
 }
 
-/// The reason why a model stopped generating.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
@@ -305,12 +290,10 @@ pub enum FinishReason {
     ToolCalls,
     /// `max_output_tokens` was reached: the reply is cut off, and neither its text nor its calls are complete.
     Length,
-    /// The provider's content filter stopped it.
     ContentFilter,
 }
 
 impl FinishReason {
-    /// Returns `true` if the reply ends before its end.
     pub fn is_cut_off(self) -> bool {
         matches!(self, Self::Length | Self::ContentFilter)
     }
@@ -323,7 +306,6 @@ pub enum ModelError {
     /// The account's limit on requests or tokens is reached; the provider may have requested a wait.
     #[error("rate limited by the model's provider{}: {message}", format_retry_after(.retry_after))]
     RateLimited { retry_after: Option<Duration>, message: String },
-    /// The provider has no capacity at the moment.
     #[error("the model's provider is overloaded: {message}")]
     Overloaded { message: String },
     #[error("the conversation is too long for the model: {message}")]
@@ -340,13 +322,11 @@ pub enum ModelError {
     /// The reply ended too early, is broken, or is no reply at all, such as the page of a gateway.
     #[error("the model's reply was truncated or broken: {message}")]
     Truncated { message: String },
-    /// The provider rejected the request, or the model does not exist.
     #[error("the model's provider rejected the request: {message}")]
     BadRequest { message: String },
     /// The provider's response is well-formed but not a reply of its API, so that a retry gets the same.
     #[error("unexpected response from the model's provider: {message}")]
     Protocol { message: String },
-    /// No reply arrived in time.
     #[error("the model did not reply within {after:?}")]
     Timeout { after: Duration },
     /// The request was not sent, because the requests before it failed; `retry_after` is when requests are sent again, if that is known.
@@ -361,7 +341,6 @@ fn format_retry_after(wait: &Option<Duration>) -> String {
 }
 
 impl ModelError {
-    /// Returns its kind as a word, for records and metrics.
     pub fn error_kind_name(&self) -> &'static str {
         match self {
             Self::RateLimited { .. } => "rate_limited",
@@ -379,7 +358,6 @@ impl ModelError {
         }
     }
 
-    /// Returns `true` if a retry of the same request may succeed.
     pub fn is_transient(&self) -> bool {
         use ModelError::{Connection, Overloaded, Paused, RateLimited, Timeout, Truncated};
         matches!(
@@ -400,7 +378,6 @@ impl ModelError {
             || matches!(self, Self::BadRequest { message } if says_model_not_found(message))
     }
 
-    /// Returns the wait that the provider, or a circuit breaker, requested.
     pub fn retry_after(&self) -> Option<Duration> {
         let (Self::RateLimited { retry_after, .. } | Self::Paused { retry_after, .. }) = self else {
             return None;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_models::cassette::{CallLabels, LabelledModel};
+use millrace_models::cassette::CallLabels;
 use millrace_models::factory::check_selection;
 use millrace_models::model::{Delta, DeltaListener, Message, Model, ModelAbility, ModelError, Reply};
 use millrace_models::provider::ModelNameError;
@@ -137,6 +137,7 @@ async fn record(file: &Path, outcomes: Vec<(&str, Result<Reply, ModelError>)>) {
     let fake = FakeModel::new(outcomes);
     let built_in = |_: &str| Some(fake.clone() as Arc<dyn Model>);
     let model = factory.create(&ModelSelection::parse("a:fake").unwrap(), &built_in).unwrap();
+    let model = factory.record(model, CallLabels::default());
     for text in texts {
         let _ = model.reply(&request_of(text), &()).await;
     }
@@ -206,7 +207,7 @@ async fn recordings_have_times_labels_and_calls_that_were_cut_off() {
         task: Some("a".into()),
         attempt: Some(2),
     };
-    let model = LabelledModel { inner, labels };
+    let model = factory.record(inner, labels);
     assert_eq!(model.reply(&request_of("fast"), &()).await.unwrap().text, "quick");
     // The request is given up once the first part of its reply is there.
     let (slow, first) = (request_of("slow"), tokio::sync::Notify::new());
@@ -325,6 +326,7 @@ async fn cassettes_contain_no_api_key() {
     ];
     let factory = ModelFactory { record_file: Some(file.clone()), ..factory_with(&set) };
     let model = factory.create(&ModelSelection::parse("openai-compatible:x").unwrap(), &none).unwrap();
+    let model = factory.record(model, CallLabels::default());
     let error = model.reply(&request_of("hello"), &()).await.unwrap_err();
     assert!(matches!(error, ModelError::Authentication { .. }), "{error}");
     assert!(server.join().unwrap().contains("sk-very-secret-0123456789"), "the key was sent");
@@ -371,8 +373,8 @@ fn every_layer_names_the_model_whose_cost_is_not_counted() {
             let factory = ModelFactory { record_file, ..environment.clone() };
             let inner = factory.create(&ModelSelection::parse(selection).unwrap(), &none).unwrap();
             assert_eq!(inner.uncounted_cost(), uncounted, "{selection}");
-            let labelled = LabelledModel { inner, labels: CallLabels::default() };
-            assert_eq!(labelled.uncounted_cost(), uncounted, "{selection}");
+            let recorded = factory.record(inner, CallLabels::default());
+            assert_eq!(recorded.uncounted_cost(), uncounted, "{selection}");
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use millrace_models::cassette::{CallLabels, LabelledModel};
+use millrace_models::cassette::CallLabels;
 use millrace_models::provider::default_model_selection;
 use millrace_models::selection::EmptyModelName;
 use millrace_protocol::ids::Capability;
@@ -122,9 +122,18 @@ impl ModelPool {
         if selection.has_tier() { Ok(()) } else { self.open_model(&selection).map(drop) }
     }
 
-    /// Opens a model for work of a run. The models of a tier are those of the run, or else of the process, or else the default
-    /// model.
+    /// Opens a model for work of a run.
     pub fn open_for_run(
+        &self,
+        run: &RunModels,
+        selection: &ModelSelection,
+    ) -> Result<Arc<dyn Model>, CreateModelError> {
+        Ok(self.factory.record(self.open_selected(run, selection)?, CallLabels::default()))
+    }
+
+    /// Opens a model of a selection. The models of a tier are those of the run, or else of the process, or else the default
+    /// model.
+    fn open_selected(
         &self,
         run: &RunModels,
         selection: &ModelSelection,
@@ -157,11 +166,7 @@ impl ModelPool {
             .or_else(|| self.preferences.by_capability.get(capability).cloned())
             .or_else(|| spec.cloned())
             .unwrap_or_else(|| self.default_model(&run));
-        let inner = self.open_for_run(&run, &selection)?;
-        if self.factory.record_file.is_none() {
-            return Ok(inner);
-        }
-        Ok(Arc::new(LabelledModel { inner, labels: call_labels(order, capability) }))
+        Ok(self.factory.record(self.open_selected(&run, &selection)?, call_labels(order, capability)))
     }
 
     /// Opens a model, or returns the open one.

@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use crate::model::Request;
 
-/// How many characters of each value are shown.
 const EXCERPT_LENGTH: usize = 60;
 
 /// Describes the recorded request most similar to `requested`, with its line in the cassette; `None` if nothing is recorded.
@@ -42,7 +41,6 @@ fn list_request_parts(request: &Request) -> [(&'static str, Value); 5] {
 struct RequestComparison {
     same: usize,
     different: usize,
-    /// Length of the common prefixes of texts that differ, in characters.
     common: usize,
     first: Option<String>,
 }

@@ -23,11 +23,6 @@ use crate::model::{
 use crate::provider::ability_of_full_name;
 use difference::find_most_similar_request;
 
-tokio::task_local! {
-    static CURRENT: CallLabels;
-}
-
-/// The work that a request belongs to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallLabels {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,10 +30,8 @@ pub struct CallLabels {
     /// The role of the agent: its capability, `planner` or `critic`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// The task; none for the planner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<String>,
-    /// The attempt at the task, or at the planner's turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
 }
@@ -69,10 +62,8 @@ enum RecordedOutcome {
     CutOff(PartialReply),
 }
 
-/// The part of a reply that had arrived.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct PartialReply {
-    /// The text, its reasoning included.
     text: String,
 }
 
@@ -86,17 +77,13 @@ pub struct CassetteError {
 pub struct RecordingModel {
     inner: Arc<dyn Model>,
     file: Arc<PathBuf>,
+    labels: CallLabels,
 }
 
 impl RecordingModel {
     /// Records the requests to `inner` and their outcomes by appending to a file. Several processes may share it.
-    pub fn new(inner: Arc<dyn Model>, file: PathBuf) -> Result<Self, CassetteError> {
-        let opened = private_append_options().open(&file);
-        opened.map_err(|error| CassetteError {
-            file: file.display().to_string(),
-            mistake: format!("it is not writable ({error})"),
-        })?;
-        Ok(Self { inner, file: Arc::new(file) })
+    pub fn new(inner: Arc<dyn Model>, file: PathBuf, labels: CallLabels) -> Self {
+        Self { inner, file: Arc::new(file), labels }
     }
 
     async fn reply_and_record(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
@@ -104,7 +91,6 @@ impl RecordingModel {
             model: self,
             request,
             listener,
-            labels: CURRENT.try_with(Clone::clone).unwrap_or_default(),
             at: Timestamp::now(),
             started: Instant::now(),
             progress: Mutex::default(),
@@ -135,7 +121,6 @@ struct Recording<'a> {
     model: &'a RecordingModel,
     request: &'a Request,
     listener: &'a dyn DeltaListener,
-    labels: CallLabels,
     at: Timestamp,
     started: Instant,
     progress: Mutex<ReplyProgress>,
@@ -158,7 +143,7 @@ impl Recording<'_> {
             at: Some(self.at),
             seconds: Some(round_to_milliseconds(self.started.elapsed())),
             first_token_seconds: first_token.map(round_to_milliseconds),
-            labels: self.labels.clone(),
+            labels: self.model.labels.clone(),
             request: self.request.clone(),
             outcome,
         }
@@ -218,23 +203,11 @@ impl Model for RecordingModel {
     }
 }
 
-pub struct LabelledModel {
-    pub inner: Arc<dyn Model>,
-    pub labels: CallLabels,
-}
-
-impl Model for LabelledModel {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn inner(&self) -> Option<&dyn Model> {
-        Some(self.inner.as_ref())
-    }
-
-    fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a> {
-        CURRENT.scope(self.labels.clone(), self.inner.reply(request, listener)).boxed()
-    }
+pub fn check_record_file(file: &Path) -> Result<(), CassetteError> {
+    private_append_options().open(file).map(drop).map_err(|error| CassetteError {
+        file: file.display().to_string(),
+        mistake: format!("it is not writable ({error})"),
+    })
 }
 
 /// Returns the options to append to a file that only this user may read: it contains prompts and documents.

@@ -4,7 +4,6 @@
 use crate::selection::StructuredMode;
 use crate::wire::{Dialect, WireProtocol};
 
-/// A provider's name, key, address, API and dialect.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ProviderRow {
     pub name: &'static str,
@@ -22,7 +21,6 @@ pub struct ProviderRow {
     pub needs_low_temperature: bool,
     /// The beginning of a model's name that may be omitted if the rest contains no slash.
     pub(super) model_prefix: &'static str,
-    /// The name of a model, for messages.
     pub(super) example: &'static str,
 }
 
@@ -30,7 +28,6 @@ pub struct ProviderRow {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Address {
     Fixed(&'static str),
-    /// The value of the variable, or else this address.
     Default(&'static str, &'static str),
     Required(&'static str),
     /// `OLLAMA_BASE_URL` or `OLLAMA_HOST`, or else this machine.

@@ -30,17 +30,11 @@ pub type Provider = &'static ProviderRow;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParsedModelName {
-    Model {
-        provider: Provider,
-        model: String,
-        address: Option<String>,
-    },
+    Model { provider: Provider, model: String, address: Option<String> },
     Script(PathBuf),
-    /// A cassette to replay, by its file.
     Replay(PathBuf),
 }
 
-/// Why a model's name, address or key can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelNameError {
     #[error("unknown model {name:?}{}; supported: {supported}", format_hint(.hint))]
@@ -50,7 +44,6 @@ pub enum ModelNameError {
     TierWithoutModels { name: String },
     #[error("{name:?} names no model; write {example}")]
     MissingModelName { name: String, example: String },
-    /// The API key is not in the environment.
     #[error(
         "{name} needs a key: set {variable} (a capability file may name another variable: `key_variable` of its model)"
     )]
@@ -116,7 +109,6 @@ impl ProviderRow {
         }
     }
 
-    /// Returns the name under which its servers know a model.
     fn model_name_on_wire(&self, model: &str) -> String {
         let prefix = if model.contains('/') { "" } else { self.model_prefix };
         format!("{prefix}{model}")
@@ -177,7 +169,6 @@ fn unknown_provider_error(name: &str, provider: &str) -> ModelNameError {
     }
 }
 
-/// Lists the supported names, for people.
 pub fn list_supported_names() -> String {
     let providers: Vec<String> =
         PROVIDERS.iter().map(|row| format!("{}:{}", row.name, row.example)).collect();
@@ -207,7 +198,6 @@ fn validate_base_url(name: &str, address: &str) -> NameResult<String> {
     Ok(url.as_str().trim_end_matches('/').to_owned())
 }
 
-/// Returns a name without its address, which may contain secrets.
 fn strip_address(name: &str) -> String {
     truncate_for_message(name.split_once("@http").map_or(name, |(name, _)| name))
 }

@@ -68,11 +68,9 @@ enum BreakerPhase {
     },
 }
 
-/// The breaker's answer to a request for permission.
 #[derive(Debug)]
 pub enum Admission {
     Allowed(RequestPermit),
-    /// The breaker is open until the given time.
     Open {
         until: Instant,
         reason: String,
@@ -112,7 +110,6 @@ impl CircuitBreaker {
         self.changed.notified()
     }
 
-    /// Ends a pause, so that the next request is the probe.
     pub fn end_pause(&self, now: Instant) {
         let mut state = self.lock_state();
         if let BreakerPhase::Open { until, .. } = &mut state.phase {

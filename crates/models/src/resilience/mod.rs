@@ -35,7 +35,6 @@ pub struct ResilientModel {
     pub inner: Arc<dyn Model>,
     /// The way to request structured output, and what the model supports; `None` sends requests as they are.
     pub structured: Option<(StructuredMode, OutputSupport)>,
-    /// The model's circuit breaker, shared by the whole process.
     pub breaker: Arc<CircuitBreaker>,
     pub rate_limiter: Arc<dyn RateLimiter>,
     pub observer: Arc<dyn RequestObserver>,
@@ -44,7 +43,6 @@ pub struct ResilientModel {
     pub counts_cost: bool,
     pub policy: RetryPolicy,
     pub timeout: Duration,
-    /// `true` if the wrapped model is that of a provider.
     pub has_provider: bool,
     pub ability: ModelAbility,
     pub context_window: Option<u64>,
@@ -267,7 +265,6 @@ pub struct RetryPolicy {
     pub max_delay: Duration,
     /// The longest wait a provider may request; if it requests more, the request is not retried.
     pub max_retry_after: Duration,
-    /// The longest wait for the cluster's rate limit.
     pub max_rate_limit_wait: Duration,
     /// `true` to wait while the circuit breaker is open; `false` to fail at once because a fallback is available.
     pub waits_for_breaker: bool,

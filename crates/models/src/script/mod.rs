@@ -76,7 +76,6 @@ impl ScriptedModel {
         self.file.tries
     }
 
-    /// Returns the first matching rule that is not used up.
     fn find_matching_rule(&self, view: &PlaceholderContext<'_>) -> Result<(usize, &ScriptRule), ModelError> {
         let mut rejected = Vec::new();
         for (at, rule) in self.file.rules.iter().enumerate() {

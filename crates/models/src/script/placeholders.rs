@@ -5,7 +5,6 @@ use serde_json::{Map, Value};
 use crate::model::{Message, Request};
 use crate::structured::json::find_json_object;
 
-/// The parts of a request that rules and placeholders refer to.
 pub struct PlaceholderContext<'a> {
     pub request: &'a Request,
     /// The name of the requested answer; empty for plain text.
@@ -35,7 +34,6 @@ impl<'a> PlaceholderContext<'a> {
         }
     }
 
-    /// Describes the request for the error that no rule matches.
     pub fn summarize_request(&self) -> String {
         let cut = |text: &str| text.chars().take(120).collect::<String>();
         let tool = self.tool.map_or_else(String::new, |tool| format!(", after {tool}"));

@@ -42,7 +42,6 @@ pub struct ScriptRule {
     turns: Vec<ScriptedReply>,
 }
 
-/// The conditions on a request; all must hold.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename = "Conditions", default, deny_unknown_fields)]
 pub struct ScriptRuleConditions {
@@ -96,7 +95,6 @@ pub enum ScriptedErrorKind {
 }
 
 impl ScriptFile {
-    /// Checks what the types do not enforce.
     pub fn validate_rules(&self) -> Result<(), String> {
         if self.rules.is_empty() {
             return Err("it has no rules".to_owned());
@@ -173,7 +171,6 @@ impl ScriptRuleConditions {
 }
 
 impl ScriptedErrorKind {
-    /// Returns the error that an agent sees.
     pub fn to_model_error(self, scripted: &ScriptedReply) -> ModelError {
         let message = scripted.message.clone().unwrap_or_else(|| "scripted error".to_owned());
         let after = scripted.retry_after.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());

@@ -18,44 +18,29 @@ const FALLBACK_FIELD: &str = "fallback";
 
 impl Serialize for ModelSelection {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.models.split_first() {
-            Some((first, fallback)) if self.models.iter().any(has_settings) => {
-                serialize_selection(first, fallback, serializer)
-            }
-            _ => serializer.collect_str(self),
+        let default = ModelSettings::default();
+        let Some((first, fallback)) =
+            self.models.split_first().filter(|_| self.models.iter().any(|spec| spec.settings != default))
+        else {
+            return serializer.collect_str(self);
+        };
+        let settings = serde_json::to_value(&first.settings).map_err(serde::ser::Error::custom)?;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry(NAME_FIELD, &first.name)?;
+        for (key, value) in settings.as_object().into_iter().flatten() {
+            map.serialize_entry(key, value)?;
         }
+        if !fallback.is_empty() {
+            map.serialize_entry(FALLBACK_FIELD, fallback)?;
+        }
+        map.end()
     }
 }
 
 impl Serialize for ModelSpec {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if has_settings(self) {
-            serialize_selection(self, &[], serializer)
-        } else {
-            serializer.serialize_str(&self.name)
-        }
+        ModelSelection { models: vec![self.clone()] }.serialize(serializer)
     }
-}
-
-fn has_settings(spec: &ModelSpec) -> bool {
-    spec.settings != ModelSettings::default()
-}
-
-fn serialize_selection<S: Serializer>(
-    first: &ModelSpec,
-    fallback: &[ModelSpec],
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    let settings = serde_json::to_value(&first.settings).map_err(serde::ser::Error::custom)?;
-    let mut map = serializer.serialize_map(None)?;
-    map.serialize_entry(NAME_FIELD, &first.name)?;
-    for (key, value) in settings.as_object().into_iter().flatten() {
-        map.serialize_entry(key, value)?;
-    }
-    if !fallback.is_empty() {
-        map.serialize_entry(FALLBACK_FIELD, fallback)?;
-    }
-    map.end()
 }
 
 impl<'de> Deserialize<'de> for ModelSelection {

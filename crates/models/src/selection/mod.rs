@@ -31,7 +31,6 @@ pub struct ModelSelection {
 /// The smallest context window that can be set: less does not hold a task with its answer.
 pub const MIN_WINDOW: u64 = 2_048;
 
-/// The prefix of a tier in place of a model: `tier:fast`.
 const TIER_PREFIX: &str = "tier:";
 
 #[derive(Debug, Clone, PartialEq)]
@@ -127,18 +126,10 @@ impl StructuredMode {
 /// Headers and body fields are shown by name only: they may contain an API key although they should not.
 impl fmt::Debug for ModelSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (base_url, extra_body, extra_headers) = (None, Map::new(), BTreeMap::new());
+        let shown = Self { base_url, extra_body, extra_headers, ..self.clone() };
         f.debug_struct("ModelSettings")
-            .field("key_variable", &self.key_variable)
-            .field("temperature", &self.temperature)
-            .field("top_p", &self.top_p)
-            .field("max_output_tokens", &self.max_output_tokens)
-            .field("context_window", &self.context_window)
-            .field("images", &self.images)
-            .field("pdf", &self.pdf)
-            .field("reasoning_effort", &self.reasoning_effort)
-            .field("structured", &self.structured)
-            .field("timeout", &self.timeout)
-            .field("idle_timeout", &self.idle_timeout)
+            .field("settings", &serde_json::to_string(&shown).unwrap_or_default())
             .field("extra_body", &self.extra_body.keys())
             .field("extra_headers", &self.extra_headers.keys())
             .finish_non_exhaustive()
@@ -162,7 +153,6 @@ fn duration_or_default(seconds: Option<f64>, default: u64) -> Duration {
 }
 
 impl ModelSpec {
-    /// Returns the tier that its name stands for, if it does.
     pub fn tier(&self) -> Option<&str> {
         self.name.strip_prefix(TIER_PREFIX).map(str::trim)
     }
@@ -193,7 +183,6 @@ impl ModelSelection {
         self.models.into_iter().map(own).collect()
     }
 
-    /// Returns `true` if one of its names stands for a tier.
     pub fn has_tier(&self) -> bool {
         self.models.iter().any(|spec| spec.tier().is_some())
     }
@@ -221,7 +210,6 @@ impl fmt::Display for ModelSelection {
     "{text:?} names no model: write provider:model, optionally followed by fallbacks separated by commas"
 )]
 pub struct EmptyModelName {
-    /// The text, cut to 80 characters.
     pub text: String,
 }
 

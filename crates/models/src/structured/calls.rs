@@ -8,7 +8,6 @@ use super::json::{find_fenced_blocks, parse_json_values, strip_reasoning};
 use crate::model::{Request, ToolCall};
 
 const NAME_KEYS: [&str; 4] = ["name", "tool", "tool_name", "action"];
-/// The keys that models use for the arguments.
 const ARGUMENT_KEYS: [&str; 6] = ["arguments", "args", "parameters", "params", "input", "action_input"];
 const OPTIONAL_KEYS: [&str; 5] = ["id", "type", "thought", "reasoning", "action"];
 /// The opening tag of a call and its closing tag, if it has one.
@@ -41,14 +40,6 @@ impl<'a> AvailableTools<'a> {
     /// Returns the tools of a request whose answer cannot be confused with a call.
     pub fn from_tools_only(request: &'a Request) -> Self {
         Self { answer: None, ..Self::from_request(request) }
-    }
-
-    fn is_tool(&self, name: &str) -> bool {
-        self.tools.contains(&name)
-    }
-
-    fn is_answer_field(&self, key: &str) -> bool {
-        self.answer.is_some_and(|answer| answer.contains_key(key))
     }
 }
 
@@ -122,15 +113,16 @@ fn call_from_json_object(object: &Map<String, Value>, tools: &AvailableTools<'_>
         let envelope = object.keys().all(|key| key == "function" || OPTIONAL_KEYS.contains(&key.as_str()));
         return envelope.then(|| call_from_json_object(function, tools)).flatten();
     }
-    let names_tool =
-        |key: &&&str| object.get(**key).and_then(Value::as_str).is_some_and(|name| tools.is_tool(name));
+    let names_tool = |key: &&&str| {
+        object.get(**key).and_then(Value::as_str).is_some_and(|name| tools.tools.contains(&name))
+    };
     let name_key = NAME_KEYS.iter().chain(&["function"]).find(names_tool)?;
     let arguments_key = ARGUMENT_KEYS.iter().find(|key| object.contains_key(**key));
     let is_call = object.keys().all(|key| {
         let key = key.as_str();
         key == *name_key || Some(&key) == arguments_key || OPTIONAL_KEYS.contains(&key)
     });
-    if !is_call || tools.is_answer_field(name_key) {
+    if !is_call || tools.answer.is_some_and(|answer| answer.contains_key(*name_key)) {
         return None;
     }
     let name = object[*name_key].as_str()?.to_owned();

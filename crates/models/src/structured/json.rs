@@ -7,7 +7,6 @@ use serde_json::Value;
 
 /// Maximum number of positions tried as the beginning of an object, so that text full of braces takes bounded time.
 const MAX_POSITIONS: usize = 200;
-/// The tags that models put around their reasoning.
 const REASONING_TAGS: [(&str, &str); 3] =
     [("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<reasoning>", "</reasoning>")];
 

@@ -66,7 +66,6 @@ pub fn rewrite_request_for_mode(mode: StructuredMode, request: &Request) -> Cow<
     }
 }
 
-/// Converts the reply to a rewritten request back.
 pub fn convert_reply_for_mode(mode: StructuredMode, request: &Request, reply: Reply) -> Reply {
     let reply = match mode {
         StructuredMode::Auto | StructuredMode::Native | StructuredMode::Prompt => {

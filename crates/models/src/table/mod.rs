@@ -63,7 +63,6 @@ pub(crate) struct ModelEntry {
 }
 
 impl ModelEntry {
-    /// The price; `None` if the entry has none.
     fn price(&self) -> Option<ModelPrice> {
         let Self { cached, cache_write, long, .. } = *self;
         let rates = TokenRates { over: 0, input: self.input?, output: self.output?, cached, cache_write };
@@ -103,11 +102,9 @@ struct TokenRates {
     cache_write: Option<f64>,
 }
 
-/// The price of one created model, if known.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ModelTariff(Option<ModelPrice>);
 
-/// A file of models that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelTableError {
     #[error("cannot read the file of models {file} ({source}); it is set in MILLRACE_PRICES")]
@@ -121,7 +118,6 @@ impl ModelTable {
         serde_json::from_str(BUILT_IN_MODELS_JSON).expect("a test parses the built-in table")
     }
 
-    /// Loads a file whose entries take precedence over the built-in table.
     pub fn load_with_overrides(path: &Path) -> Result<Self, ModelTableError> {
         let file = || path.display().to_string();
         let text = std::fs::read_to_string(path)

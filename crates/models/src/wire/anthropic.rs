@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
-use super::endpoint::{EventOutcome, Framing, ModelEndpoint, WireApi};
+use super::endpoint::{Framing, ModelEndpoint, WireApi};
 use super::json::{items_of, read_number_at, read_text_at, set_field};
 use super::reply::{
     MessagePart, Part, ReplyBuilder, parse_arguments_object, read_usage, restore_message_parts,
@@ -42,7 +42,6 @@ impl ModelVersion {
     }
 }
 
-/// Returns `true` if a model supports a schema for its answer.
 fn supports_output_schemas(model: &str) -> bool {
     ModelVersion::from_model_name(model).is_some_and(|version| version >= ModelVersion(4, 5))
 }
@@ -167,7 +166,7 @@ fn image_block(image: &Image) -> Value {
     }
 }
 
-fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcome, Value> {
+fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> {
     let place = read_number_at(event, "/index");
     match read_text_at(event, "/type") {
         "message_start" => record_usage(&event["message"]["usage"], reply),
@@ -177,19 +176,20 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcom
             record_usage(&event["usage"], reply);
             reply.set_finish(read_text_at(event, "/delta/stop_reason"))?;
         }
-        "message_stop" => return Ok(EventOutcome::Complete),
+        "message_stop" => reply.is_ended = true,
         // A response that was not streamed.
         "message" => {
             for (place, block) in (0..).zip(items_of(&event["content"])) {
                 start_block(place, block, reply);
             }
             record_usage(&event["usage"], reply);
-            return reply.set_finish(read_text_at(event, "/stop_reason")).map(|()| EventOutcome::Complete);
+            reply.is_ended = true;
+            reply.set_finish(read_text_at(event, "/stop_reason"))?;
         }
         kind if kind == "error" || event.get("error").is_some() => return Err(event.clone()),
         _ => {}
     }
-    Ok(EventOutcome::Continue)
+    Ok(())
 }
 
 fn start_block(place: u64, block: &Value, reply: &mut ReplyBuilder<'_>) {

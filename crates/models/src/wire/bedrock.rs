@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::anthropic;
 use super::conversation::CallIdForm;
-use super::endpoint::{EventOutcome, Framing, ModelEndpoint, WireApi};
+use super::endpoint::{Framing, ModelEndpoint, WireApi};
 use super::json::{items_of, json_to_text, read_number_at, read_text_at, set_field};
 use super::reply::{
     MessagePart, Part, ReplyBuilder, parse_arguments_object, read_usage, restore_message_parts,
@@ -156,7 +156,7 @@ fn image_block(number: usize, image: &Image) -> Value {
     json!({"document": {"format": format, "name": format!("{stem}-{}", number + 1), "source": source}})
 }
 
-fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcome, Value> {
+fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> {
     // A refused request has only a message.
     if ["error", "message"].iter().any(|name| event.get(*name).is_some()) {
         return Err(event.clone());
@@ -186,16 +186,15 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcom
             Part::Text { .. } | Part::Call { .. } => true,
         });
     }
-    match [&event["metadata"]["usage"], &event["usage"]].into_iter().find(|usage| usage.is_object()) {
-        Some(usage) => {
-            // Tokens read from a cache and written to it are counted apart from the rest.
-            let [cached, written] = ["/cacheReadInputTokens", "/cacheWriteInputTokens"];
-            let input = ["/inputTokens", cached, written];
-            reply.usage = read_usage(usage, &input, &["/outputTokens"], [cached, written, ""]);
-            Ok(EventOutcome::Complete)
-        }
-        None => Ok(EventOutcome::Continue),
+    let usages = [&event["metadata"]["usage"], &event["usage"]];
+    if let Some(usage) = usages.into_iter().find(|usage| usage.is_object()) {
+        // Tokens read from a cache and written to it are counted apart from the rest.
+        let [cached, written] = ["/cacheReadInputTokens", "/cacheWriteInputTokens"];
+        let input = ["/inputTokens", cached, written];
+        reply.usage = read_usage(usage, &input, &["/outputTokens"], [cached, written, ""]);
+        reply.is_ended = true;
     }
+    Ok(())
 }
 
 fn push_call(place: u64, call: &Value, arguments: &str, reply: &mut ReplyBuilder<'_>) {

@@ -37,14 +37,11 @@ pub(super) fn is_mistral(full_name: &str) -> bool {
     MISTRAL_NAMES.iter().any(|some| name.contains(some))
 }
 
-/// The ids of calls that a provider accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallIdForm {
-    /// Any text with at most this many characters.
     Text(usize),
     /// At most this many letters, digits, `_` and `-`.
     Word(usize),
-    /// Nine letters and digits.
     NineAlphanumeric,
 }
 
@@ -120,7 +117,6 @@ struct ConversationBuilder<'a> {
     messages: Vec<Message>,
     ids: CallIdForm,
     taken_ids: BTreeSet<String>,
-    /// The names of the tools that the request offers.
     offered: BTreeSet<&'a str>,
 }
 

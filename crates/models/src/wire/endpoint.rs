@@ -12,18 +12,13 @@ use super::reply::ReplyBuilder;
 use crate::model::Request;
 use crate::selection::ModelSettings;
 
-/// The supported HTTP APIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireProtocol {
     /// OpenAI's Chat Completions API, which OpenRouter, LM Studio, vLLM, llama.cpp and most gateways implement too.
     OpenAiChat,
-    /// OpenAI's Responses API.
     OpenAiResponses,
-    /// Anthropic's Messages API.
     Anthropic,
-    /// Ollama's own chat API.
     Ollama,
-    /// Google's Gemini API.
     Gemini,
     /// Amazon Bedrock's Converse API, with a bearer token.
     Bedrock,
@@ -43,24 +38,14 @@ pub(super) struct WireApi {
     pub(super) takes_pdf: fn(&ModelEndpoint) -> Option<bool>,
     pub(super) build_request_body: fn(&ModelEndpoint, &Request) -> Value,
     /// Processes one event, or a complete response that was not streamed. An error is returned in the provider's format.
-    pub(super) read_event: fn(&Value, &mut ReplyBuilder<'_>) -> Result<EventOutcome, Value>,
-}
-
-/// Tells if further events are expected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EventOutcome {
-    Continue,
-    Complete,
+    pub(super) read_event: fn(&Value, &mut ReplyBuilder<'_>) -> Result<(), Value>,
 }
 
 /// The way in which events are separated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Framing {
-    /// Server-sent events.
     Sse,
-    /// One JSON value per line.
     JsonLines,
-    /// Amazon's binary frames.
     Frames,
 }
 
@@ -141,12 +126,10 @@ impl ModelEndpoint {
         host.is_some_and(|host| ["openai.com", "openai.azure.com"].iter().any(|own| is_in_domain(&host, own)))
     }
 
-    /// Returns the maximum number of tokens for the reply.
     pub(super) fn max_output_tokens(&self, request: &Request) -> u32 {
         self.settings.max_output_tokens.unwrap_or(u32::MAX).min(request.max_output_tokens)
     }
 
-    /// Returns `true` for models of Mistral, whichever server runs them.
     pub(super) fn is_mistral(&self) -> bool {
         super::conversation::is_mistral(&self.full_name)
     }

@@ -12,7 +12,6 @@ use serde_json::Value;
 
 use crate::model::ModelError;
 
-/// Maximum length of a message in characters.
 const MAX_TEXT: usize = 1_000;
 /// The longest wait that a provider may ask for. What is longer is a mistake, or nothing that a run can wait for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(86_400);
@@ -26,7 +25,6 @@ pub(super) struct ProviderError {
     pub(super) message: String,
 }
 
-/// The meaning of codes and messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ErrorClass {
     RateLimited,
@@ -69,7 +67,6 @@ const PROMPT_TOO_LONG_PHRASES: &str = "context length|maximum context|max contex
 const CONTENT_REFUSED_PHRASES: &str =
     "content management policy|content filter|content policy|usage policy|requires moderation|was flagged";
 
-/// Phrases that mean that the account has no credit.
 const NO_CREDIT_PHRASES: &str =
     "credit balance|insufficient credit|exceeded your current quota|billing|insufficient balance";
 
@@ -172,7 +169,6 @@ fn collapse_whitespace(text: &str) -> String {
     text.split_whitespace().take(MAX_TEXT).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns a text without secrets, truncated.
 pub(super) fn redact_and_cut(text: &str, redactor: &SecretRedactor) -> String {
     let text = redactor.redact(text);
     match text.char_indices().nth(MAX_TEXT) {
@@ -243,7 +239,6 @@ fn redirect_error(status: StatusCode, headers: &HeaderMap, redactor: &SecretReda
     ModelError::Protocol { message: redact_and_cut(&text, redactor) }
 }
 
-/// Maps the error of a request without a response.
 pub(super) fn model_error_from_send_error(error: &reqwest::Error, redactor: &SecretRedactor) -> ModelError {
     if error.is_builder() {
         let text = format!("the request cannot be built: {}", format_error_chain(error));

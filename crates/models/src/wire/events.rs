@@ -8,7 +8,6 @@
 //!   `crates/models/src/wire/events.rs::events_and_lines_do_not_depend_on_chunk_boundaries`)
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -52,37 +51,27 @@ pub(super) type EventStream = BoxStream<'static, Result<String, StreamError>>;
 
 type ByteCounter = Arc<AtomicUsize>;
 
-/// Limits a response body to the maximum size.
 pub(super) fn limit_body_size(
     bytes: impl Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
 ) -> ByteStream {
-    let mut total = 0;
-    let limited = bytes.map(move |piece| {
-        let piece = piece.map_err(|error| StreamError::Disconnected(format_error_chain(&error)))?;
-        total += piece.len();
-        if total > MAX_REPLY_BYTES {
-            Err(StreamError::TooLong("the reply", MAX_REPLY_BYTES >> 20))
-        } else {
-            Ok(piece)
-        }
-    });
-    limited.boxed()
+    let broken = |error: reqwest::Error| StreamError::Disconnected(format_error_chain(&error));
+    limit_bytes(bytes.map_err(broken), &ByteCounter::default(), "the reply", MAX_REPLY_BYTES)
 }
 
-fn count_received_bytes(
-    body: ByteStream,
+/// Ends a body with an error if the bytes since the counter was reset exceed a limit.
+fn limit_bytes(
+    body: impl Stream<Item = Result<Bytes, StreamError>> + Send + 'static,
     counter: &ByteCounter,
-) -> impl Stream<Item = Result<Bytes, StreamError>> + Send + Unpin + use<> {
+    what: &'static str,
+    limit: usize,
+) -> ByteStream {
     let counter = Arc::clone(counter);
-    body.map(move |piece| {
+    let limited = body.map(move |piece| {
         let piece = piece?;
         let since = counter.fetch_add(piece.len(), Ordering::Relaxed) + piece.len();
-        if since > MAX_EVENT_BYTES {
-            Err(StreamError::TooLong("an event", MAX_EVENT_BYTES >> 20))
-        } else {
-            Ok(piece)
-        }
-    })
+        if since > limit { Err(StreamError::TooLong(what, limit >> 20)) } else { Ok(piece) }
+    });
+    limited.boxed()
 }
 
 /// Ends a body with an error if no data arrives for `timeout`.
@@ -101,8 +90,9 @@ pub(super) fn apply_idle_timeout(body: ByteStream, timeout: Duration) -> ByteStr
 pub(super) fn parse_sse_events(body: ByteStream) -> EventStream {
     let counter = ByteCounter::default();
     let mut escaper = HalfEscaper::default();
-    let body = count_received_bytes(body, &counter).map_ok(move |piece| Bytes::from(escaper.push(&piece)));
-    let events = SseByteStream::new(Box::pin(body));
+    let body = limit_bytes(body, &counter, "an event", MAX_EVENT_BYTES)
+        .map_ok(move |piece| Bytes::from(escaper.push(&piece)));
+    let events = SseByteStream::new(body.boxed());
     let data = events.filter_map(move |event| {
         counter.store(0, Ordering::Relaxed);
         std::future::ready(match event {
@@ -157,8 +147,7 @@ fn convert_sse_error(error: sse_stream::Error) -> StreamError {
 /// Parses one JSON value per line. The last line need not end with a line break.
 pub(super) fn parse_json_lines(body: ByteStream) -> EventStream {
     let counter = ByteCounter::default();
-    let pieces: Pin<Box<dyn Stream<Item = Result<Bytes, StreamError>> + Send>> =
-        Box::pin(count_received_bytes(body, &counter));
+    let pieces = limit_bytes(body, &counter, "an event", MAX_EVENT_BYTES);
     let state = (pieces, BytesMut::new(), counter, 0_usize);
     let lines =
         futures::stream::try_unfold(state, |(mut pieces, mut buffer, counter, mut seen)| async move {
@@ -194,9 +183,7 @@ pub(super) fn decode_json_line(line: &[u8]) -> Result<Option<String>, StreamErro
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BodyFormat {
     Json,
-    /// HTML or XML.
     Page,
-    /// A field or a comment of server-sent events.
     Event,
     /// A binary frame: its length in four bytes, of which the first is zero.
     Frame,
@@ -239,7 +226,6 @@ fn classify_body_prefix(prefix: &[u8]) -> BodyFormat {
     }
 }
 
-/// Reads a body as text, up to a limit.
 pub(super) async fn read_body_as_text(mut body: ByteStream, limit: usize) -> Result<String, StreamError> {
     let mut buffer = Vec::new();
     while let Some(piece) = body.try_next().await? {

@@ -13,18 +13,14 @@ use crate::model::FinishReason;
 /// The maximum number of unknown reasons that are logged, so that a server can't fill the log or the memory.
 const MAX_LOGGED: usize = 200;
 
-/// The unknown reasons that were logged, each with its model.
 static LOGGED: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
 
-/// The meaning of a provider's reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meaning {
-    /// The model is still generating.
     Unfinished,
     Finished(FinishReason),
     /// The reply reached the end of the context window: the same error as a conversation that is too long.
     WindowExceeded,
-    /// The provider ended the reply for a reason of its own.
     Interrupted,
 }
 

@@ -11,7 +11,6 @@ use super::events::{ByteStream, EventStream, MAX_EVENT_BYTES, StreamError, decod
 const PRELUDE_BYTES: usize = 12;
 const CHECKSUM_BYTES: usize = 4;
 
-/// Parses frames into the JSON text of their events.
 pub(super) fn parse_frames(body: ByteStream) -> EventStream {
     let frames = futures::stream::try_unfold((body, BytesMut::new()), |(mut body, mut buffer)| async move {
         loop {

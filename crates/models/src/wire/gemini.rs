@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
-use super::endpoint::{EventOutcome, Framing, ModelEndpoint, WireApi};
+use super::endpoint::{Framing, ModelEndpoint, WireApi};
 use super::json::{has_field, items_of, json_to_text, read_text_at, set_field};
 use super::reply::{
     MessagePart, Part, ReplyBuilder, is_generated_call_id, parse_arguments_object, read_usage,
@@ -148,7 +148,7 @@ fn with_call_id(mut json: Value, id: &str) -> Value {
     json
 }
 
-fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcome, Value> {
+fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> {
     if has_field(event, "error") {
         return Err(event.clone());
     }
@@ -170,7 +170,7 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcom
             ["/cachedContentTokenCount", "", "/thoughtsTokenCount"],
         );
     }
-    Ok(EventOutcome::Continue)
+    Ok(())
 }
 
 fn read_part(part: &Value, reply: &mut ReplyBuilder<'_>) {

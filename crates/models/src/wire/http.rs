@@ -23,7 +23,6 @@ pub(super) enum ResponseBody {
     Json(Value),
 }
 
-/// Sends the requests of one endpoint.
 pub(super) struct HttpSender {
     client: reqwest::Client,
     url: String,

@@ -51,8 +51,8 @@ pub mod schema;
 mod turns;
 
 pub(crate) use conversation::{CallIdForm, normalize_conversation};
+use endpoint::WireApi;
 pub use endpoint::{Dialect, ModelEndpoint, OutputSupport, WireProtocol};
-use endpoint::{EventOutcome, WireApi};
 use events::{EventStream, StreamError};
 use http::{HttpSender, ResponseBody};
 pub(crate) use media::replace_unsent_images;
@@ -92,7 +92,6 @@ impl ModelEndpoint {
         }
     }
 
-    /// The ids of calls that the server accepts.
     fn call_id_form(&self) -> CallIdForm {
         match self.wire {
             WireProtocol::OpenAiChat | WireProtocol::Bedrock if self.is_mistral() => {
@@ -108,7 +107,6 @@ pub fn create_http_model(endpoint: ModelEndpoint) -> Arc<dyn Model> {
     Arc::new(HttpModel { sender: HttpSender::new(&endpoint, api), api, endpoint })
 }
 
-/// A model reached over HTTP.
 struct HttpModel {
     endpoint: ModelEndpoint,
     api: &'static WireApi,
@@ -137,7 +135,7 @@ impl HttpModel {
         merge_fields(&mut body, &endpoint.settings.extra_body);
         match sender.send_request(body.to_string().into_bytes()).await? {
             ResponseBody::EventStream(events) => self.read_event_stream(events, &mut builder).await?,
-            ResponseBody::Json(value) => self.read_event(&value, &mut builder).map(drop)?,
+            ResponseBody::Json(value) => self.read_event(&value, &mut builder)?,
         }
         let mut reply = builder.build().ok_or_else(|| ModelError::Truncated {
             message: "the stream ended without a finish reason".to_owned(),
@@ -179,7 +177,8 @@ impl HttpModel {
             let data = redact_text(&data);
             let value = parse_foreign_json(data.as_bytes())
                 .map_err(|error| self.sender.invalid_event_error(&data, &error))?;
-            if self.read_event(&value, builder)? == EventOutcome::Complete {
+            self.read_event(&value, builder)?;
+            if builder.is_ended {
                 break;
             }
         }
@@ -190,7 +189,7 @@ impl HttpModel {
         Ok(())
     }
 
-    fn read_event(&self, event: &Value, builder: &mut ReplyBuilder<'_>) -> Result<EventOutcome, ModelError> {
+    fn read_event(&self, event: &Value, builder: &mut ReplyBuilder<'_>) -> Result<(), ModelError> {
         (self.api.read_event)(event, builder)
             .map_err(|error| error::model_error_from_body(&error, &self.sender.redactor))
     }

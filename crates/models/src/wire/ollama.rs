@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
-use super::endpoint::{EventOutcome, Framing, ModelEndpoint, WireApi};
+use super::endpoint::{Framing, ModelEndpoint, WireApi};
 use super::json::{items_of, json_to_text, read_text_at, set_field};
 use super::reply::{ReplyBuilder, parse_arguments_object, read_usage};
 use super::schema;
@@ -82,7 +82,7 @@ fn message_to_json(request: &Request, message: &Message) -> Value {
     }
 }
 
-fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcome, Value> {
+fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> {
     if event.get("error").is_some() {
         return Err(event.clone());
     }
@@ -94,12 +94,13 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcom
         reply.push_call(None, id, name, &json_to_text(&call["function"]["arguments"]));
     }
     if event["done"] != true {
-        return Ok(EventOutcome::Continue);
+        return Ok(());
     }
     reply.usage = read_usage(event, &["/prompt_eval_count"], &["/eval_count"], [""; 3]);
     reply.set_finish(read_text_at(event, "/done_reason"))?;
     reply.finish.get_or_insert(FinishReason::Stop);
-    Ok(EventOutcome::Complete)
+    reply.is_ended = true;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
-use super::endpoint::{EventOutcome, Framing, ModelEndpoint, WireApi};
+use super::endpoint::{Framing, ModelEndpoint, WireApi};
 use super::json::{has_field, items_of, json_to_text, read_number_at, read_text_at, set_field};
 use super::reply::{ReplyBuilder, read_usage};
 use super::schema;
@@ -155,7 +155,7 @@ fn tool_call_to_json(call: &ToolCall) -> Value {
     json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
 }
 
-fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcome, Value> {
+fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> {
     let choice = &event["choices"][0];
     if [event, choice].into_iter().any(|part| has_field(part, "error")) {
         return Err(if event.get("error").is_some() { event.clone() } else { choice.clone() });
@@ -172,7 +172,7 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcom
     if let Some(usage) = usages.into_iter().find(|usage| usage.is_object()) {
         record_usage(usage, reply);
     }
-    Ok(EventOutcome::Continue)
+    Ok(())
 }
 
 fn read_delta(delta: &Value, reply: &mut ReplyBuilder<'_>) {
@@ -206,7 +206,6 @@ fn read_reasoning(delta: &Value, reply: &mut ReplyBuilder<'_>) {
     }
 }
 
-/// Returns text, or the joined texts of a list of parts.
 fn join_text_parts(content: &Value) -> String {
     match content.as_array() {
         Some(parts) => parts.iter().map(|part| read_text_at(part, "/text")).collect(),

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
-use super::endpoint::{EventOutcome, Framing, ModelEndpoint, WireApi};
+use super::endpoint::{Framing, ModelEndpoint, WireApi};
 use super::finish::parse_incomplete_reason;
 use super::json::{has_field, items_of, json_to_text, read_text_at, set_field};
 use super::reply::{MessagePart, Part, ReplyBuilder, read_usage, restore_message_parts};
@@ -54,7 +54,6 @@ fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     body
 }
 
-/// Returns `true` for reasoning models. Other models reject requests for reasoning.
 fn is_reasoning_model(model: &str) -> bool {
     let name = model.rsplit('/').next().unwrap_or(model).trim_start_matches("ft:");
     !(["gpt-4", "gpt-3", "chatgpt"].iter().any(|old| name.starts_with(old)) || name.contains("-chat"))
@@ -106,10 +105,10 @@ fn part_to_input_item(part: &MessagePart<'_>) -> Value {
 
 /// Reads an event. The reply is built from the complete items at its end; the streamed pieces are for listeners, and for servers that
 /// send nothing else.
-fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcome, Value> {
+fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> {
     let kind = read_text_at(event, "/type");
     if read_piece(kind, event, reply) {
-        return Ok(EventOutcome::Continue);
+        return Ok(());
     }
     let response = event.get("response").unwrap_or(event);
     let finish = match kind {
@@ -125,11 +124,12 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<EventOutcom
         _ => match read_text_at(event, "/status") {
             "completed" => FinishReason::Stop,
             "incomplete" => parse_incomplete_reason(reply.model, event)?,
-            _ => return Ok(EventOutcome::Continue),
+            _ => return Ok(()),
         },
     };
     complete_reply(response, finish, reply);
-    Ok(EventOutcome::Complete)
+    reply.is_ended = true;
+    Ok(())
 }
 
 /// Reads a piece of a reply; `false` if the event is of another kind.
@@ -211,7 +211,6 @@ fn complete_reply(response: &Value, finish: FinishReason, reply: &mut ReplyBuild
     ));
 }
 
-/// Returns the text of a message, including a refusal.
 fn message_text(item: &Value) -> String {
     let parts = items_of(&item["content"]).iter();
     parts.flat_map(|part| [read_text_at(part, "/text"), read_text_at(part, "/refusal")]).collect()

@@ -24,6 +24,7 @@ pub(super) struct ReplyBuilder<'a> {
     /// The fields of the usage so far, where events report some of them each.
     pub(super) usage_fields: Map<String, Value>,
     pub(super) finish: Option<FinishReason>,
+    pub(super) is_ended: bool,
     /// The parts in the provider's order, each with its place.
     pub(super) parts: Vec<(u64, Part)>,
     /// `true` if opaque items of a reply that was cut off are complete.
@@ -62,6 +63,7 @@ impl<'a> ReplyBuilder<'a> {
             usage: Usage::default(),
             usage_fields: Map::new(),
             finish: None,
+            is_ended: false,
             parts: Vec::new(),
             keeps_items_of_cut_reply: false,
             details: None,
@@ -158,7 +160,6 @@ impl<'a> ReplyBuilder<'a> {
         self.slots.len()
     }
 
-    /// Sets the complete arguments of a call that was streamed before.
     pub(super) fn set_call_arguments(&mut self, index: u64, arguments: &str) {
         if let Some(slot) = self.slots.iter_mut().rev().find(|slot| slot.index == index) {
             arguments.clone_into(&mut slot.arguments);
@@ -182,7 +183,6 @@ impl<'a> ReplyBuilder<'a> {
         Ok(())
     }
 
-    /// Returns the reply; `None` if the finish reason is missing.
     pub(super) fn build(mut self) -> Option<Reply> {
         let reason = self.finish?;
         self.slots.sort_by_key(|slot| slot.index);

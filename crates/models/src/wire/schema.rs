@@ -15,7 +15,6 @@ const SUPPORTED_FORMATS: [&str; 9] =
 const ANNOTATION_KEYWORDS: [&str; 9] =
     ["$schema", "$id", "$comment", "title", "default", "examples", "deprecated", "readOnly", "writeOnly"];
 
-/// Keywords for bounds, with their wording in the description.
 const BOUND_KEYWORDS: [(&str, &str); 12] = [
     ("minimum", "at least"),
     ("maximum", "at most"),
