@@ -104,21 +104,16 @@ fn models_or_error(selection: &ModelSelection) -> Result<&[ModelSpec], CreateMod
 impl ModelFactory {
     /// Creates the models of a selection. `built_in` returns the models that need no provider. They are not recorded yet.
     pub fn create(&self, selection: &ModelSelection, built_in: BuiltInModels<'_>) -> Created {
-        let spec = models_or_error(selection)?;
-        let last = spec.len() - 1;
-        let opened = spec.iter().enumerate().map(|(at, spec)| {
-            let policy =
-                if at == last { RetryPolicy::before_wait() } else { RetryPolicy::for_model_with_fallback() };
-            match built_in(&spec.name) {
-                Some(model) => Ok(model),
-                None => self.create_single_model(spec, policy),
-            }
-        });
-        let mut opened = opened.collect::<Result<Vec<_>, _>>()?.into_iter();
-        let first = opened.next().expect("an empty selection was rejected");
-        let model = with_fallbacks(first, opened.collect());
+        let specs = models_or_error(selection)?;
+        let create = |(at, spec): (usize, &ModelSpec)| match built_in(&spec.name) {
+            Some(model) => Ok(model),
+            None if at + 1 == specs.len() => self.create_single_model(spec, RetryPolicy::before_wait()),
+            None => self.create_single_model(spec, RetryPolicy::for_model_with_fallback()),
+        };
+        let mut models = specs.iter().enumerate().map(create).collect::<Result<Vec<_>, _>>()?;
+        let others = models.split_off(1);
         self.record_file.as_deref().map(check_record_file).transpose()?;
-        Ok(model)
+        Ok(with_fallbacks(models.remove(0), others))
     }
 
     /// Returns a model whose requests are recorded with labels, if this factory records requests.

@@ -75,12 +75,8 @@ fn shorten_id(id: String, max: usize) -> String {
 /// Returns letters and digits that are the same for the same id.
 fn digest_id(id: &str, length: usize) -> String {
     const CHARACTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-    let digest = Sha256::digest(id);
-    digest
-        .iter()
-        .take(length)
-        .map(|byte| char::from(CHARACTERS[usize::from(*byte) % CHARACTERS.len()]))
-        .collect()
+    let character = |byte: &u8| char::from(CHARACTERS[usize::from(*byte) % CHARACTERS.len()]);
+    Sha256::digest(id).iter().take(length).map(character).collect()
 }
 
 pub(crate) fn normalize_conversation(request: &Request, ids: CallIdForm) -> Request {
@@ -103,14 +99,11 @@ pub(crate) fn normalize_conversation(request: &Request, ids: CallIdForm) -> Requ
             }
         }
     }
-    let system = if request.system.trim().is_empty() { String::new() } else { request.system.clone() };
-    Request {
-        system,
-        messages: builder.finish(),
-        tools: request.tools.clone(),
-        answer: request.answer.clone(),
-        max_output_tokens: request.max_output_tokens,
-    }
+    builder.begin_input();
+    let Request { system, tools, answer, max_output_tokens, .. } = request;
+    let system = if system.trim().is_empty() { String::new() } else { system.clone() };
+    let (tools, answer) = (tools.clone(), answer.clone());
+    Request { system, messages: builder.messages, tools, answer, max_output_tokens: *max_output_tokens }
 }
 
 struct ConversationBuilder<'a> {
@@ -148,16 +141,13 @@ impl ConversationBuilder<'_> {
         mut inputs: Vec<&Message>,
     ) {
         if !calls.is_empty() || !text.trim().is_empty() {
-            if matches!(self.messages.last(), None | Some(Message::Assistant { .. })) {
-                self.push_user(CONTINUE);
-            }
+            self.begin_input();
             let renamed: Vec<ToolCall> =
                 calls.iter().enumerate().map(|(index, call)| self.normalize_call(call, index)).collect();
-            let results: Vec<Message> = calls
-                .iter()
-                .zip(&renamed)
-                .map(|(call, renamed)| Message::Tool(take_result(&mut inputs, &call.id, &renamed.id)))
-                .collect();
+            let result = |(call, renamed): (&ToolCall, &ToolCall)| {
+                Message::Tool(take_result(&mut inputs, &call.id, &renamed.id))
+            };
+            let results: Vec<Message> = calls.iter().zip(&renamed).map(result).collect();
             let provider_state = provider_state.cloned();
             self.messages.push(Message::Assistant { text: text.to_owned(), calls: renamed, provider_state });
             self.messages.extend(results);
@@ -199,11 +189,11 @@ impl ConversationBuilder<'_> {
         if name.is_empty() { "unknown".to_owned() } else { name }
     }
 
-    fn finish(mut self) -> Vec<Message> {
+    /// Appends a message of the user where a provider demands one.
+    fn begin_input(&mut self) {
         if matches!(self.messages.last(), None | Some(Message::Assistant { .. })) {
             self.push_user(CONTINUE);
         }
-        self.messages
     }
 }
 

@@ -228,13 +228,12 @@ fn classify_body_prefix(prefix: &[u8]) -> BodyFormat {
 
 pub(super) async fn read_body_as_text(mut body: ByteStream, limit: usize) -> Result<String, StreamError> {
     let mut buffer = Vec::new();
-    while let Some(piece) = body.try_next().await? {
+    while buffer.len() < limit
+        && let Some(piece) = body.try_next().await?
+    {
         buffer.extend_from_slice(&piece);
-        if buffer.len() >= limit {
-            buffer.truncate(limit);
-            break;
-        }
     }
+    buffer.truncate(limit);
     Ok(String::from_utf8_lossy(&buffer).into_owned())
 }
 

@@ -102,7 +102,9 @@ fn convert_schema_node(schema: &Value, depth: usize) -> Option<Value> {
     append_notes_to_description(&mut out, &notes);
     let says_something =
         ["type", "enum", "const", "anyOf", "$ref"].iter().any(|word| out.contains_key(*word));
-    says_something.then(|| apply_nullable_keyword(source, Value::Object(out)))
+    let is_nullable = source.get("nullable") == Some(&Value::Bool(true));
+    let strict = Value::Object(out);
+    says_something.then(|| if is_nullable { allow_null(strict) } else { strict })
 }
 
 /// Merges an `allOf` with a single schema into its parent.
@@ -134,19 +136,14 @@ fn convert_keyword(
             value.as_str().filter(|text| !is_number_format(text)).map(|text| format!("format: {text}")),
         ),
         "anyOf" | "oneOf" if !out.contains_key("anyOf") => {
-            let all = value
-                .as_array()?
-                .iter()
-                .map(|one| convert_schema_node(one, depth + 1))
-                .collect::<Option<Vec<_>>>()?;
-            out.insert("anyOf".to_owned(), Value::Array(all));
+            let all = value.as_array()?.iter().map(|one| convert_schema_node(one, depth + 1));
+            out.insert("anyOf".to_owned(), all.collect::<Option<_>>()?);
         }
         "items" => drop(out.insert(word.to_owned(), convert_schema_node(value, depth + 1)?)),
         "$defs" => {
-            let defs = value
-                .as_object()?
-                .iter()
-                .map(|(name, def)| Some((name.clone(), convert_schema_node(def, depth + 1)?)));
+            let convert =
+                |(name, def): (&String, _)| Some((name.clone(), convert_schema_node(def, depth + 1)?));
+            let defs = value.as_object()?.iter().map(convert);
             out.insert(word.to_owned(), Value::Object(defs.collect::<Option<_>>()?));
         }
         "properties" | "required" | "additionalProperties" if declares_type(source, "object") => {}
@@ -212,27 +209,20 @@ fn append_notes_to_description(out: &mut Map<String, Value>, notes: &[String]) {
     out.insert("description".to_owned(), json!(text));
 }
 
-fn apply_nullable_keyword(source: &Map<String, Value>, strict: Value) -> Value {
-    if source.get("nullable") == Some(&Value::Bool(true)) { allow_null(strict) } else { strict }
-}
-
 fn allow_null(schema: Value) -> Value {
     let Value::Object(mut map) = schema else { return schema };
-    let listed = map.contains_key("enum") || map.contains_key("const");
-    match map.get("type").cloned() {
-        Some(Value::String(one)) if !listed => {
-            if one != "null" {
-                map.insert("type".to_owned(), json!([one, "null"]));
-            }
-            Value::Object(map)
+    let is_listed = map.contains_key("enum") || map.contains_key("const");
+    let null = json!("null");
+    match map.get_mut("type").filter(|_| !is_listed) {
+        Some(kind @ Value::String(_)) if *kind != null => *kind = json!([kind, "null"]),
+        Some(Value::String(_)) => {}
+        Some(Value::Array(several)) if several.contains(&null) => {}
+        Some(Value::Array(several)) => several.push(null),
+        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) | None => {
+            return allow_null_in_any_of(map);
         }
-        Some(Value::Array(several)) if !listed => {
-            let more = Some(json!("null")).filter(|null| !several.contains(null));
-            map.insert("type".to_owned(), several.into_iter().chain(more).collect());
-            Value::Object(map)
-        }
-        _ => allow_null_in_any_of(map),
     }
+    Value::Object(map)
 }
 
 fn allow_null_in_any_of(mut map: Map<String, Value>) -> Value {
