@@ -503,7 +503,8 @@ fn decode_base64(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-fn decode_percent(text: &str) -> String {
+/// Decodes `%41` as `A`. Anything else stays as it is.
+pub fn decode_percent(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let [first, after @ ..] = rest {

@@ -17,7 +17,6 @@ const MAX_PARTS: usize = 20_000;
 /// The maximum number of nodes of an XML part: about 100 bytes of memory each.
 const MAX_NODES: u32 = 3_000_000;
 
-/// A packed file.
 pub(crate) struct Archive<'a> {
     zip: ZipArchive<Cursor<&'a [u8]>>,
     /// The number of bytes that may still be unpacked.
@@ -25,7 +24,6 @@ pub(crate) struct Archive<'a> {
 }
 
 impl<'a> Archive<'a> {
-    /// Opens a packed file.
     pub fn open(bytes: &'a [u8]) -> Result<Self, ExtractError> {
         let zip = ZipArchive::new(Cursor::new(bytes)).map_err(to_extract_error)?;
         if zip.len() > MAX_PARTS {
@@ -66,7 +64,6 @@ impl<'a> Archive<'a> {
         self.read_part(name)?.ok_or_else(|| ExtractError::Damaged(format!("it has no part {name}")))
     }
 
-    /// Returns the title in the document's properties.
     pub fn read_title(&mut self) -> Result<Option<String>, ExtractError> {
         let Some(properties) = self.read_part("docProps/core.xml")? else { return Ok(None) };
         let Ok(properties) = parse_xml("docProps/core.xml", &properties) else { return Ok(None) };

@@ -35,12 +35,10 @@ const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// `true` if the `main` of this process called [`run_as_extractor`].
 static MAIN_CALLS_EXTRACTOR: AtomicBool = AtomicBool::new(false);
 
-/// The limits of a child process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtractorLimits {
     /// The time, both elapsed and of the processor, in seconds.
     pub seconds: u64,
-    /// The memory in bytes.
     pub memory: u64,
     /// The size of the text in bytes.
     pub output: u64,
@@ -80,7 +78,6 @@ impl Extractor {
         Self { program: program.into(), limits: ExtractorLimits::default() }
     }
 
-    /// Sets the limits.
     pub fn with_limits(self, limits: ExtractorLimits) -> Self {
         Self { limits, ..self }
     }

@@ -9,7 +9,6 @@ const HEAD: usize = 4_096;
 /// The beginning of compound files: old office formats, and new ones that are encrypted.
 const COMPOUND_FILE: &[u8] = &[0xd0, 0xcf, 0x11, 0xe0, 0xa1, 0xb1, 0x1a, 0xe1];
 
-/// A format whose parser runs in a child process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BinaryFormat {
@@ -29,7 +28,6 @@ pub enum BinaryFormat {
 }
 
 impl BinaryFormat {
-    /// All of them.
     pub const ALL: [Self; 7] = [
         Self::Pdf,
         Self::TextDocument,

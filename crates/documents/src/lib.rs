@@ -43,20 +43,16 @@ pub struct TextPart {
 }
 
 impl ExtractedText {
-    /// Returns a document without parts.
     fn from_single_text(title: Option<String>, text: String) -> Self {
         Self { title, parts: vec![TextPart { place: None, text }] }
     }
 }
 
-/// The reason that a document has no text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum ExtractError {
-    /// It needs a password.
     #[error("it is encrypted; save a copy without a password")]
     Encrypted,
-    /// It does not have the form of its format.
     #[error("it is damaged: {0}")]
     Damaged(String),
     /// It unpacks to more than the limit, in MiB.
@@ -65,10 +61,8 @@ pub enum ExtractError {
     /// The child process did not finish within this number of seconds.
     #[error("its text could not be read within {0} s")]
     TimedOut(u64),
-    /// The child process ended without an answer.
     #[error("the process that read it {0}; it may be damaged, or need more than the allowed memory")]
     Crashed(String),
-    /// The child process could not be started.
     #[error("no process for reading it can be started: {0}")]
     NotStarted(String),
 }

@@ -9,7 +9,6 @@ const TEXT_BODY: &str = "word/document.xml";
 /// The parts of a text document that follow its body.
 const NOTES: [(&str, &str); 2] = [("word/footnotes.xml", "Footnotes"), ("word/endnotes.xml", "Endnotes")];
 const PRESENTATION: &str = "ppt/presentation.xml";
-/// The mark between the cells of a row.
 pub(crate) const CELL_BORDER: &str = " | ";
 
 /// Extracts a text document. It has no pages: where they begin is up to the program that shows it.
@@ -154,7 +153,6 @@ fn format_paragraph(paragraph: Node<'_, '_>) -> String {
     }
 }
 
-/// Returns the text of a paragraph or a cell.
 fn format_inline(node: Node<'_, '_>) -> String {
     let mut text = String::new();
     for inner in node.descendants() {

@@ -12,7 +12,6 @@ pub(crate) fn extract_pages(bytes: &[u8]) -> Result<ExtractedText, ExtractError>
     Ok(ExtractedText { title, parts: pages.into_iter().enumerate().map(number_page).collect() })
 }
 
-/// Returns the title in the file's properties.
 fn read_title(bytes: &[u8]) -> Option<String> {
     let document = Document::load_mem(bytes).ok()?;
     let info = document.trailer.get(b"Info").ok()?.as_reference().ok()?;

@@ -22,7 +22,6 @@ const MAX_DEFAULT_MEMORY: u64 = 4 * 1024 * MIB;
 /// Minimum default memory of a command, with which at least a shell runs.
 const MIN_DEFAULT_MEMORY: u64 = MIN_MEMORY_MB * MIB;
 
-/// The resources of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HostLimits {
     machine_memory: u64,

@@ -34,44 +34,34 @@ pub(super) struct LaunchRequest {
 #[serde(rename_all = "snake_case")]
 pub(super) enum LauncherReport {
     Started(Confinement),
-    /// The command could not be started, with the reason.
     Failed(String),
     /// The bytes of memory that all processes of the command use.
     Memory(u64),
-    /// Processes that could not be ended.
     Left(Vec<String>),
-    /// The command has ended, and its processes were ended.
     Ended {
         /// The exit code as in shells: 128 plus the signal number if a signal ended it.
         code: i32,
-        /// The signal that ended it.
         signal: Option<i32>,
         /// The limit that it exceeded, for which it was killed.
         exceeded: Option<ExceededLimit>,
     },
 }
 
-/// A limit on all processes of a command together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ExceededLimit {
-    /// Too many processes.
     Processes,
-    /// Too much memory.
     Memory,
     /// All commands of the worker use too much memory, and this one the most of it.
     SharedMemory,
-    /// The working folder grew too much.
     Disk,
     /// All temporary working folders of the worker are too large, and this one is the largest.
     SharedDisk,
-    /// The disk of the working folder is nearly full.
     FullDisk,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confinement {
-    /// Landlock restricts access to files.
     pub landlock: bool,
     /// Seccomp filters refuse sockets without network access, and kernel interfaces that commands do not need.
     pub seccomp: bool,

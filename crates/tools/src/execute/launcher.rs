@@ -17,7 +17,6 @@ const NOT_STARTED_EXIT_CODE: u8 = 126;
 /// `true` if the `main` of this process called [`launcher`].
 static MAIN_CALLS_LAUNCHER: AtomicBool = AtomicBool::new(false);
 
-/// An executable whose `main` first calls [`launcher`].
 #[derive(Debug, Clone)]
 pub struct Launcher {
     executable: PathBuf,
@@ -28,12 +27,10 @@ impl Launcher {
         Ok(Self { executable: std::env::current_exe()? })
     }
 
-    /// Returns this process's executable if its `main` called [`launcher`].
     pub fn this_program() -> Option<Self> {
         MAIN_CALLS_LAUNCHER.load(Ordering::Relaxed).then(|| Self::of_this_process().ok()).flatten()
     }
 
-    /// Uses another executable, such as `millrace-launcher`.
     pub fn at(executable: impl Into<PathBuf>) -> Self {
         Self { executable: executable.into() }
     }

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 /// Maximum size of the output in bytes.
 pub const MAX_OUTPUT: usize = 100_000;
 
-/// The head and the tail of a stream.
 #[derive(Debug)]
 pub(super) struct OutputBuffer {
     half_size: usize,

@@ -25,7 +25,6 @@ use crate::program::left_message;
 
 /// The timeout for killing the remaining processes of a command.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// The signal `KILL`, and the exit code after it.
 const KILL_SIGNAL: i32 = 9;
 const KILLED_EXIT_CODE: i32 = 128 + KILL_SIGNAL;
 
@@ -145,7 +144,6 @@ fn killed(exceeded: ExceededLimit) -> CommandEnd {
     CommandEnd::Exited { code: KILLED_EXIT_CODE, signal: Some(KILL_SIGNAL), exceeded: Some(exceeded) }
 }
 
-/// Reads a pipe to its end into a buffer.
 fn spawn_output_reader(reader: PipeReader, into: Arc<Mutex<OutputBuffer>>) -> io::Result<JoinHandle<()>> {
     let mut reader = pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?;
     Ok(tokio::spawn(async move {

@@ -41,17 +41,11 @@ pub struct ExecuteTool {
     confinement: Confinement,
 }
 
-/// The reason why `execute` is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecuteError {
     /// The working folder does not exist or cannot be created.
     #[error("cannot use the working folder {}: {error}", path.display())]
-    WorkFolder {
-        path: PathBuf,
-        /// The I/O error.
-        error: io::Error,
-    },
-    /// The timeout is out of range.
+    WorkFolder { path: PathBuf, error: io::Error },
     #[error("timeout_s is {0}; it must be 1 to {MAX_TIMEOUT}")]
     Timeout(u32),
     /// Both a folder of the machine and the files of the agent are asked for.
@@ -73,22 +67,13 @@ pub enum ExecuteError {
         "this machine cannot confine commands as required: it supports {detected}; {missing:?} is missing ({reason}); \
          run the worker on a kernel that supports it, or remove it from `require`"
     )]
-    NotConfined {
-        /// The available confinement.
-        detected: Confinement,
-        missing: ConfinementKind,
-        /// The reason reported by the launcher.
-        reason: String,
-    },
+    NotConfined { detected: Confinement, missing: ConfinementKind, reason: String },
     /// Commands must not have network access, and this machine cannot take it from them.
     #[error(
         "this machine cannot run commands without network access: it supports {detected}; run the worker on a kernel \
          with seccomp filters or user namespaces, or set `network: true` to accept access to the network"
     )]
-    OpenNetwork {
-        /// The available confinement.
-        detected: Confinement,
-    },
+    OpenNetwork { detected: Confinement },
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -106,7 +91,6 @@ pub(super) struct WorkFolder {
     is_temporary: bool,
 }
 
-/// A working folder with its size.
 pub(super) struct MeasuredFolder {
     folder: WorkFolder,
     usage: FolderUsage,
@@ -313,7 +297,6 @@ impl ExecuteTool {
         Ok((end, output))
     }
 
-    /// Describes a limit that a command exceeded.
     pub(super) fn exceeded_text(&self, limit: ExceededLimit) -> String {
         let bytes = &self.bytes;
         match limit {
@@ -338,7 +321,6 @@ impl ExecuteTool {
         }
     }
 
-    /// Returns the working folder of commands.
     pub(super) fn work_folder(&self) -> &Path {
         self.folder.path()
     }

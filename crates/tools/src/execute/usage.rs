@@ -25,7 +25,6 @@ pub(super) static MEMORY: Pool = Pool::new();
 /// The content of all temporary working folders.
 static DISK: Pool = Pool::new();
 
-/// Amounts that are added up over the whole process.
 pub(super) struct Pool {
     amounts: Mutex<BTreeMap<u64, u64>>,
     next_id: AtomicU64,
@@ -70,18 +69,13 @@ impl Drop for PoolEntry {
     }
 }
 
-/// The size of a working folder, and its limits.
 pub(super) struct FolderUsage {
     folder: PathBuf,
-    /// The size at the beginning.
     initial: u64,
-    /// The bytes by which it may grow.
     max_growth: u64,
-    /// Free space that must be left on the disk.
     min_free: u64,
     /// Its entry among the temporary folders, and the limit on all of them.
     shared: Option<(PoolEntry, u64)>,
-    /// The last measured size.
     last: AtomicU64,
 }
 
@@ -94,14 +88,12 @@ impl FolderUsage {
         Self { folder, initial, max_growth, min_free, shared, last: AtomicU64::new(initial) }
     }
 
-    /// Sets the limit on all temporary folders together.
     pub(super) fn set_shared_limit(&mut self, limit: u64) {
         if let Some((_, max)) = &mut self.shared {
             *max = limit;
         }
     }
 
-    /// Waits until the folder exceeds a limit.
     pub(super) async fn wait_until_exceeded(&self) -> ExceededLimit {
         loop {
             let began = Instant::now();

@@ -27,7 +27,6 @@ pub struct WorkspaceExecuteTool(Arc<ExecuteTool>);
 struct AttemptExecuteTool {
     executor: Arc<ExecuteTool>,
     files: AgentFiles,
-    /// `None` until the first command.
     place: Mutex<Option<AttemptFolder>>,
 }
 

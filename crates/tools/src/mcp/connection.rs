@@ -57,7 +57,6 @@ struct ConnectionState {
     live: Option<Arc<LiveConnection>>,
     failures: u32,
     retry_at: Option<Instant>,
-    /// The last failure to connect, and its time.
     failure: Option<(Instant, String)>,
 }
 
@@ -114,7 +113,6 @@ impl LiveConnection {
 }
 
 impl Connection {
-    /// Creates a connection that connects at its first use.
     pub(super) fn new(server: McpServer, launcher: Option<Launcher>, timeout: Duration) -> Self {
         Self { server, launcher, timeout, state: Mutex::default(), _folder: None }
     }

@@ -22,14 +22,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("the MCP server {server:?} {reason}")]
 pub struct McpError {
-    /// The name of the server in the settings.
     pub server: String,
     pub reason: String,
 }
 
 static SHARED_POOL: OnceLock<McpPool> = OnceLock::new();
 
-/// The connections of a process to MCP servers.
 #[derive(Default)]
 pub struct McpPool {
     launcher: Option<Launcher>,

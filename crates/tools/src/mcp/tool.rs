@@ -18,7 +18,6 @@ use super::tool_result;
 use super::transport::{UNREADABLE_MESSAGE, error_chain};
 use crate::untrusted::one_line;
 
-/// The JSON-RPC error code for invalid arguments.
 const INVALID_PARAMS: i32 = -32602;
 
 /// Maximum number of characters of the reason why an answer is not readable.

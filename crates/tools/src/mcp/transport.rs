@@ -79,13 +79,11 @@ fn read_message(bytes: &[u8]) -> Result<ReadMessage, Option<(ErrorData, Option<R
 pub(super) struct ProgramTransport {
     writer: AsyncRwTransport<RoleClient, Empty, pipe::Sender>,
     lines: FramedRead<pipe::Receiver, AnyDelimiterCodec>,
-    /// The requests that wait for their answers.
     waiting: HashSet<RequestId>,
     received: VecDeque<ReadMessage>,
 }
 
 impl ProgramTransport {
-    /// Takes the input and output of a program.
     pub(super) fn new(stdin: pipe::Sender, stdout: pipe::Receiver) -> Self {
         let codec = AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), b"\n".to_vec(), MAX_MESSAGE);
         Self {
@@ -167,7 +165,6 @@ impl Transport<RoleClient> for ProgramTransport {
     }
 }
 
-/// The HTTP client of servers at a URL.
 #[derive(Clone)]
 pub(super) struct HttpMessages(pub(super) reqwest::Client);
 

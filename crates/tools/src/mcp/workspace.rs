@@ -22,12 +22,10 @@ use crate::working_folder::{files_error, note_changes};
 const DESCRIPTION: &str = "It works on the files of the workspace, relative to its working folder: /data/a.csv is data/a.csv \
 there. Files that it creates, changes or deletes are created, changed or deleted in the workspace.";
 
-/// A server of one attempt; its tools share it.
 pub(super) struct AttemptServer {
     server: McpServer,
     launcher: Option<Launcher>,
     connect_timeout: Duration,
-    /// `None` until the first call.
     started: Mutex<Option<StartedServer>>,
 }
 

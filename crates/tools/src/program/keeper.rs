@@ -37,7 +37,6 @@ const KEEPER_ARGUMENT: &str = "__keep-program";
 /// The name of a keeper, so that killing processes by the name of the starting program spares it until it has done its work.
 const KEEPER_NAME: &std::ffi::CStr = c"program-keeper";
 const PIPES: usize = 3;
-/// Interval for reaping orphans.
 const REAP_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// The time for a keeper to end all processes and itself; it gives up earlier.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,11 +45,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum KeeperReport {
-    /// The program was started, with its process id.
     Started(i32),
     /// The program could not be started, with the error number, if there is one, and the reason.
     Failed(Option<i32>, String),
-    /// Processes that could not be ended.
     Left(Vec<String>),
     /// The program has ended, with its wait status, and its processes were ended.
     Ended(i32),

@@ -67,13 +67,9 @@ impl Program {
 /// A running program. Dropping it kills the program and all processes that it has started.
 #[derive(Debug)]
 pub struct RunningProgram {
-    /// Its standard input.
     pub stdin: Option<pipe::Sender>,
-    /// Its standard output.
     pub stdout: Option<pipe::Receiver>,
-    /// Its standard error.
     pub stderr: Option<pipe::Receiver>,
-    /// The program, or its keeper.
     process: Child,
     #[cfg(target_os = "linux")]
     keeper: Option<keeper::KeeperSocket>,
@@ -81,16 +77,12 @@ pub struct RunningProgram {
     group: Option<Pid>,
 }
 
-/// The reason why a program gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
-    /// The end of the program is not known.
     #[error("can't wait for it: {0}")]
     Wait(io::Error),
-    /// Its output can't be read.
     #[error("can't read its output: {0}")]
     Read(io::Error),
-    /// It writes too much.
     #[error("its output is longer than {0} bytes")]
     TooLong(usize),
 }

@@ -15,12 +15,10 @@ const KILL_INTERVAL: Duration = Duration::from_millis(5);
 /// An open `/proc`. It stays usable after the root file system was replaced by one without it.
 pub(crate) struct ProcessTable {
     proc: OwnedFd,
-    /// The id of this process in that `/proc`.
     own_pid: Pid,
 }
 
 impl ProcessTable {
-    /// Opens `/proc`.
     pub(crate) fn open() -> io::Result<Self> {
         let proc = open("/proc", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let own_pid = rustix::fs::readlinkat(&proc, "self", Vec::new())?;
@@ -139,7 +137,6 @@ pub(crate) fn end_descendants(table: &ProcessTable) -> Vec<String> {
     Vec::new()
 }
 
-/// Reaps all ended children; `true` if others are left.
 fn reap_until_running() -> bool {
     loop {
         match wait(WaitOptions::NOHANG) {

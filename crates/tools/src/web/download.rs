@@ -22,7 +22,6 @@ pub struct DownloadError {
     reason: String,
 }
 
-/// Downloads a file of at most `max_bytes`.
 pub async fn download(
     url: &str,
     settings: FetchSettings,

@@ -14,7 +14,6 @@ pub(crate) struct SearchResult {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ResponseError {
-    /// The engine shows a bot check.
     #[error(
         "DuckDuckGo shows a bot check (too many searches from this address); wait some minutes, or \
          set TAVILY_API_KEY or SEARXNG_URL"
@@ -39,7 +38,6 @@ struct JsonResult {
     content: Option<String>,
 }
 
-/// Parses a response of Tavily or SearXNG.
 pub(crate) fn parse_json(body: &str) -> Result<Vec<SearchResult>, ResponseError> {
     let answer: JsonResponse =
         parse_foreign_json(body).map_err(|e| ResponseError::UnexpectedFormat(e.to_string()))?;
@@ -52,7 +50,6 @@ pub(crate) fn parse_json(body: &str) -> Result<Vec<SearchResult>, ResponseError>
     Ok(results.collect())
 }
 
-/// Parses a page of DuckDuckGo's HTML version.
 pub(crate) fn parse_duckduckgo(body: &str) -> Result<Vec<SearchResult>, ResponseError> {
     let page = Document::from(body);
     if page.select("#challenge-form, .anomaly-modal__title, .anomaly-modal__modal").exists() {

@@ -121,7 +121,6 @@ pub(super) enum FetchError {
 }
 
 impl FetchTool {
-    /// Creates the tool with the machine's DNS resolver.
     pub fn new(settings: FetchSettings) -> Result<Self, reqwest::Error> {
         Self::with_dns_lookup(settings, Arc::new(SystemDns))
     }
@@ -148,7 +147,6 @@ impl FetchTool {
         self
     }
 
-    /// Parses documents with another program.
     pub fn with_extractor(self, extractor: Extractor) -> Self {
         Self { extractor: Some(extractor), ..self }
     }
@@ -293,7 +291,6 @@ fn find_url_refusal(error: &reqwest::Error) -> Option<UrlRefusal> {
     None
 }
 
-/// A successful response, as it was read.
 struct FetchedResponse {
     url: Url,
     content_type: Option<String>,
@@ -399,7 +396,6 @@ fn number_lines(text: &PageText, start: usize, max_chars: usize) -> (String, usi
     (numbered.join("\n"), start + part.chars().count())
 }
 
-/// Joins the messages of an error and its sources.
 pub(crate) fn error_chain(error: &dyn Error) -> String {
     let mut text = remove_url(&error.to_string());
     let mut source = error.source();

@@ -25,7 +25,6 @@ const SKIPPED: [&str; 10] =
 /// Maximum length of a title in characters.
 const MAX_TITLE: usize = 200;
 
-/// The kind of a content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TextKind {
     /// HTML, which is converted.
@@ -34,7 +33,6 @@ pub(crate) enum TextKind {
     Text,
 }
 
-/// The kind of a body by its content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BodyKind {
     Text(TextKind),

@@ -71,13 +71,10 @@ struct Arguments {
     max_results: Option<u32>,
 }
 
-/// An error while creating the tool.
 #[derive(Debug, thiserror::Error)]
 pub enum SearchError {
-    /// TLS cannot be initialised.
     #[error("cannot create an HTTP client: {0}")]
     Client(#[from] reqwest::Error),
-    /// The environment variable SEARXNG_URL is invalid.
     #[error("SEARXNG_URL is {0:?}, which is not an http or https URL")]
     SearxngUrl(String),
 }
@@ -224,7 +221,6 @@ impl SearchTool {
         Self::with_environment(settings, |name| std::env::var(name).ok())
     }
 
-    /// Creates the tool with another environment.
     pub fn with_environment(
         settings: SearchSettings,
         env: impl Fn(&str) -> Option<String>,

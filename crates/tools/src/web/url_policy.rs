@@ -93,10 +93,8 @@ pub enum UrlRefusal {
     NotAUrl(String, String),
     #[error("the URL is longer than {MAX_URL} characters")]
     TooLong,
-    /// Its scheme is not http or https.
     #[error("only http and https URLs can be fetched, not {0:?}")]
     Scheme(String),
-    /// It contains a user name or password.
     #[error("URLs with a user name or password are not allowed; remove them")]
     Credentials,
     #[error("the URL has no host")]
@@ -108,7 +106,6 @@ pub enum UrlRefusal {
     /// Its host is, or resolves to, an address outside the public internet.
     #[error(transparent)]
     Address(#[from] AddressRefusal),
-    /// A redirect from https to http.
     #[error("the page redirects from https to http, which is not allowed")]
     Downgrade,
 }

@@ -3,6 +3,7 @@
 use data_encoding::HEXLOWER;
 use jiff::Timestamp;
 use millrace_protocol::foreign_json::parse_foreign_json;
+use millrace_protocol::secrets::decode_percent;
 use prost::Message;
 
 use self::messages::{
@@ -50,26 +51,6 @@ pub fn parse_key_values(text: &str) -> Vec<(String, String)> {
     let entries = text.split(',').filter_map(|entry| entry.split_once('='));
     let entries = entries.map(|(name, value)| (name.trim().to_owned(), decode_percent(value.trim())));
     entries.filter(|(name, _)| !name.is_empty()).collect()
-}
-
-/// Decodes `%41` as `A`. What is no such sequence stays as it is.
-fn decode_percent(text: &str) -> String {
-    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
-    while let [first, tail @ ..] = rest {
-        let code = (*first == b'%').then(|| tail.get(..2)).flatten();
-        let code = code.and_then(|code| std::str::from_utf8(code).ok());
-        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &tail[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[must_use]
