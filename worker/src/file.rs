@@ -296,6 +296,28 @@ mod tests {
         }
     }
 
+    /// `wrong_fields.txt` has a file in each line, mostly with one wrong field, and below it the messages.
+    #[test]
+    fn every_field_reports_its_wrong_values() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/golden/wrong_fields.txt");
+        let golden = std::fs::read_to_string(&path).unwrap();
+        let mut text = String::new();
+        for file in golden.lines().filter(|line| !line.starts_with("=> ")) {
+            let message = match parse_capability_file(file.as_bytes(), Path::new(".")) {
+                Ok(_) => "valid".to_owned(),
+                Err(mistakes) => mistakes.to_string(),
+            };
+            text += &format!("{file}\n=> {}\n", message.replace('\n', "\n=> "));
+        }
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            return std::fs::write(&path, text).unwrap();
+        }
+        for (should, is) in golden.lines().zip(text.lines()) {
+            assert_eq!(is, should);
+        }
+        assert_eq!(text, golden);
+    }
+
     #[tokio::test]
     async fn the_examples_are_valid_capability_files() {
         let validator = jsonschema::validator_for(&capability_file_schema()).unwrap();

@@ -32,6 +32,31 @@ fn load_with_web(text: &str, has_web: bool) -> Result<EvaluationFile, String> {
     load_evaluation_file(&file, has_web).map_err(|error| error.to_string().replace(&prefix, ""))
 }
 
+/// `wrong_fields.txt` has a file in each line, mostly with one wrong field, and below it the messages.
+#[test]
+fn every_field_reports_its_wrong_values() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/evaluation/golden/wrong_fields.txt");
+    let golden = std::fs::read_to_string(&path).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("evaluation.yaml");
+    let mut text = String::new();
+    for line in golden.lines().filter(|line| !line.starts_with("=> ")) {
+        std::fs::write(&file, line).unwrap();
+        let message = match load_evaluation_file(&file, false) {
+            Ok(_) => "valid".to_owned(),
+            Err(error) => error.to_string().replace(&folder.path().display().to_string(), "DIR"),
+        };
+        text += &format!("{line}\n=> {}\n", message.replace('\n', "\n=> "));
+    }
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        return std::fs::write(&path, text).unwrap();
+    }
+    for (should, is) in golden.lines().zip(text.lines()) {
+        assert_eq!(is, should);
+    }
+    assert_eq!(text, golden);
+}
+
 const VALID: &str = r#"
 documents: docs
 samples: 2

@@ -56,6 +56,25 @@ fn every_bad_plan_is_reported_with_line_and_expectation() {
     assert_eq!(text, golden);
 }
 
+/// `wrong_fields.txt` has a plan in each line, mostly with one wrong field, and below it the messages.
+#[test]
+fn every_field_reports_its_wrong_values() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/wrong_fields.txt");
+    let golden = std::fs::read_to_string(&path).unwrap();
+    let mut text = String::new();
+    for plan in golden.lines().filter(|line| !line.starts_with("=> ")) {
+        let message = plan_error_message(plan);
+        writeln!(text, "{plan}\n=> {}", message.replace('\n', "\n=> ")).unwrap();
+    }
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        return std::fs::write(&path, text).unwrap();
+    }
+    for (should, is) in golden.lines().zip(text.lines()) {
+        assert_eq!(is, should);
+    }
+    assert_eq!(text, golden);
+}
+
 #[test]
 fn all_mistakes_of_a_plan_are_reported_at_once() {
     let plan = "taks: 1\nmode: quick\ntasks:\n  - {id: a b, objetive: x, capability: echo}\n  - id: b\n    objective: y\n    \
