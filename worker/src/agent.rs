@@ -16,7 +16,6 @@ use millrace_agent::tool::{Tool, ToolSpec};
 use millrace_agent::turn::Limits;
 use millrace_protocol::plan::{ReviewPolicy, Work};
 use millrace_protocol::result::{self, CapabilityDescription, TaskError};
-use millrace_strict_yaml::Position;
 
 use crate::hooks::CommandHookRunner;
 use crate::tools::mcp::McpServers;
@@ -130,8 +129,7 @@ impl Agent {
     #[must_use]
     pub fn built_in(mut self, name: &str) -> Self {
         if tools::list_built_in_tool_names().any(|built_in| built_in == name) {
-            let position = Position { line: 1, column: 1 };
-            self.spec.tools.push(ToolReference { name: name.to_owned(), position, settings: None });
+            self.spec.tools.push(ToolReference::named(name));
         } else {
             let available = tools::list_built_in_tool_names().collect::<Vec<_>>().join(", ");
             self.record_error(format!("there is no built-in tool {name:?}; available: {available}"));
@@ -192,9 +190,6 @@ impl Agent {
     }
 
     /// Builds the capability.
-    ///
-    /// # Errors
-    /// The first mistake in the calls before.
     pub fn build(self) -> Result<Arc<dyn Capability>, AgentError> {
         match self.mistake {
             Some(error) => Err(error),
@@ -271,7 +266,7 @@ impl Capability for Agent {
     }
 
     fn max_concurrent_attempts(&self) -> Option<u32> {
-        self.spec.about.slots
+        self.spec.about.slots.map(u32::from)
     }
 
     fn model(&self) -> Option<&ModelSelection> {

@@ -110,9 +110,6 @@ impl<'h> Attempt<'h> {
     }
 
     /// Deserializes the order's parameters.
-    ///
-    /// # Errors
-    /// They do not fit the type (kind `InvalidTask`).
     pub fn parse_parameters<T: DeserializeOwned>(&self) -> Result<T, TaskError> {
         let object = self.order().parameters.clone().into();
         serde_json::from_value(Value::Object(object)).map_err(|mistake| {
@@ -319,9 +316,6 @@ impl<'h> Attempt<'h> {
     }
 
     /// Returns the complete result of one of the order's inputs.
-    ///
-    /// # Errors
-    /// It can't be read.
     pub async fn read_input_result(&mut self, input: &InputResult) -> Result<TaskResult, TaskError> {
         let read = self.host.cluster_reader().read_result(input).await;
         read.map_err(|fault| self.host.end_with_fault(fault))
@@ -329,9 +323,6 @@ impl<'h> Attempt<'h> {
 
     /// Returns the documents of the run, ready for search; `None` if it has none. They are loaded and indexed once per
     /// process and cached in the cache folder.
-    ///
-    /// # Errors
-    /// They can't be fetched or indexed.
     pub async fn open_documents(&mut self) -> Result<Option<Arc<Corpus>>, TaskError> {
         let order = self.order().clone();
         let Some(set) = &order.documents else {

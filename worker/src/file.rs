@@ -3,15 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use millrace_agent::files::permissions::PermissionRules;
 use millrace_agent::model::ModelSelection;
 use millrace_agent::skills::{LoadSkillsError, LoadedSkills, Skill, load_skills};
-use millrace_agent::spec::{self, AgentSpec, KIND, MAX_BYTES};
-use millrace_agent::tool::schema_of;
+use millrace_agent::spec::{self, AgentSpec, CapabilityKind, KIND, MAX_BYTES};
 use millrace_protocol::ids;
 use millrace_protocol::result::{CapabilityDescription, CapabilityVersion};
 use millrace_runtime::store::blobs::sha256_hex;
-use millrace_strict_yaml::{LoadError, Position, YamlMistake, YamlMistakes, YamlNode, YamlValue};
+use millrace_strict_yaml::{LoadError, Position, YamlMistake, YamlMistakes, deserialize_field};
 use serde_json::json;
 
 use crate::Capability;
@@ -21,9 +19,6 @@ use crate::external::command::{self, CommandCapability};
 use crate::external::http::{self, HttpCapability};
 use crate::tools::mcp::{self, McpServers};
 use crate::tools::{self, AllToolNames};
-
-/// The kinds of capability file.
-const KINDS: [&str; 3] = ["agent", "command", "http"];
 
 /// An error in opening a capability.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +65,7 @@ pub async fn open_capability_by_name(name: &str) -> Result<Arc<dyn Capability>, 
     Ok(file
         .open_capability(Some(folder))
         .await
-        .map_err(|mistake| LoadError::Mistakes { file: name.to_owned(), mistakes: mistake.into() })?)
+        .map_err(|mistakes| LoadError::Mistakes { file: name.to_owned(), mistakes })?)
 }
 
 /// Validates a capability file and describes the capability. No tool is opened.
@@ -129,9 +124,6 @@ pub fn is_capability_file_name(name: &str) -> bool {
 }
 
 /// Returns the skills of a capability file that a worker would skip, each with its file and the mistake.
-///
-/// # Errors
-/// The file can't be read or has a mistake in it, or a folder of skills can't be read.
 pub fn find_bad_skills(path: &Path) -> Result<Vec<String>, LoadError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
@@ -148,9 +140,7 @@ pub fn find_bad_skills(path: &Path) -> Result<Vec<String>, LoadError> {
 async fn open_built_in_capability(name: &str) -> Result<Arc<dyn Capability>, OpenCapabilityError> {
     if let Some(spec) = builtin::read_built_in_agent(name) {
         let opened = CapabilityFile::Agent(Box::new(spec), McpServers::default()).open_capability(None).await;
-        return opened.map_err(|mistake| {
-            LoadError::Mistakes { file: name.to_owned(), mistakes: mistake.into() }.into()
-        });
+        return opened.map_err(|mistakes| LoadError::Mistakes { file: name.to_owned(), mistakes }.into());
     }
     builtin::open_built_in(name).ok_or_else(|| {
         let names = builtin::NAMES.into_iter().chain([builtin::WEB_RESEARCH]);
@@ -168,10 +158,11 @@ fn load_capability_file(path: &Path) -> Result<CapabilityFile, LoadError> {
 
 fn parse_capability_file(bytes: &[u8], folder: &Path) -> Result<CapabilityFile, YamlMistakes> {
     let root = millrace_strict_yaml::parse_yaml(bytes, KIND)?;
-    match find_kind_index(&root)? {
-        1 => Ok(CapabilityFile::Command(CommandCapability::parse(&root, folder)?)),
-        2 => Ok(CapabilityFile::Http(HttpCapability::parse(&root)?)),
-        _ => {
+    let kind = root.child("kind").map(|kind| deserialize_field(kind, "kind")).transpose()?;
+    match kind.unwrap_or_default() {
+        CapabilityKind::Command => Ok(CapabilityFile::Command(CommandCapability::parse(&root, folder)?)),
+        CapabilityKind::Http => Ok(CapabilityFile::Http(HttpCapability::parse(&root)?)),
+        CapabilityKind::Agent => {
             let mut spec = AgentSpec::read(&root, &AllToolNames)?;
             spec.folder = spec.folder.map(|files| files.relative_to(folder));
             spec.skills.iter_mut().for_each(|skills| *skills = folder.join(&skills));
@@ -179,12 +170,6 @@ fn parse_capability_file(bytes: &[u8], folder: &Path) -> Result<CapabilityFile, 
             Ok(CapabilityFile::Agent(Box::new(spec), servers))
         }
     }
-}
-
-fn find_kind_index(root: &YamlNode) -> Result<usize, YamlMistake> {
-    let YamlValue::Map(entries) = &root.value else { return Ok(0) };
-    let kind = entries.iter().find(|entry| entry.key == "kind");
-    kind.map_or(Ok(0), |entry| entry.node.index_of_choice("kind", &KINDS))
 }
 
 impl CapabilityFile {
@@ -206,7 +191,7 @@ impl CapabilityFile {
     }
 
     /// Opens the tools that the file names.
-    async fn open_capability(self, folder: Option<&Path>) -> Result<Arc<dyn Capability>, YamlMistake> {
+    async fn open_capability(self, folder: Option<&Path>) -> Result<Arc<dyn Capability>, YamlMistakes> {
         Ok(match self {
             Self::Agent(spec, servers) => {
                 check_host_folder(&spec)?;
@@ -245,11 +230,7 @@ fn unusable_skills_error(error: &LoadSkillsError) -> YamlMistake {
 /// Returns the JSON Schema of capability files.
 #[must_use]
 pub fn capability_file_schema() -> serde_json::Value {
-    let agent = spec::agent_file_schema(
-        &tools::tool_schemas(),
-        &mcp::mcp_servers_schema(),
-        &schema_of::<PermissionRules>(),
-    );
+    let agent = spec::agent_file_schema(&tools::tool_schemas(), &mcp::mcp_servers_schema());
     let title = "A capability: what workers offer to tasks";
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",

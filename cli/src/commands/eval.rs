@@ -202,7 +202,7 @@ pub async fn run_command(
     let budget = samples.budget.override_budget(file.budget.clone());
     let budget = budget.map_err(|why| CommandError::invalid_input(anyhow!(why)))?;
     let conditions = SampleConditions {
-        samples: samples.samples.or(file.samples).unwrap_or(1),
+        samples: samples.samples.or(file.samples.map(u32::from)).unwrap_or(1),
         timeout: samples.timeout.or(file.timeout).unwrap_or(TIMEOUT),
         budget,
     };

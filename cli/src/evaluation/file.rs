@@ -6,16 +6,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use millrace_agent::corpus::{SUPPORTED, list_folder_files};
+use millrace_plan_file::BudgetForm;
 use millrace_protocol::plan::{Budget, MAX_OBJECTIVE};
 use millrace_strict_yaml::{
-    FileDescription, LoadError, MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode,
-    YamlValue, did_you_mean_hint,
+    FileDescription, FileDuration, LoadError, MistakeCollector, ValueMistake, Whole, YamlMistake,
+    YamlMistakes, YamlNode, checked_text, collect_node, did_you_mean_hint, from_form, one_of, one_or_many,
+    tidy_schema,
 };
 use regex::{Regex, RegexBuilder};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use super::setup::has_web_tools;
 use super::wording::Wording;
-use crate::plan_file;
 use crate::submission::parse_model_preferences;
 
 /// The maximum size of an evaluation file in bytes.
@@ -28,36 +33,54 @@ const MAX_NAME: usize = 64;
 const MAX_PATTERN: usize = 1 << 20;
 
 const KIND: FileDescription = FileDescription { name: "evaluation", holds: "documents and objectives" };
-const FIELDS: [&str; 8] =
-    ["name", "documents", "web", "samples", "timeout", "budget", "configurations", "objectives"];
-const CONFIGURATION_FIELDS: [&str; 4] = ["name", "models", "capabilities", "web"];
-const OBJECTIVE_FIELDS: [&str; 6] = ["id", "objective", "documents", "facts", "wrong", "answerable"];
-const STATEMENT_FIELDS: [&str; 3] = ["name", "any", "pattern"];
 
-/// The contents of an evaluation file.
-#[derive(Debug, Clone)]
+/// Objectives over a folder of documents, with the facts that their answers should state.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(rename = "evaluation")]
+#[schemars(rename = "Evaluation", deny_unknown_fields, transform = tidy_schema)]
 pub struct EvaluationFile {
-    /// Its name, for the results folder.
+    /// The name of the results folder; by default that of the file.
+    #[serde(default)]
     pub name: EntryName,
-    /// The folder with the documents; `None` if the web is the only source.
+    /// The folder with the documents, relative to this file; may be left out if agents read the web.
+    #[schemars(with = "Option<String>")]
     pub documents: Option<PathBuf>,
-    /// `true` if agents may search and read the web, unless a configuration sets it.
+    /// true lets agents search and read the web, with the capability web_research.
+    #[serde(default)]
     pub web: bool,
     /// The number of samples of each objective.
-    pub samples: Option<u32>,
-    /// The time limit of a sample.
+    #[schemars(extend("default" = 1))]
+    pub samples: Option<Whole<1, MAX_SAMPLES>>,
+    /// The time limit of a sample: seconds, or text such as "10m".
+    #[serde(default, deserialize_with = "read_timeout")]
+    #[schemars(with = "Option<FileDuration>", extend("default" = "10m"))]
     pub timeout: Option<Duration>,
-    /// The budget of a sample.
+    /// The total budget of the run: planner, workers and critics.
+    #[serde(default, deserialize_with = "from_form::<_, BudgetForm, _>")]
+    #[schemars(with = "BudgetForm")]
     pub budget: Budget,
-    /// The configurations that are compared; may be empty.
+    /// The configurations to compare; by default the default models.
+    #[serde(default)]
     pub configurations: Vec<Configuration>,
-    /// The objectives, at least one.
+    /// The objectives.
+    #[serde(deserialize_with = "read_objectives")]
+    #[schemars(length(min = 1))]
     pub objectives: Vec<Objective>,
 }
 
 /// A name: letters, digits, `-`, `_` and `.`, at most 64.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, JsonSchema)]
+#[serde(try_from = "String")]
+#[schemars(inline, extend("pattern" = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"))]
 pub struct EntryName(String);
+
+impl TryFrom<String> for EntryName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Self::new(&text).map_err(|why| format!("it {why}"))
+    }
+}
 
 impl EntryName {
     /// Validates a name.
@@ -98,22 +121,27 @@ impl std::fmt::Display for EntryName {
 }
 
 /// A set of models and capability files that is evaluated.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename = "configuration")]
+#[schemars(inline, deny_unknown_fields, transform = tidy_schema)]
 pub struct Configuration {
+    /// Its name, unique in the file.
     pub name: EntryName,
-    /// Its models, as `[CAPABILITY=]MODEL`; none are the default models.
+    /// Models, as [CAPABILITY=]provider:model.
+    #[serde(default, deserialize_with = "read_models")]
+    #[schemars(with = "Texts")]
     pub models: Vec<String>,
-    /// Its capability files.
+    /// Capability files, relative to this file.
+    #[serde(default, deserialize_with = "read_texts")]
+    #[schemars(with = "Texts")]
     pub capabilities: Vec<PathBuf>,
-    /// `true` if its cluster offers the capability `web_research`.
+    /// As for the whole file, for this configuration only.
+    #[serde(default)]
     pub web: bool,
 }
 
 impl Configuration {
     /// `true` if its agents may read the web: the cluster offers it, or a capability file has a tool for it.
-    ///
-    /// # Errors
-    /// A capability file can't be read.
     pub fn reads_web(&self) -> Result<bool, LoadError> {
         if self.web {
             return Ok(true);
@@ -128,9 +156,10 @@ impl Configuration {
 }
 
 /// An objective with the expected content of its answer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(try_from = "ObjectiveFields")]
+#[schemars(inline, with = "ObjectiveFields")]
 pub struct Objective {
-    /// Its id in the file.
     pub id: EntryName,
     /// The question or the work.
     pub text: String,
@@ -142,6 +171,41 @@ pub struct Objective {
     pub wrong: Vec<Statement>,
 }
 
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "objective")]
+#[schemars(inline, deny_unknown_fields, transform = tidy_schema)]
+struct ObjectiveFields {
+    /// Its id, unique in the file.
+    id: EntryName,
+    /// The question or the work.
+    #[serde(deserialize_with = "read_objective_text")]
+    objective: String,
+    /// The documents that have the answer, for --ceiling: paths below the documents' folder.
+    #[serde(default, deserialize_with = "read_texts")]
+    #[schemars(with = "Texts")]
+    documents: Vec<String>,
+    /// The facts that an answer should state.
+    #[serde(default)]
+    facts: Vec<Statement>,
+    /// Statements that contradict the documents.
+    #[serde(default)]
+    wrong: Vec<Statement>,
+    /// false if the documents do not answer the question.
+    #[schemars(extend("default" = true))]
+    answerable: Option<bool>,
+}
+
+impl TryFrom<ObjectiveFields> for Objective {
+    type Error = ValueMistake;
+
+    fn try_from(fields: ObjectiveFields) -> Result<Self, ValueMistake> {
+        let ObjectiveFields { id, objective: text, documents, facts, wrong, answerable } = fields;
+        check_answerable(answerable, !facts.is_empty()).map_err(ValueMistake::sentence)?;
+        check_contradictions(&facts, &wrong).map_err(ValueMistake::sentence)?;
+        Ok(Self { id, text, documents, facts, wrong })
+    }
+}
+
 impl Objective {
     /// `true` if the documents have the answer.
     pub fn is_answerable(&self) -> bool {
@@ -149,12 +213,44 @@ impl Objective {
     }
 }
 
-/// A statement that an answer makes or does not make.
-#[derive(Debug, Clone)]
+/// A statement: its words, or several spellings of it.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(try_from = "StatementForm")]
+#[schemars(with = "StatementForm")]
 pub struct Statement {
     /// Its name, for people.
     pub name: String,
     spellings: Vec<Spelling>,
+}
+
+/// The notations of a [`Statement`].
+#[derive(Deserialize, JsonSchema)]
+#[serde(
+    rename = "text, or a map with any (texts) and pattern (a regular expression)",
+    rename_all = "lowercase"
+)]
+#[schemars(untagged, transform = one_of)]
+enum StatementForm {
+    Text(String),
+    Number(serde_json::Number),
+    Map(StatementFields),
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "statement")]
+#[schemars(inline, deny_unknown_fields, transform = tidy_schema)]
+#[schemars(extend("anyOf" = [{ "required": ["any"] }, { "required": ["pattern"] }]))]
+struct StatementFields {
+    /// Its name in results.
+    name: Option<String>,
+    /// Spellings, of which one is enough.
+    #[serde(default, deserialize_with = "read_texts")]
+    #[schemars(with = "Texts")]
+    any: Vec<String>,
+    /// A regular expression, without case.
+    #[serde(default, deserialize_with = "read_pattern")]
+    #[schemars(with = "Option<String>")]
+    pattern: Option<Regex>,
 }
 
 #[derive(Debug, Clone)]
@@ -170,6 +266,13 @@ impl Statement {
             Spelling::Text(expected) => text.states(&Wording::read(expected)),
             Spelling::Pattern(pattern) => pattern.is_match(text.plain_text()),
         })
+    }
+
+    fn of_text(text: String) -> Result<Self, ValueMistake> {
+        match Wording::read(&text).is_empty() {
+            true => Err(ValueMistake::sentence(wordless(&text))),
+            false => Ok(Self { spellings: vec![Spelling::Text(text.clone())], name: text }),
+        }
     }
 
     fn texts(&self) -> impl Iterator<Item = &str> {
@@ -201,229 +304,148 @@ fn parse_evaluation(
 ) -> Result<EvaluationFile, YamlMistakes> {
     let root = millrace_strict_yaml::parse_yaml(bytes, KIND)?;
     let mut mistakes = MistakeCollector::default();
-    let Some(file) = MappingFields::collect_from_node(&root, "evaluation", &FIELDS, &mut mistakes) else {
-        mistakes.finish()?;
-        return Err(YamlMistake::at_position(root.position, "an evaluation must be a map").into());
-    };
-    let name = mistakes.check_optional(file.find_field("name").map(|node| parse_name(node, "name")));
-    let samples = mistakes.check_optional(file.find_field("samples").map(parse_samples));
-    let timeout = mistakes.check_optional(file.find_field("timeout").map(parse_timeout));
-    let budget = mistakes.check_optional(file.find_field("budget").map(plan_file::parse_run_budget));
-    let web = mistakes.check_optional(file.find_field("web").map(|node| node.parse_boolean("web")));
-    let web = web.unwrap_or_default();
-    let configurations = match file.find_field("configurations") {
-        None => Vec::new(),
-        Some(node) => parse_configurations(node, folder, web, &mut mistakes),
-    };
-    // A capability file that can't be read is a mistake already.
-    let mut reading = configurations.iter().map(|one| one.reads_web().unwrap_or_default());
-    let may_lack_documents = has_web || web || reading.any(|reads_web| reads_web);
-    let documents = match file.find_field("documents") {
-        None if may_lack_documents => Some((None, BTreeSet::new())),
-        _ => mistakes.check(require_documents(&file).and_then(|node| {
-            let documents = folder.join(node.parse_text("documents")?);
-            let paths = list_document_paths(node, &documents)?;
-            Ok((Some(documents), paths))
-        })),
-    };
-    let known = documents.as_ref().map(|(_, paths)| paths);
-    let objectives = match mistakes.check(file.require_field("objectives")) {
-        Some(node) => parse_objectives(node, known, &mut mistakes),
-        None => Vec::new(),
-    };
+    let file = collect_node(&root, "evaluation", &mut mistakes);
+    let file = file.map(|file: EvaluationFile| file.complete(&root, folder, stem, has_web, &mut mistakes));
     mistakes.finish()?;
-    Ok(EvaluationFile {
-        name: name.unwrap_or_else(|| EntryName::from_any_text(stem)),
-        documents: documents.and_then(|(folder, _)| folder),
-        web,
-        samples,
-        timeout,
-        budget: budget.unwrap_or_default(),
-        configurations,
-        objectives,
-    })
+    Ok(file.expect("a file that can't be read has a mistake"))
 }
 
-fn list_document_paths(node: &YamlNode, folder: &Path) -> Result<BTreeSet<String>, YamlMistake> {
-    let mistake = |text: String| YamlMistake::at_position(node.position, text);
-    let (files, _) = list_folder_files(folder).map_err(|error| mistake(error.to_string()))?;
+impl EvaluationFile {
+    /// Sets what depends on other fields and on the place of the file, and checks both.
+    fn complete(
+        mut self,
+        root: &YamlNode,
+        folder: &Path,
+        stem: &str,
+        has_web: bool,
+        mistakes: &mut MistakeCollector,
+    ) -> Self {
+        if root.child("name").is_none() {
+            self.name = EntryName::from_any_text(stem);
+        }
+        for (configuration, node) in self.configurations.iter_mut().zip(root.items_of("configurations")) {
+            configuration.web |= self.web && node.child("web").is_none();
+            for (at, path) in configuration.capabilities.iter_mut().enumerate() {
+                *path = folder.join(&path);
+                if let Err(error) = millrace_worker::file::describe_capability_file(path) {
+                    let position = node.position_of(&format!("capabilities/{at}"));
+                    mistakes.add(YamlMistake::at_position(position, error.to_string()));
+                }
+            }
+        }
+        refuse_repeated(root, "configurations", "name", "a configuration", mistakes);
+        refuse_repeated(root, "objectives", "id", "an objective", mistakes);
+        // A capability file that can't be read is a mistake already.
+        let mut reading = self.configurations.iter().map(|one| one.reads_web().unwrap_or_default());
+        let may_lack_documents = has_web || self.web || reading.any(|reads_web| reads_web);
+        match &mut self.documents {
+            Some(documents) => {
+                *documents = folder.join(&documents);
+                match list_document_paths(documents) {
+                    Ok(known) => check_document_paths(root, &known, mistakes),
+                    Err(why) => mistakes.add(YamlMistake::at_position(root.position_of("documents"), why)),
+                }
+            }
+            None if may_lack_documents && root.child("documents").is_none() => {
+                check_document_paths(root, &BTreeSet::new(), mistakes);
+            }
+            None if root.child("documents").is_some() => {}
+            None if mistakes.has_hint("documents") => {}
+            None => {
+                let text = "this evaluation lacks the field \"documents\"; to let agents read the web instead, add \"web: true\" or use --web";
+                mistakes.add(YamlMistake::at_position(root.position, text));
+            }
+        }
+        self
+    }
+}
+
+fn list_document_paths(folder: &Path) -> Result<BTreeSet<String>, String> {
+    let (files, _) = list_folder_files(folder).map_err(|error| error.to_string())?;
     if files.is_empty() {
-        return Err(mistake(format!(
-            "no readable documents in {}: {SUPPORTED} are supported",
-            folder.display()
-        )));
+        return Err(format!("no readable documents in {}: {SUPPORTED} are supported", folder.display()));
     }
     Ok(files.into_iter().map(|file| file.path).collect())
 }
 
-fn parse_name(node: &YamlNode, field: &str) -> Result<EntryName, YamlMistake> {
-    let text = node.parse_text(field)?;
-    EntryName::new(text).map_err(|why| YamlMistake::at_position(node.position, format!("{field:?} {why}")))
-}
-
-fn parse_samples(node: &YamlNode) -> Result<u32, YamlMistake> {
-    let range = format!("from 1 to {MAX_SAMPLES}");
-    match node.parse_integer("samples", &range)? {
-        count if (1..=MAX_SAMPLES).contains(&count) => Ok(count),
-        _ => Err(node.mismatch_error("samples", &format!("a whole number {range}"))),
-    }
-}
-
-fn parse_timeout(node: &YamlNode) -> Result<Duration, YamlMistake> {
-    match node.parse_duration("timeout")? {
-        time if time.is_zero() => Err(node.mismatch_error("timeout", "more than 0 seconds")),
-        time => Ok(time),
-    }
-}
-
-/// Returns the field with the documents. Without it the agents must read the web.
-fn require_documents<'a>(file: &MappingFields<'a>) -> Result<&'a YamlNode, YamlMistake> {
-    file.require_field("documents").map_err(|mut mistake| {
-        if mistake.text.ends_with("the field \"documents\"") {
-            mistake.text.push_str("; to let agents read the web instead, add \"web: true\" or use --web");
+/// Checks the documents that the objectives name.
+fn check_document_paths(root: &YamlNode, known: &BTreeSet<String>, mistakes: &mut MistakeCollector) {
+    let named = root.items_of("objectives").iter().filter_map(|objective| objective.child("documents"));
+    for node in named.flat_map(|node| std::iter::once(node).chain(node.items())) {
+        if let Some(path) = node.as_text().filter(|path| !known.contains(*path)) {
+            let hint = did_you_mean_hint(path, known.iter().map(String::as_str));
+            let text = format!("there is no document {path:?} in the documents' folder{hint}");
+            mistakes.add(YamlMistake::at_position(node.position, text));
         }
-        mistake
-    })
-}
-
-fn parse_configurations(
-    node: &YamlNode,
-    folder: &Path,
-    web_of_file: bool,
-    mistakes: &mut MistakeCollector,
-) -> Vec<Configuration> {
-    let nodes = mistakes.check(node.parse_list("configurations", "configurations")).unwrap_or_default();
-    let mut names = BTreeSet::new();
-    let mut all = Vec::new();
-    for node in nodes {
-        let Some(fields) =
-            MappingFields::collect_from_node(node, "configuration", &CONFIGURATION_FIELDS, mistakes)
-        else {
-            continue;
-        };
-        let name = mistakes.check(fields.require_field("name").and_then(|node| {
-            let name = parse_name(node, "name")?;
-            refuse_repeated(node, &name, &mut names, "a configuration")?;
-            Ok(name)
-        }));
-        let models = fields.find_field("models").map(parse_models);
-        let models = mistakes.check_optional(models).unwrap_or_default();
-        let capabilities = fields.find_field("capabilities").map(|node| parse_capabilities(node, folder));
-        let capabilities = mistakes.check_optional(capabilities).unwrap_or_default();
-        let web = mistakes.check_optional(fields.find_field("web").map(|node| node.parse_boolean("web")));
-        let web = web.unwrap_or(web_of_file);
-        all.extend(name.map(|name| Configuration { name, models, capabilities, web }));
     }
-    all
 }
 
-fn refuse_repeated(
-    node: &YamlNode,
-    name: &EntryName,
-    seen: &mut BTreeSet<EntryName>,
-    what: &str,
-) -> Result<(), YamlMistake> {
-    if seen.insert(name.clone()) {
-        return Ok(());
-    }
-    Err(YamlMistake::at_position(node.position, format!("there is already {what} {:?}", name.as_str())))
-}
-
-/// Returns the texts of a list, or of a single text, each with its node.
-fn parse_texts<'a>(node: &'a YamlNode, field: &str) -> Result<Vec<(&'a YamlNode, &'a str)>, YamlMistake> {
-    let texts = match &node.value {
-        YamlValue::List(nodes) => nodes.iter().map(|one| Ok((one, one.parse_text(field)?))).collect(),
-        YamlValue::Text(text) => Ok(vec![(node, text.as_str())]),
-        YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::Number(_) | YamlValue::Map(_) => {
-            Err(node.mismatch_error(field, "text or a list of texts"))
+fn refuse_repeated(root: &YamlNode, list: &str, field: &str, what: &str, mistakes: &mut MistakeCollector) {
+    let mut seen = BTreeSet::new();
+    for node in root.items_of(list).iter().filter_map(|item| item.child(field)) {
+        if let Some(name) = node.as_text().filter(|name| !seen.insert(*name)) {
+            mistakes
+                .add(YamlMistake::at_position(node.position, format!("there is already {what} {name:?}")));
         }
-    };
-    texts.and_then(|texts: Vec<_>| match texts.iter().find(|(_, text)| text.trim().is_empty()) {
-        Some((node, _)) => Err(node.mismatch_error(field, "text that is not empty")),
-        None => Ok(texts),
-    })
+    }
 }
 
-fn parse_models(node: &YamlNode) -> Result<Vec<String>, YamlMistake> {
-    let texts = parse_texts(node, "models")?;
-    for (node, text) in &texts {
-        parse_model_preferences(&[(*text).to_owned()])
-            .map_err(|refused| YamlMistake::at_position(node.position, refused.error.to_string()))?;
+fn read_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let node = YamlNode::deserialize(deserializer)?;
+    match FileDuration::try_from(node.clone()).map_err(D::Error::custom)?.0 {
+        Duration::ZERO => Err(D::Error::custom(node.mismatch("more than 0 seconds"))),
+        time => Ok(Some(time)),
     }
-    let models: Vec<String> = texts.into_iter().map(|(_, text)| text.to_owned()).collect();
+}
+
+fn read_objectives<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Objective>, D::Error> {
+    let objectives = Vec::deserialize(deserializer)?;
+    match objectives.is_empty() {
+        true => Err(D::Error::custom("it must be a list with at least one objective, not a list")),
+        false => Ok(objectives),
+    }
+}
+
+fn read_objective_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let expected = format!("a question or work to do, of at most {MAX_OBJECTIVE} bytes");
+    let is_valid = |text: &str| (1..=MAX_OBJECTIVE).contains(&text.trim().len());
+    Ok(checked_text(deserializer, &expected, is_valid)?.trim().to_owned())
+}
+
+/// Reads the texts of a list, or a single text; none may be empty.
+fn read_texts<'de, D: Deserializer<'de>, T: From<String>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    let texts = one_or_many::<D, FilledText>(deserializer)?;
+    Ok(texts.into_iter().map(|FilledText(text)| T::from(text)).collect())
+}
+
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+struct FilledText(String);
+
+impl TryFrom<String> for FilledText {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.trim().is_empty() {
+            true => Err(format!("it must be text that is not empty, not the text {text:?}")),
+            false => Ok(Self(text)),
+        }
+    }
+}
+
+fn read_models<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let models: Vec<String> = read_texts(deserializer)?;
+    for (at, model) in models.iter().enumerate() {
+        parse_model_preferences(std::slice::from_ref(model)).map_err(|refused| {
+            D::Error::custom(ValueMistake::at(at.to_string(), refused.error.to_string()))
+        })?;
+    }
     parse_model_preferences(&models)
-        .map_err(|refused| YamlMistake::at_position(node.position, refused.error.to_string()))?;
+        .map_err(|refused| D::Error::custom(ValueMistake::sentence(refused.error.to_string())))?;
     Ok(models)
 }
 
-fn parse_capabilities(node: &YamlNode, folder: &Path) -> Result<Vec<PathBuf>, YamlMistake> {
-    let files = parse_texts(node, "capabilities")?.into_iter().map(|(node, text)| {
-        let path = folder.join(text);
-        match millrace_worker::file::describe_capability_file(&path) {
-            Ok(_) => Ok(path),
-            Err(error) => Err(YamlMistake::at_position(node.position, error.to_string())),
-        }
-    });
-    files.collect()
-}
-
-fn parse_objectives(
-    node: &YamlNode,
-    documents: Option<&BTreeSet<String>>,
-    mistakes: &mut MistakeCollector,
-) -> Vec<Objective> {
-    let nodes = mistakes.check(node.parse_list("objectives", "objectives")).unwrap_or_default();
-    if let YamlValue::List(nodes) = &node.value
-        && nodes.is_empty()
-    {
-        mistakes.check::<()>(Err(node.mismatch_error("objectives", "a list with at least one objective")));
-    }
-    let mut ids = BTreeSet::new();
-    nodes.iter().filter_map(|node| parse_objective(node, documents, &mut ids, mistakes)).collect()
-}
-
-fn parse_objective(
-    node: &YamlNode,
-    documents: Option<&BTreeSet<String>>,
-    ids: &mut BTreeSet<EntryName>,
-    mistakes: &mut MistakeCollector,
-) -> Option<Objective> {
-    let fields = MappingFields::collect_from_node(node, "objective", &OBJECTIVE_FIELDS, mistakes)?;
-    let id = mistakes.check(fields.require_field("id").and_then(|node| {
-        let id = parse_name(node, "id")?;
-        refuse_repeated(node, &id, ids, "an objective")?;
-        Ok(id)
-    }));
-    let text = mistakes.check(fields.require_field("objective").and_then(parse_objective_text));
-    let named = fields.find_field("documents").map(|node| parse_document_paths(node, documents));
-    let named = mistakes.check_optional(named).unwrap_or_default();
-    let facts = match fields.find_field("facts") {
-        None => Vec::new(),
-        Some(node) => parse_statements(node, "facts", mistakes),
-    };
-    let wrong = match fields.find_field("wrong") {
-        None => Vec::new(),
-        Some(node) => parse_statements(node, "wrong", mistakes),
-    };
-    let answerable = fields.find_field("answerable").map(|node| node.parse_boolean("answerable"));
-    let answerable = mistakes.check_optional(answerable);
-    if mistakes.is_empty() {
-        mistakes.check(check_answerable(node, answerable, !facts.is_empty()));
-        mistakes.check(check_contradictions(node, &facts, &wrong));
-    }
-    Some(Objective { id: id?, text: text?.to_owned(), documents: named, facts, wrong })
-}
-
-fn parse_objective_text(node: &YamlNode) -> Result<&str, YamlMistake> {
-    let text = node.parse_text("objective")?.trim();
-    if text.is_empty() || text.len() > MAX_OBJECTIVE {
-        let expected = format!("a question or work to do, of at most {MAX_OBJECTIVE} bytes");
-        return Err(node.mismatch_error("objective", &expected));
-    }
-    Ok(text)
-}
-
-fn check_answerable(node: &YamlNode, answerable: Option<bool>, has_facts: bool) -> Result<(), YamlMistake> {
+fn check_answerable(answerable: Option<bool>, has_facts: bool) -> Result<(), &'static str> {
     let text = match (answerable, has_facts) {
         (None | Some(true), true) | (Some(false), false) => return Ok(()),
         (Some(false), true) => {
@@ -434,24 +456,17 @@ fn check_answerable(node: &YamlNode, answerable: Option<bool>, has_facts: bool) 
              documents do not answer it"
         }
     };
-    Err(YamlMistake::at_position(node.position, text))
+    Err(text)
 }
 
 /// Refuses a wrong statement that is an expected fact.
-fn check_contradictions(
-    node: &YamlNode,
-    facts: &[Statement],
-    wrong: &[Statement],
-) -> Result<(), YamlMistake> {
+fn check_contradictions(facts: &[Statement], wrong: &[Statement]) -> Result<(), String> {
     for statement in wrong {
         for fact in facts {
             if let Some(text) = fact.texts().find(|text| statement.is_stated_in(&Wording::read(text))) {
-                return Err(YamlMistake::at_position(
-                    node.position,
-                    format!(
-                        "the wrong statement {:?} matches {text:?}, which is an expected fact",
-                        statement.name
-                    ),
+                return Err(format!(
+                    "the wrong statement {:?} matches {text:?}, which is an expected fact",
+                    statement.name
                 ));
             }
         }
@@ -459,81 +474,72 @@ fn check_contradictions(
     Ok(())
 }
 
-fn parse_document_paths(
-    node: &YamlNode,
-    known: Option<&BTreeSet<String>>,
-) -> Result<Vec<String>, YamlMistake> {
-    let texts = parse_texts(node, "documents")?;
-    for (node, path) in &texts {
-        if let Some(known) = known.filter(|known| !known.contains(*path)) {
-            let hint = did_you_mean_hint(path, known.iter().map(String::as_str));
-            let text = format!("there is no document {path:?} in the documents' folder{hint}");
-            return Err(YamlMistake::at_position(node.position, text));
+impl TryFrom<StatementForm> for Statement {
+    type Error = ValueMistake;
+
+    fn try_from(form: StatementForm) -> Result<Self, ValueMistake> {
+        let fields = match form {
+            StatementForm::Text(text) => return Self::of_text(text),
+            StatementForm::Number(number) => return Self::of_text(number.to_string()),
+            StatementForm::Map(fields) => fields,
+        };
+        if let Some(at) = fields.any.iter().position(|text| Wording::read(text).is_empty()) {
+            return Err(ValueMistake::at(format!("any/{at}"), wordless(&fields.any[at])));
         }
-    }
-    Ok(texts.into_iter().map(|(_, path)| path.to_owned()).collect())
-}
-
-fn parse_statements(node: &YamlNode, field: &str, mistakes: &mut MistakeCollector) -> Vec<Statement> {
-    let nodes = mistakes.check(node.parse_list(field, "statements")).unwrap_or_default();
-    nodes.iter().filter_map(|node| mistakes.check(parse_statement(node, field))).collect()
-}
-
-/// Reads a statement: a text, or a map with `any` (texts) and `pattern` (a regular expression).
-fn parse_statement(node: &YamlNode, field: &str) -> Result<Statement, YamlMistake> {
-    let text = match &node.value {
-        YamlValue::Text(text) => Some(text.clone()),
-        YamlValue::Number(number) => Some(number.to_string()),
-        YamlValue::Map(_) => None,
-        YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::List(_) => {
-            let expected = "text, or a map with any (texts) and pattern (a regular expression)";
-            return Err(node.mismatch_error(field, expected));
-        }
-    };
-    if let Some(text) = text {
-        return Ok(Statement { spellings: vec![parse_spelling(node, &text)?], name: text });
-    }
-    let fields = MappingFields::from_node(node, "statement", &STATEMENT_FIELDS)?;
-    let mut spellings = Vec::new();
-    if let Some(node) = fields.find_field("any") {
-        for (node, text) in parse_texts(node, "any")? {
-            spellings.push(parse_spelling(node, text)?);
-        }
-    }
-    if let Some(node) = fields.find_field("pattern") {
-        spellings.push(Spelling::Pattern(parse_pattern(node)?));
-    }
-    let first = spellings.first().map(|spelling| match spelling {
-        Spelling::Text(text) => text.clone(),
-        Spelling::Pattern(pattern) => pattern.as_str().to_owned(),
-    });
-    let first = first.ok_or_else(|| {
-        YamlMistake::at_position(node.position, "this statement needs \"any\" (texts) or \"pattern\"")
-    })?;
-    let name = fields.find_field("name").map(|node| node.parse_text("name")).transpose()?;
-    Ok(Statement { name: name.map_or(first, str::to_owned), spellings })
-}
-
-fn parse_spelling(node: &YamlNode, text: &str) -> Result<Spelling, YamlMistake> {
-    match Wording::read(text).is_empty() {
-        true => Err(YamlMistake::at_position(node.position, format!("{text:?} has no word and no number"))),
-        false => Ok(Spelling::Text(text.to_owned())),
+        let texts = fields.any.into_iter().map(Spelling::Text);
+        let spellings: Vec<Spelling> = texts.chain(fields.pattern.map(Spelling::Pattern)).collect();
+        let first = match spellings.first() {
+            Some(Spelling::Text(text)) => text.clone(),
+            Some(Spelling::Pattern(pattern)) => pattern.as_str().to_owned(),
+            None => {
+                let text = "this statement needs \"any\" (texts) or \"pattern\"";
+                return Err(ValueMistake::sentence(text));
+            }
+        };
+        Ok(Self { name: fields.name.unwrap_or(first), spellings })
     }
 }
 
-fn parse_pattern(node: &YamlNode) -> Result<Regex, YamlMistake> {
-    let text = node.parse_text("pattern")?;
-    let pattern = RegexBuilder::new(text).case_insensitive(true).size_limit(MAX_PATTERN).build();
+fn wordless(text: &str) -> String {
+    format!("{text:?} has no word and no number")
+}
+
+fn read_pattern<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Regex>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let mistake = |text: String| D::Error::custom(ValueMistake::sentence(text));
+    let pattern = RegexBuilder::new(&text).case_insensitive(true).size_limit(MAX_PATTERN).build();
     let pattern = pattern.map_err(|error| {
         let why = error.to_string();
         let why = why.lines().last().unwrap_or(&why).trim_start_matches("error: ").to_owned();
-        YamlMistake::at_position(node.position, format!("{text:?} is not a valid regular expression: {why}"))
+        mistake(format!("{text:?} is not a valid regular expression: {why}"))
     })?;
     if pattern.is_match("") {
         let text = format!("the pattern {text:?} matches an empty text, so every answer would match");
-        return Err(YamlMistake::at_position(node.position, text));
+        return Err(mistake(text));
     }
-    Ok(pattern)
+    Ok(Some(pattern))
+}
+
+/// The schema of a text or a list of texts.
+struct Texts;
+
+impl JsonSchema for Texts {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Texts".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "oneOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
+    }
+}
+
+/// The JSON Schema of an evaluation file (draft 2020-12).
+pub fn evaluation_file_schema() -> Value {
+    schemars::schema_for!(EvaluationFile).to_value()
 }
 
 /// Returns the configurations that the command line names: each model without a capability is one, and the others apply to

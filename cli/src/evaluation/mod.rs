@@ -4,7 +4,6 @@
 //! | file | |
 //! |---|---|
 //! | `file` | the evaluation file |
-//! | `schema` | its JSON Schema |
 //! | `setup` | what determines the samples of a configuration: models, capability files, settings |
 //! | `environment` | the variables among these settings |
 //! | `wording` | comparison of texts: numbers, units, dates |
@@ -26,7 +25,6 @@ pub mod cluster;
 pub mod environment;
 pub mod file;
 mod kept_pages;
-pub mod schema;
 pub mod score;
 pub mod selection;
 pub mod setup;

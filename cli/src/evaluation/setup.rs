@@ -39,9 +39,6 @@ pub struct ConfigurationSetup {
 
 impl ConfigurationSetup {
     /// Reads the setup of a configuration.
-    ///
-    /// # Errors
-    /// A capability file or a folder of its skills can't be read.
     pub async fn read(
         configuration: &Configuration,
         environment: &EvaluationEnvironment,

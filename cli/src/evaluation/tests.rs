@@ -82,7 +82,7 @@ objectives:
 #[test]
 fn an_evaluation_file_is_read() {
     let file = load(VALID).unwrap();
-    assert_eq!((file.name.as_str(), file.samples), ("evaluation", Some(2)));
+    assert_eq!((file.name.as_str(), file.samples.map(u32::from)), ("evaluation", Some(2)));
     assert_eq!(file.timeout.unwrap().as_secs(), 90);
     assert_eq!(file.budget.amounts.tokens, Some(20_000));
     assert_eq!(file.configurations[1].models.len(), 2);
@@ -316,7 +316,7 @@ fn the_shipped_evaluation_agrees_with_its_documents() {
 
 #[test]
 fn the_schema_accepts_the_shipped_evaluation_and_no_unknown_field() {
-    let schema = super::schema::evaluation_file_schema();
+    let schema = super::file::evaluation_file_schema();
     let validator = jsonschema::validator_for(&schema).unwrap();
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/evaluation/evaluation.yaml");
     let text = std::fs::read_to_string(file).unwrap();

@@ -90,9 +90,6 @@ struct CompiledApprovalRule {
 
 impl ApprovalRules {
     /// Compiles rules.
-    ///
-    /// # Errors
-    /// The mistake in one of them.
     pub fn compile(rules: Vec<ApprovalRule>) -> Result<Self, String> {
         rules.into_iter().map(CompiledApprovalRule::compile).collect::<Result<_, _>>().map(Self)
     }

@@ -27,7 +27,6 @@ use millrace_protocol::plan::{
 use millrace_protocol::result::{CapabilityDescription, PlanProposal, TaskResult, Verdict};
 use millrace_protocol::wire;
 use millrace_protocol::work::{Assignment, InputResult, Order, ReviewBrief};
-use millrace_strict_yaml::Position;
 use sha2::{Digest, Sha256};
 
 const MAIN_OBJECTIVE: &str = "How do these licences treat patents, and when does a patent grant end?";
@@ -518,10 +517,7 @@ async fn report_names_tasks_without_results_and_keeps_the_others() {
         criteria: Vec::new(),
         documents: DocumentList::default(),
     };
-    let position = Position { line: 1, column: 1 };
-    let entries: Vec<ToolReference> = list_built_in_tool_names()
-        .map(|name| ToolReference { name: name.into(), position, settings: None })
-        .collect();
+    let entries: Vec<ToolReference> = list_built_in_tool_names().map(ToolReference::named).collect();
     let toolbox =
         Toolbox::new(ToolContext { results: Some(results), ..ToolContext::default() }.open_tools(&entries))
             .unwrap();

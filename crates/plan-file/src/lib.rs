@@ -15,13 +15,19 @@ mod tasks;
 
 use std::path::Path;
 
+use millrace_agent::spec::ReviewForm;
 use millrace_protocol::plan::{
     Budget, Plan, PlannerConsultMode, PlanningMode, ReviewPolicy, TaskSpec, find_criteria_problem,
 };
 use millrace_strict_yaml::{
-    FileDescription, LoadError, MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode,
-    YamlValue,
+    FileDescription, LoadError, MistakeCollector, ValueMistake, YamlMistake, YamlMistakes, YamlNode,
+    collect_node, deserialize_field, from_form, tidy_schema,
 };
+use schemars::JsonSchema;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+use tasks::TaskForm;
 
 pub use run::{RunMistake, resolve_consult, resolve_mode, resolve_objective};
 pub use schema::plan_file_schema;
@@ -32,35 +38,51 @@ const MAX_BYTES: u64 = 32 * 1024 * 1024;
 
 const KIND: FileDescription = FileDescription { name: "plan", holds: "tasks" };
 
-/// The fields of a plan.
-const FIELDS: [&str; 8] =
-    ["objective", "criteria", "mode", "consult", "budget", "fail_fast", "approve_plan", "tasks"];
 /// Fields of the run as a whole, which are not allowed in a file whose tasks are added to an existing run.
 const OF_RUN: [&str; 6] = ["criteria", "mode", "consult", "budget", "fail_fast", "approve_plan"];
-/// The names of the variants of [`PlannerConsultMode`], in order.
-const CONSULT: [&str; 3] = ["never", "judgement", "every_result"];
-
-/// The contents of a plan file.
-#[derive(Debug, Clone, Default, PartialEq)]
+/// A plan: the tasks of a run and their dependencies.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename = "plan", deny_unknown_fields)]
+#[schemars(rename = "Plan", transform = tidy_schema)]
 pub struct PlanFile {
-    /// The objective, if the file has one.
+    /// The objective of the run; may be omitted if it is given on the command line.
     pub objective: Option<String>,
-    /// The planning mode, if the file sets it; never `llm`.
-    pub mode: Option<PlanningMode>,
-    /// When the planner is called, if the file sets it.
-    pub consult: Option<PlannerConsultMode>,
-    /// The budget of the run.
-    pub budget: Budget,
-    /// `true` if the first failed task ends the run.
-    pub fail_fast: bool,
-    /// `true` if a person must approve the plan before its first task starts.
-    pub approve_plan: bool,
-    /// The criteria for the deliverable.
+    /// The criteria for the deliverable, one sentence each: a critic checks them in the result of the final task.
+    #[serde(default, deserialize_with = "read_criteria")]
+    #[schemars(length(max = 50))]
     pub criteria: Vec<String>,
-    /// The tasks; they form a valid plan.
+    /// Planning mode: `fixed` executes the plan as it is (the default), `hybrid` lets the planner extend and change it.
+    #[serde(default, deserialize_with = "read_mode")]
+    #[schemars(with = "FileMode")]
+    pub mode: Option<PlanningMode>,
+    /// When the planner is called; by default `never` for a fixed plan, otherwise `judgement`.
+    pub consult: Option<PlannerConsultMode>,
+    /// The total budget of the run: planner, workers and critics.
+    #[serde(default, deserialize_with = "from_form::<_, BudgetForm, _>")]
+    #[schemars(with = "BudgetForm")]
+    pub budget: Budget,
+    /// If true, the first failed task ends the run.
+    #[serde(default)]
+    pub fail_fast: bool,
+    /// If true, a person must approve the plan before its first task starts.
+    #[serde(default)]
+    pub approve_plan: bool,
+    /// The tasks, in any order.
+    #[serde(deserialize_with = "tasks::read_tasks")]
+    #[schemars(with = "Vec<TaskForm>", length(min = 1))]
     pub tasks: Vec<TaskSpec>,
     /// The positions of the tasks' fields, in the same order.
+    #[serde(skip)]
     pub positions: Vec<TaskFieldPositions>,
+}
+
+/// The modes that a plan file can have.
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+enum FileMode {
+    Hybrid,
+    Fixed,
 }
 
 /// Tasks that are added to an existing plan.
@@ -93,101 +115,67 @@ pub fn load_additional_tasks(path: &Path, plan: &Plan) -> Result<AdditionalTasks
 /// # Errors
 /// All mistakes in the file. Those of the plan as a whole, such as a cycle, are found once its parts are valid.
 pub fn parse_plan_file(bytes: &[u8]) -> Result<PlanFile, YamlMistakes> {
-    let root = millrace_strict_yaml::parse_yaml(bytes, KIND)?;
-    let mut mistakes = MistakeCollector::default();
-    let Some(file) = MappingFields::collect_from_node(&root, "plan", &FIELDS, &mut mistakes) else {
-        mistakes.finish()?;
-        return Ok(PlanFile::default());
-    };
-    let objective = file.find_field("objective").map(|node| node.parse_text("objective"));
-    let fail_fast = file.find_field("fail_fast").map(|node| node.parse_boolean("fail_fast"));
-    let approve_plan = file.find_field("approve_plan").map(|node| node.parse_boolean("approve_plan"));
-    let criteria = mistakes.check_optional(file.find_field("criteria").map(parse_criteria));
-    let plan = PlanFile {
-        criteria: criteria.unwrap_or_default(),
-        objective: mistakes.check_optional(objective).map(str::to_owned),
-        mode: mistakes.check_optional(file.find_field("mode").map(parse_mode)),
-        consult: mistakes.check_optional(file.find_field("consult").map(parse_consult)),
-        budget: mistakes
-            .check_optional(file.find_field("budget").map(budget::parse_run_budget))
-            .unwrap_or_default(),
-        fail_fast: mistakes.check_optional(fail_fast).unwrap_or_default(),
-        approve_plan: mistakes.check_optional(approve_plan).unwrap_or_default(),
-        ..PlanFile::default()
-    };
-    let (tasks, positions) = match mistakes.check(file.require_field("tasks")) {
-        Some(node) => (
-            tasks::parse_and_validate_tasks(node, &Plan::default(), &mut mistakes),
-            tasks::task_field_positions(node),
-        ),
-        None => Default::default(),
-    };
-    mistakes.finish()?;
-    Ok(PlanFile { tasks, positions, ..plan })
+    parse_plan(bytes, &Plan::default(), &[])
 }
 
 /// Parses the bytes of a plan file whose tasks are added to an existing plan.
-///
-/// # Errors
-/// All mistakes in the file.
 pub fn parse_additional_tasks(bytes: &[u8], plan: &Plan) -> Result<AdditionalTasks, YamlMistakes> {
+    let PlanFile { tasks, positions, .. } = parse_plan(bytes, plan, &OF_RUN)?;
+    Ok(AdditionalTasks { tasks, positions })
+}
+
+/// Parses a file without some fields, whose tasks are added to those of `plan`.
+fn parse_plan(bytes: &[u8], plan: &Plan, refused: &[&str]) -> Result<PlanFile, YamlMistakes> {
     let root = millrace_strict_yaml::parse_yaml(bytes, KIND)?;
     let mut mistakes = MistakeCollector::default();
-    let file = MappingFields::from_node(&root, "plan", &FIELDS)?;
-    for (name, node) in OF_RUN.iter().filter_map(|name| Some((name, file.find_field(name)?))) {
+    let file: Option<PlanFile> = collect_node(&root, "plan", &mut mistakes);
+    for (name, node) in refused.iter().filter_map(|name| Some((name, root.child(name)?))) {
         let text = format!(
             "{name:?} can only be set when a run is submitted; only tasks can be added to an existing run"
         );
-        mistakes.check::<()>(Err(YamlMistake::at_position(node.position, text)));
+        mistakes.add(YamlMistake::at_position(node.position, text));
     }
-    let node = file.require_field("tasks")?;
-    let tasks = tasks::parse_and_validate_tasks(node, plan, &mut mistakes);
     mistakes.finish()?;
-    Ok(AdditionalTasks { tasks, positions: tasks::task_field_positions(node) })
+    let mut file = file.expect("a file that can't be read has a mistake");
+    if let Some(list) = root.child("tasks") {
+        tasks::check_tasks(list, &file.tasks, plan)?;
+        file.positions = tasks::task_field_positions(list);
+    }
+    Ok(file)
 }
 
-fn parse_criteria(node: &YamlNode) -> Result<Vec<String>, YamlMistake> {
-    let items = node.parse_list("criteria", "sentences")?.iter();
-    let criteria: Vec<String> =
-        items.map(|item| item.parse_text("criteria").map(str::to_owned)).collect::<Result<_, _>>()?;
+fn read_criteria<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let criteria = Vec::deserialize(deserializer)?;
     match find_criteria_problem(&criteria) {
         None => Ok(criteria),
-        Some(problem) => Err(YamlMistake::at_position(node.position, problem)),
+        Some(problem) => Err(D::Error::custom(ValueMistake::sentence(problem))),
     }
 }
 
-fn parse_mode(node: &YamlNode) -> Result<PlanningMode, YamlMistake> {
-    if matches!(&node.value, YamlValue::Text(text) if text == "llm") {
+fn read_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PlanningMode>, D::Error> {
+    let node = YamlNode::deserialize(deserializer)?;
+    if node.as_text() == Some("llm") {
         let text =
             "a plan file is for mode hybrid or fixed; in mode llm the planner makes the plan without a file";
-        return Err(YamlMistake::at_position(node.position, text));
+        return Err(D::Error::custom(ValueMistake::sentence(text)));
     }
-    Ok(match node.index_of_choice("mode", &["hybrid", "fixed"])? {
-        0 => PlanningMode::Hybrid,
-        _ => PlanningMode::Fixed,
-    })
-}
-
-fn parse_consult(node: &YamlNode) -> Result<PlannerConsultMode, YamlMistake> {
-    Ok(match node.index_of_choice("consult", &CONSULT)? {
-        0 => PlannerConsultMode::Never,
-        1 => PlannerConsultMode::Judgement,
-        _ => PlannerConsultMode::EveryResult,
-    })
+    let mode = deserialize_field(&node, "mode");
+    match mode.map_err(|mistakes| D::Error::custom(ValueMistake::sentence(mistakes.texts())))? {
+        FileMode::Hybrid => Ok(Some(PlanningMode::Hybrid)),
+        FileMode::Fixed => Ok(Some(PlanningMode::Fixed)),
+    }
 }
 
 /// Parses the review of a task from the command line, in the format of a plan file.
-///
-/// # Errors
-/// The first mistake in the text.
-pub fn parse_review(text: &str) -> Result<ReviewPolicy, YamlMistake> {
+pub fn parse_review(text: &str) -> Result<ReviewPolicy, YamlMistakes> {
+    #[derive(Deserialize)]
+    struct Review(#[serde(deserialize_with = "from_form::<_, ReviewForm, _>")] ReviewPolicy);
     let kind = FileDescription { name: "review", holds: "none, critic, or checks and criteria" };
-    millrace_agent::spec::read_review(&millrace_strict_yaml::parse_yaml(text.as_bytes(), kind)?)
+    let node = millrace_strict_yaml::parse_yaml(text.as_bytes(), kind)?;
+    deserialize_field(&node, "review").map(|Review(policy)| policy)
 }
 
-/// Reads the budget of a run.
-pub use budget::parse_run_budget;
-/// Parses `--on-failed-dependency`.
+pub use budget::{BudgetForm, parse_run_budget};
 pub use tasks::parse_on_failed_dependency;
 pub use tasks::{CapabilityMistake, TaskFieldPositions, find_capability_mistakes};
 

@@ -1,21 +1,26 @@
 //! Strict YAML for files written by people (JSON is YAML as well). Every error has its line, the expected value, and for an
 //! unknown name the most similar known one. The crate parses files; their meaning is up to the caller. A file is parsed to
-//! a tree of [`YamlNode`]s with their positions, which is read field by field ([`MappingFields`]) or deserialised to a type
-//! ([`deserialize_node`]).
+//! a tree of [`YamlNode`]s with their positions, which is deserialised to a type ([`deserialize_node`]).
 
-mod fields;
+mod fault;
 mod mistake;
+mod placed;
+mod reading;
 mod typed;
+mod values;
 mod yaml;
 
 use std::path::Path;
 
-pub use fields::MappingFields;
 pub use mistake::{
-    FileDescription, LoadError, MistakeCollector, Position, YamlMistake, YamlMistakes, did_you_mean_hint,
-    join_with_or,
+    FileDescription, LoadError, MistakeCollector, Position, ValueMistake, YamlMistake, YamlMistakes,
+    did_you_mean_hint, join_with_or,
 };
-pub use typed::deserialize_node;
+pub use placed::{Parts, Placed};
+pub use typed::{collect_node, deserialize_field, deserialize_node};
+pub use values::{
+    FileDuration, Whole, checked_text, from_form, one_of, one_or_many, tidy_schema, without_defaults,
+};
 pub use yaml::{YamlEntry, YamlNode, YamlValue, parse_yaml};
 
 /// Reads a file of at most `max` bytes and parses it with `parse`.

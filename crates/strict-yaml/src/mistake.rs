@@ -32,6 +32,50 @@ impl YamlMistake {
     }
 }
 
+/// Encloses the path of a [`ValueMistake`] in its text: errors of serde are texts.
+const MARK: char = '\u{1}';
+
+/// A mistake that a type finds in its own value, such as a rule between its fields. It is a sentence of its own if it has a
+/// path; otherwise the name of the field is put before it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}{text}", self.path.as_ref().map(|path| format!("{MARK}{path}{MARK}")).unwrap_or_default())]
+pub struct ValueMistake {
+    path: Option<String>,
+    pub(crate) text: String,
+}
+
+impl ValueMistake {
+    /// A sentence about the whole value.
+    pub fn sentence(text: impl Into<String>) -> Self {
+        Self::at("", text)
+    }
+
+    /// A sentence about a part of the value: names of fields and numbers of items, separated by `/`.
+    pub fn at(path: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { path: Some(path.into()), text: text.into() }
+    }
+
+    /// A part of a sentence, before which the name of the field is put.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { path: None, text: text.into() }
+    }
+
+    pub(crate) fn from_text(text: &str) -> Self {
+        let parts = text.strip_prefix(MARK).and_then(|text| text.split_once(MARK));
+        parts.map_or_else(|| Self::new(text), |(path, text)| Self::at(path, text))
+    }
+
+    /// The part of the sentence behind its subject.
+    #[must_use]
+    pub fn predicate(&self) -> String {
+        self.text.trim_start_matches("it ").to_owned()
+    }
+
+    pub(crate) fn path(&self) -> Option<&str> {
+        self.path.as_deref()
+    }
+}
+
 /// The maximum number of mistakes that an error shows.
 const MAX_SHOWN: usize = 20;
 
@@ -44,6 +88,12 @@ impl YamlMistakes {
     /// Iterates over the mistakes.
     pub fn iter(&self) -> impl Iterator<Item = &YamlMistake> {
         self.0.iter()
+    }
+
+    /// Returns the mistakes without their positions, for texts that are no files.
+    #[must_use]
+    pub fn texts(&self) -> String {
+        self.0.iter().map(|mistake| mistake.text.as_str()).collect::<Vec<_>>().join("; ")
     }
 
     /// Returns a line for each mistake, with `prefix` before its position.
@@ -68,14 +118,13 @@ impl From<YamlMistake> for YamlMistakes {
 pub struct MistakeCollector(Vec<YamlMistake>);
 
 impl MistakeCollector {
-    /// Returns the value, or collects the mistake.
-    pub fn check<T>(&mut self, result: Result<T, YamlMistake>) -> Option<T> {
-        result.map_err(|mistake| self.0.push(mistake)).ok()
+    pub fn add(&mut self, mistake: YamlMistake) {
+        self.0.push(mistake);
     }
 
-    /// Returns the value of a part that may be absent, or collects the mistake.
-    pub fn check_optional<T>(&mut self, result: Option<Result<T, YamlMistake>>) -> Option<T> {
-        self.check(result?)
+    /// Returns the value, or collects the mistake.
+    pub fn check<T>(&mut self, result: Result<T, YamlMistake>) -> Option<T> {
+        result.map_err(|mistake| self.add(mistake)).ok()
     }
 
     /// Adds the mistakes of another collector.
@@ -83,26 +132,24 @@ impl MistakeCollector {
         self.0.extend(other.0);
     }
 
-    /// `true` if no mistake was collected.
+    /// `true` if a mistake is a misspelling of this name.
+    #[must_use]
+    pub fn has_hint(&self, name: &str) -> bool {
+        let hint = did_you_mean_text(name);
+        self.0.iter().any(|mistake| mistake.text.ends_with(&hint))
+    }
+
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the first of the collected mistakes.
-    ///
-    /// # Panics
-    /// There is none.
     #[must_use]
-    pub fn into_first(mut self) -> YamlMistake {
-        assert!(!self.0.is_empty(), "a part that was not read is a mistake");
-        self.0.swap_remove(0)
+    pub fn count(&self) -> usize {
+        self.0.len()
     }
 
-    /// Returns the collected mistakes.
-    ///
-    /// # Errors
-    /// There are any.
+    /// Returns the collected mistakes, if there are any, as an error.
     pub fn finish(mut self) -> Result<(), YamlMistakes> {
         self.0.sort_by_key(|mistake| (mistake.position.line, mistake.position.column));
         self.0.dedup();
@@ -166,19 +213,21 @@ pub fn join_with_or(names: &[&str]) -> String {
 
 /// Returns `; did you mean "x"?` if a known name is similar to an unknown one, else an empty text.
 pub fn did_you_mean_hint<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    // Long texts are not misspelt names, and computing their distances is expensive.
-    if unknown.chars().count() > 80 {
-        return String::new();
-    }
-    let near = known.into_iter().map(|name| (edit_distance(unknown, name), name)).min();
-    match near {
-        Some((distance, name)) if distance <= 1 + name.chars().count() / 3 => did_you_mean_text(name),
-        Some(_) | None => String::new(),
-    }
+    closest_name(unknown, known).map(did_you_mean_text).unwrap_or_default()
 }
 
-pub(crate) fn did_you_mean_text(name: &str) -> String {
+fn did_you_mean_text(name: &str) -> String {
     format!("; did you mean {name:?}?")
+}
+
+/// Returns the known name that is similar to an unknown one.
+pub(crate) fn closest_name<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Long texts are not misspelt names, and computing their distances is expensive.
+    if unknown.chars().count() > 80 {
+        return None;
+    }
+    let (distance, name) = known.into_iter().map(|name| (edit_distance(unknown, name), name)).min()?;
+    (distance <= 1 + name.chars().count() / 3).then_some(name)
 }
 
 /// Returns the Damerau-Levenshtein distance: the number of characters to change, add, remove or swap with a neighbour.

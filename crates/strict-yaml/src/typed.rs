@@ -1,157 +1,179 @@
-//! Deserialises a node to any type that supports serde, with the position of every mismatch. The type's serde attributes
-//! define what is allowed; the wording of the errors is ours.
+//! Deserialises a node to any type that supports serde. The type's serde attributes define what is allowed; the wording of
+//! the mistakes is ours, and all of them are found, each at its own position.
+//!
+//! A value that can't be read is left out, and the node is read again, until nothing new is found. A required field that is
+//! missing or can't be read gets a placeholder instead, so that the mistakes behind it are found, too. A rule between fields
+//! is checked only where all fields could be read.
+//!
+//! The name of a struct (`#[serde(rename = "task")]`) is that of the described thing; a field that it does not have is a
+//! mistake. An enum whose variants are `Flag`, `Number`, `Text`, `List` or `Map`, in lower case, is read by the form of the
+//! node, and its name is the expectation.
 
-use std::borrow::Cow;
-use std::fmt;
+use std::cell::RefCell;
+use std::marker::PhantomData;
 
-use millrace_protocol::foreign_json::describe_number_type;
 use serde::de::value::StrDeserializer;
 use serde::de::{
-    self, DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess,
-    SeqAccess, Unexpected, VariantAccess, Visitor,
+    self, DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess,
+    Visitor,
 };
 use serde::forward_to_deserialize_any;
 
-use crate::fields::quote_truncated;
-use crate::mistake::{Position, YamlMistake, did_you_mean_hint, join_with_or};
+use crate::fault::Fault;
+use crate::mistake::{MistakeCollector, Position, YamlMistake, YamlMistakes, join_with_or};
+use crate::placed::{NODE, PARTS, PLACED, hand_over_node, hand_over_position};
+use crate::reading::{Reading, noun, with_article};
 use crate::yaml::{YamlEntry, YamlNode, YamlValue};
 
-/// Deserialises a node; `what` is the name of the described thing, for errors.
-///
-/// # Errors
-/// The first mismatch, at its own position.
-pub fn deserialize_node<T: DeserializeOwned>(node: &YamlNode, what: &str) -> Result<T, YamlMistake> {
-    T::deserialize(NodeDeserializer { node }).map_err(|fault| {
-        let text = match fault.field {
-            None => format!("this {what} does not fit: {}", fault.text),
-            Some(_) => fault.text,
-        };
-        YamlMistake::at_position(fault.position.unwrap_or(node.position), text)
-    })
+/// Deserialises a node; `what` is the name of the described thing.
+pub fn deserialize_node<T: DeserializeOwned>(node: &YamlNode, what: &str) -> Result<T, YamlMistakes> {
+    Reading::new(node, what).finish()
 }
 
-/// A mismatch, with the position of the innermost node being read.
-#[derive(Debug)]
-struct TypeMismatch {
-    position: Option<Position>,
-    /// Set once the name of the field is part of the text.
-    field: Option<()>,
-    text: String,
+/// Deserialises the node of a field.
+pub fn deserialize_field<T: DeserializeOwned>(node: &YamlNode, name: &str) -> Result<T, YamlMistakes> {
+    Reading { field: Some(name), ..Reading::new(node, name) }.finish()
 }
 
-impl TypeMismatch {
-    fn new(text: String) -> Self {
-        Self { position: None, field: None, text }
+/// Deserialises a node and collects its mistakes. A value that has any lacks the parts that can't be read; there is none if a
+/// required part can't be read.
+pub fn collect_node<T: DeserializeOwned>(
+    node: &YamlNode,
+    what: &str,
+    mistakes: &mut MistakeCollector,
+) -> Option<T> {
+    let reading = Reading::new(node, what);
+    let value = reading.read();
+    mistakes.append(reading.mistakes.into_inner());
+    value
+}
+
+/// The maximum number of times that a node is read. Each finds at least one mistake.
+const MAX_PASSES: usize = 100;
+
+impl Reading<'_> {
+    fn finish<T: DeserializeOwned>(self) -> Result<T, YamlMistakes> {
+        let value = self.read();
+        self.mistakes.into_inner().finish()?;
+        Ok(value.expect("a value that can't be read is a mistake"))
     }
 
-    fn with_position(mut self, position: Position) -> Self {
-        self.position.get_or_insert(position);
-        self
-    }
-
-    /// Adds the name of the field, unless that of an inner field is present.
-    fn within_field(mut self, name: &str) -> Self {
-        if self.field.replace(()).is_none() {
-            self.text = format!("{name:?}: {}", self.text);
+    fn read<T: DeserializeOwned>(&self) -> Option<T> {
+        let mut value = None;
+        for _ in 0..MAX_PASSES {
+            self.left_out.set(0);
+            self.has_news.set(false);
+            value = NodeDeserializer::new(self.root, self.field, self).read_with(PhantomData::<T>).ok();
+            if !self.has_news.get() || self.is_unreadable(self.root) {
+                break;
+            }
         }
-        self
-    }
-}
-
-impl fmt::Display for TypeMismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl std::error::Error for TypeMismatch {}
-
-impl de::Error for TypeMismatch {
-    fn custom<T: fmt::Display>(text: T) -> Self {
-        Self::new(text.to_string())
-    }
-
-    fn invalid_type(actual: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Self::new(format!(
-            "it must be {}, not {}",
-            translate_expectation(&expected.to_string()),
-            describe_unexpected(actual)
-        ))
-    }
-
-    fn invalid_value(actual: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Self::invalid_type(actual, expected)
-    }
-
-    fn unknown_variant(name: &str, known: &'static [&'static str]) -> Self {
-        let hint = did_you_mean_hint(name, known.iter().copied());
-        Self::new(format!("it must be {}, not the text {}{hint}", join_with_or(known), quote_truncated(name)))
-    }
-
-    fn unknown_field(name: &str, known: &'static [&'static str]) -> Self {
-        let hint = match did_you_mean_hint(name, known.iter().copied()) {
-            hint if hint.is_empty() => format!("; there can be {}", join_with_or(known)),
-            hint => hint,
-        };
-        Self {
-            field: Some(()),
-            ..Self::new(format!("there is no field {} here{hint}", quote_truncated(name)))
+        if value.is_none() && self.mistakes.borrow().is_empty() {
+            self.add_mistake(self.root.position, format!("this {} does not fit", self.what));
         }
-    }
-
-    fn missing_field(name: &'static str) -> Self {
-        Self { field: Some(()), ..Self::new(format!("the field {name:?} is missing here")) }
+        value
     }
 }
 
-/// Translates serde's expectation for people who do not know Rust.
-fn translate_expectation(expected: &str) -> Cow<'_, str> {
-    if let Some(number) = describe_number_type(expected) {
-        return number.into();
-    }
-    let translated = match expected {
-        "a string" => "text",
-        "a boolean" => "true or false",
-        "a sequence" => "a list",
-        "unit" => "nothing",
-        other if other.starts_with("struct ") => "a map of fields",
-        other => other,
-    };
-    translated.into()
+/// The name and the fields of a map that is read to several structs.
+#[derive(Default)]
+struct WholeFields {
+    name: Option<&'static str>,
+    fields: Vec<&'static str>,
+    parts: usize,
 }
 
-fn describe_unexpected(actual: Unexpected<'_>) -> String {
-    match actual {
-        Unexpected::Str(text) => format!("the text {}", quote_truncated(text)),
-        Unexpected::Bool(flag) => flag.to_string(),
-        Unexpected::Unsigned(number) => format!("the number {number}"),
-        Unexpected::Signed(number) => format!("the number {number}"),
-        Unexpected::Float(number) => format!("the number {number}"),
-        Unexpected::Unit | Unexpected::Option => "nothing".into(),
-        Unexpected::Seq => "a list".into(),
-        Unexpected::Map => "a map".into(),
-        other @ (Unexpected::Char(_)
-        | Unexpected::Bytes(_)
-        | Unexpected::NewtypeStruct
-        | Unexpected::Enum
-        | Unexpected::UnitVariant
-        | Unexpected::NewtypeVariant
-        | Unexpected::TupleVariant
-        | Unexpected::StructVariant
-        | Unexpected::Other(_)) => other.to_string(),
-    }
-}
-
+/// A node, the field that it belongs to, and the reading.
 #[derive(Clone, Copy)]
 struct NodeDeserializer<'a> {
     node: &'a YamlNode,
+    field: Option<&'a str>,
+    /// The fields of all types of which this one is a part.
+    whole: Option<&'a RefCell<WholeFields>>,
+    /// `true` for a field of a described thing.
+    is_strict: bool,
+    reading: &'a Reading<'a>,
+}
+
+impl WholeFields {
+    fn add(&mut self, name: &'static str, fields: &[&'static str]) {
+        self.name.get_or_insert(name);
+        self.fields.extend(fields);
+        self.parts += 1;
+    }
+}
+
+impl<'n> NodeDeserializer<'n> {
+    fn new(node: &'n YamlNode, field: Option<&'n str>, reading: &'n Reading<'n>) -> Self {
+        Self { node, field, whole: None, is_strict: false, reading }
+    }
+
+    /// Reads a value that is left out if it can't be read.
+    fn read_with<'de, S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, Fault> {
+        let before = self.reading.left_out.get();
+        seed.deserialize(self).map_err(|fault| self.collect(fault, before))
+    }
+
+    /// Collects a fault. One in a value of which something was left out is a consequence of that.
+    fn collect(self, fault: Fault, left_out_before: usize) -> Fault {
+        let Self { node, field, reading, .. } = self;
+        if let Fault::Collected = fault {
+            return fault;
+        }
+        if reading.left_out.get() == left_out_before {
+            let (position, text) = match fault {
+                Fault::Mismatch(position, text) => {
+                    let text = match field {
+                        Some(field) => format!("{field:?} {text}"),
+                        None => format!("this {} does not fit: it {text}", reading.what),
+                    };
+                    (position.unwrap_or(node.position), text)
+                }
+                Fault::Rule(mistake) => {
+                    let is_sentence = mistake.path().is_some() || mistake.text.starts_with('"');
+                    let YamlMistake { position, text } = node.locate_mistake(mistake);
+                    match field {
+                        _ if is_sentence => (position, text),
+                        Some(field) => (position, format!("{field:?}: {text}")),
+                        None => (position, format!("this {} does not fit: {text}", reading.what)),
+                    }
+                }
+                Fault::Sentence(position, text) => (position, text),
+                Fault::MissingField(_) | Fault::Collected => (node.position, fault.to_string()),
+            };
+            reading.add_mistake(position, text);
+        }
+        reading.unreadable.borrow_mut().insert(std::ptr::from_ref(node));
+        reading.has_news.set(true);
+        Fault::Collected
+    }
+
+    fn map_access<'a>(
+        &'a self,
+        entries: &'a [YamlEntry],
+        fields: Option<&'static [&'static str]>,
+    ) -> MapEntryAccess<'a> {
+        let reading = self.reading;
+        let placeholders = reading.placeholders.borrow();
+        let of_this =
+            |field: &&&'static str| placeholders.contains(&(std::ptr::from_ref(self.node), **field));
+        let placeholders = fields.into_iter().flatten().filter(of_this).copied().collect();
+        let entries = entries.iter();
+        MapEntryAccess { entries, fields, placeholders, current: None, is_strict: false, reading }
+    }
+
+    fn mismatch(&self, expected: &str) -> Fault {
+        let actual = self.node.describe_type_and_value();
+        Fault::Mismatch(Some(self.node.position), format!("must be {expected}, not {actual}"))
+    }
 }
 
 impl<'de> Deserializer<'de> for NodeDeserializer<'_> {
-    type Error = TypeMismatch;
+    type Error = Fault;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeMismatch> {
-        let read = match &self.node.value {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        let Self { node, field, reading, .. } = self;
+        let read = match &node.value {
             YamlValue::Nothing => visitor.visit_unit(),
             YamlValue::Flag(flag) => visitor.visit_bool(*flag),
             YamlValue::Number(number) => match (number.as_u64(), number.as_i64(), number.as_f64()) {
@@ -160,18 +182,18 @@ impl<'de> Deserializer<'de> for NodeDeserializer<'_> {
                 (None, None, number) => visitor.visit_f64(number.unwrap_or(f64::NAN)),
             },
             YamlValue::Text(text) => visitor.visit_str(text),
-            YamlValue::List(items) => visitor.visit_seq(ListAccess { items: items.iter() }),
-            YamlValue::Map(entries) => {
-                visitor.visit_map(MapEntryAccess { entries: entries.iter(), current: None })
-            }
+            YamlValue::List(items) => visitor.visit_seq(ListAccess { items: items.iter(), field, reading }),
+            YamlValue::Map(entries) => visitor.visit_map(self.map_access(entries, None)),
         };
-        read.map_err(|mismatch| mismatch.with_position(self.node.position))
+        read.map_err(|fault| fault.at(node.position))
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeMismatch> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match &self.node.value {
-            YamlValue::Nothing => visitor.visit_none(),
-            YamlValue::Flag(_)
+            // The fields of described things are absent or have a value.
+            YamlValue::Nothing if !self.is_strict => visitor.visit_none(),
+            YamlValue::Nothing
+            | YamlValue::Flag(_)
             | YamlValue::Number(_)
             | YamlValue::Text(_)
             | YamlValue::List(_)
@@ -181,28 +203,73 @@ impl<'de> Deserializer<'de> for NodeDeserializer<'_> {
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
-        _: &'static str,
+        name: &'static str,
         visitor: V,
-    ) -> Result<V::Value, TypeMismatch> {
-        visitor.visit_newtype_struct(self).map_err(|mismatch| mismatch.with_position(self.node.position))
+    ) -> Result<V::Value, Fault> {
+        match name {
+            PLACED => hand_over_position(self.node.position),
+            NODE => hand_over_node(self.node.clone()),
+            _ => {}
+        }
+        visitor.visit_newtype_struct(self).map_err(|fault| fault.at(self.node.position))
+    }
+
+    /// Reads the same map to several structs.
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        len: usize,
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        if name != PARTS {
+            return self.deserialize_any(visitor);
+        }
+        let whole = RefCell::default();
+        let part = NodeDeserializer { whole: Some(&whole), ..self };
+        let read = visitor.visit_seq(PartAccess { part, left: len });
+        let WholeFields { name, fields, parts } = whole.take();
+        if let YamlValue::Map(entries) = &self.node.value
+            && parts == len
+        {
+            let name = self.reading.name_of(self.node, name.unwrap_or_default());
+            self.reading.refuse_unknown_fields(entries, name, &fields);
+        }
+        read
     }
 
     /// A struct must be a map of named fields, not a list of values.
     fn deserialize_struct<V: Visitor<'de>>(
         self,
-        _: &'static str,
-        _: &'static [&'static str],
+        name: &'static str,
+        fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, TypeMismatch> {
-        match &self.node.value {
-            YamlValue::List(_) => Err(TypeMismatch::new("it must be a map of fields, not a list".into())),
-            YamlValue::Nothing
-            | YamlValue::Flag(_)
-            | YamlValue::Number(_)
-            | YamlValue::Text(_)
-            | YamlValue::Map(_) => self.deserialize_any(visitor),
+    ) -> Result<V::Value, Fault> {
+        let Self { node, whole, reading, .. } = self;
+        let own_name = name;
+        let name = reading.name_of(node, name);
+        let YamlValue::Map(entries) = &node.value else {
+            let Some(name) = noun(name) else { return Err(self.mismatch("a map of fields")) };
+            let (name, actual) = (with_article(name), node.describe_type_and_value());
+            let fields = match whole {
+                None => format!("a map with the fields {}", join_with_or(fields)),
+                Some(_) => "a map".into(),
+            };
+            let text = format!("{name} must be {fields}, not {actual}");
+            return Err(Fault::Sentence(node.position, text));
+        };
+        match whole {
+            None => reading.refuse_unknown_fields(entries, name, fields),
+            Some(whole) => whole.borrow_mut().add(own_name, fields),
         }
-        .map_err(|mismatch| mismatch.with_position(self.node.position))
+        let is_strict = noun(own_name).is_some();
+        let access = MapEntryAccess { is_strict, ..self.map_access(entries, Some(fields)) };
+        match visitor.visit_map(access) {
+            Err(Fault::MissingField(missing)) => {
+                reading.replace_missing_field(node, name, fields, missing);
+                Err(Fault::Collected)
+            }
+            read => read.map_err(|fault| fault.at(node.position)),
+        }
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -210,128 +277,163 @@ impl<'de> Deserializer<'de> for NodeDeserializer<'_> {
         name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, TypeMismatch> {
-        let position = self.node.position;
-        let read = match &self.node.value {
-            YamlValue::Text(text) => {
-                visitor.visit_enum(VariantNameAndContent { name: text, position, content: None })
-            }
-            YamlValue::Map(entries) if entries.len() == 1 => {
+    ) -> Result<V::Value, Fault> {
+        let Self { node, field, reading, .. } = self;
+        let access = |name, position, content| VariantNameAndContent { name, position, content, reading };
+        const FORMS: [&str; 5] = ["flag", "number", "text", "list", "map"];
+        if variants.iter().all(|variant| FORMS.contains(variant)) {
+            let form = node.form_name();
+            return match variants.contains(&form) {
+                true => visitor.visit_enum(access(form, node.position, Some((node, field)))),
+                false => Err(self.mismatch(name)),
+            };
+        }
+        let read = match &node.value {
+            YamlValue::Text(text) => visitor.visit_enum(access(text, node.position, None)),
+            YamlValue::Map(entries) if entries.len() == 1 && variants.contains(&entries[0].key.as_str()) => {
                 let YamlEntry { key, node, position } = &entries[0];
-                visitor.visit_enum(VariantNameAndContent {
-                    name: key,
-                    position: *position,
-                    content: Some(node),
-                })
+                visitor.visit_enum(access(key, *position, Some((node, Some(key)))))
             }
             YamlValue::Nothing
             | YamlValue::Flag(_)
             | YamlValue::Number(_)
             | YamlValue::List(_)
-            | YamlValue::Map(_) => {
-                let _ = name;
-                let actual = self.node.describe_type_and_value();
-                Err(TypeMismatch::new(format!("it must be {}, not {actual}", join_with_or(variants))))
-            }
+            | YamlValue::Map(_) => Err(self.mismatch(&join_with_or(variants))),
         };
-        read.map_err(|mismatch| mismatch.with_position(position))
+        read.map_err(|fault| fault.at(node.position))
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map identifier ignored_any
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple map
+        identifier ignored_any
+    }
+}
+
+struct PartAccess<'a> {
+    part: NodeDeserializer<'a>,
+    left: usize,
+}
+
+impl<'de> SeqAccess<'de> for PartAccess<'_> {
+    type Error = Fault;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Fault> {
+        let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
+        self.left = left;
+        seed.deserialize(self.part).map(Some)
     }
 }
 
 struct ListAccess<'a> {
     items: std::slice::Iter<'a, YamlNode>,
+    field: Option<&'a str>,
+    reading: &'a Reading<'a>,
 }
 
 impl<'de> SeqAccess<'de> for ListAccess<'_> {
-    type Error = TypeMismatch;
+    type Error = Fault;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(
-        &mut self,
-        seed: T,
-    ) -> Result<Option<T::Value>, TypeMismatch> {
-        self.items.next().map(|node| seed.deserialize(NodeDeserializer { node })).transpose()
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Fault> {
+        let Self { items, field, reading } = self;
+        let node = items.find(|node| !reading.leaves_out(node));
+        node.map(|node| NodeDeserializer::new(node, *field, reading).read_with(seed)).transpose()
     }
 }
 
+/// The entries of a map; of a struct those that it knows, and then placeholders.
 struct MapEntryAccess<'a> {
     entries: std::slice::Iter<'a, YamlEntry>,
+    fields: Option<&'static [&'static str]>,
+    placeholders: Vec<&'static str>,
     current: Option<&'a YamlEntry>,
+    /// `true` for the fields of a described thing.
+    is_strict: bool,
+    reading: &'a Reading<'a>,
 }
 
 impl<'de> MapAccess<'de> for MapEntryAccess<'_> {
-    type Error = TypeMismatch;
+    type Error = Fault;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, TypeMismatch> {
-        self.current = self.entries.next();
-        let Some(entry) = self.current else { return Ok(None) };
-        let key: StrDeserializer<'_, TypeMismatch> = entry.key.as_str().into_deserializer();
-        seed.deserialize(key).map(Some).map_err(|mismatch| mismatch.with_position(entry.position))
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Fault> {
+        let Self { reading, fields, .. } = *self;
+        let is_known = |key: &str| fields.is_none_or(|fields| fields.contains(&key));
+        self.current = self.entries.find(|entry| is_known(&entry.key) && !reading.leaves_out(&entry.node));
+        let Some(YamlEntry { key, node, position }) = self.current else {
+            let placeholder = self.placeholders.last();
+            return placeholder.map(|field| seed.deserialize(StrDeserializer::new(field))).transpose();
+        };
+        seed.deserialize(StrDeserializer::new(key)).map(Some).map_err(|fault: Fault| {
+            let fault = match fault {
+                Fault::Rule(mistake) => Fault::Sentence(*position, mistake.text),
+                fault => fault.at(*position),
+            };
+            NodeDeserializer::new(node, Some(key), reading).collect(fault, reading.left_out.get())
+        })
     }
 
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, TypeMismatch> {
-        let Some(entry) = self.current else {
-            return Err(de::Error::custom("a value was requested before its key"));
-        };
-        seed.deserialize(NodeDeserializer { node: &entry.node })
-            .map_err(|mismatch| mismatch.within_field(&entry.key))
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Fault> {
+        let reading = self.reading;
+        if let Some(YamlEntry { key, node, .. }) = self.current {
+            let is_strict = self.is_strict;
+            let place = NodeDeserializer { is_strict, ..NodeDeserializer::new(node, Some(key), reading) };
+            return place.read_with(seed);
+        }
+        self.placeholders.pop();
+        reading.leave_out();
+        seed.deserialize(NodeDeserializer::new(&reading.placeholder, None, reading))
     }
 }
 
 struct VariantNameAndContent<'a> {
     name: &'a str,
     position: Position,
-    content: Option<&'a YamlNode>,
+    content: Option<(&'a YamlNode, Option<&'a str>)>,
+    reading: &'a Reading<'a>,
 }
 
 impl<'de, 'a> EnumAccess<'de> for VariantNameAndContent<'a> {
-    type Error = TypeMismatch;
+    type Error = Fault;
     type Variant = VariantContent<'a>;
 
-    fn variant_seed<V: DeserializeSeed<'de>>(
-        self,
-        seed: V,
-    ) -> Result<(V::Value, VariantContent<'a>), TypeMismatch> {
-        let name: StrDeserializer<'_, TypeMismatch> = self.name.into_deserializer();
-        let variant = seed.deserialize(name).map_err(|mismatch| mismatch.with_position(self.position))?;
-        Ok((variant, VariantContent { name: self.name, node: self.content }))
+    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, VariantContent<'a>), Fault> {
+        let Self { name, position, content, reading } = self;
+        let variant =
+            seed.deserialize(StrDeserializer::new(name)).map_err(|fault: Fault| fault.at(position))?;
+        let content = content.map(|(node, field)| NodeDeserializer::new(node, field, reading));
+        Ok((variant, VariantContent { name, content }))
     }
 }
 
 struct VariantContent<'a> {
     name: &'a str,
-    node: Option<&'a YamlNode>,
+    content: Option<NodeDeserializer<'a>>,
 }
 
 impl<'a> VariantContent<'a> {
-    fn require_value(&self) -> Result<NodeDeserializer<'a>, TypeMismatch> {
-        let missing = || TypeMismatch::new(format!("{:?} needs a value: write {}: …", self.name, self.name));
-        self.node.map(|node| NodeDeserializer { node }).ok_or_else(missing)
+    fn require_value(self) -> Result<NodeDeserializer<'a>, Fault> {
+        let missing = || de::Error::custom(format!("{:?} needs a value: write {}: …", self.name, self.name));
+        self.content.ok_or_else(missing)
     }
 }
 
 impl<'de> VariantAccess<'de> for VariantContent<'_> {
-    type Error = TypeMismatch;
+    type Error = Fault;
 
-    fn unit_variant(self) -> Result<(), TypeMismatch> {
-        match self.node {
+    fn unit_variant(self) -> Result<(), Fault> {
+        match self.content {
             None => Ok(()),
-            Some(node) => {
-                Err(TypeMismatch::new(format!("{:?} must have no value", self.name))
-                    .with_position(node.position))
+            Some(content) => {
+                let text = format!("{:?} must have no value", self.name);
+                Err(Fault::Sentence(content.node.position, text))
             }
         }
     }
 
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, TypeMismatch> {
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, Fault> {
         seed.deserialize(self.require_value()?)
     }
 
-    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, TypeMismatch> {
+    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Fault> {
         self.require_value()?.deserialize_any(visitor)
     }
 
@@ -339,7 +441,7 @@ impl<'de> VariantAccess<'de> for VariantContent<'_> {
         self,
         _: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, TypeMismatch> {
+    ) -> Result<V::Value, Fault> {
         self.require_value()?.deserialize_any(visitor)
     }
 }
@@ -396,33 +498,36 @@ mod tests {
     #[test]
     fn mismatches_are_reported_at_their_position() {
         for (text, expected) in [
-            ("port: 80\n", "1:1: the field \"name\" is missing here"),
-            ("name: a\nprot: 80\n", "2:1: there is no field \"prot\" here; did you mean \"port\"?"),
+            ("port: 80\n", "1:1: this server lacks the field \"name\""),
+            ("name: a\nprot: 80\n", "2:1: there is no field \"prot\" in a server; did you mean \"port\"?"),
             (
                 "name: a\nxxxxxxxx: 80\n",
-                "2:1: there is no field \"xxxxxxxx\" here; there can be name, port, mode, headers or weights",
+                "2:1: there is no field \"xxxxxxxx\" in a server; it can have name, port, mode, headers or weights",
             ),
-            ("name: 7\n", "1:7: \"name\": it must be text, not the number 7"),
+            ("name: 7\n", "1:7: \"name\" must be text (put it in quotes), not the number 7"),
             (
                 "name: a\nport: 99999\n",
-                "2:7: \"port\": it must be a whole number from 0 to 65535, not the number 99999",
+                "2:7: \"port\" must be a whole number from 0 to 65535, not the number 99999",
             ),
             (
                 "name: a\nmode: carefull\n",
-                "2:7: \"mode\": it must be plain or careful, not the text \"carefull\"; did you mean \"careful\"?",
+                "2:7: \"mode\" must be plain or careful, not the text \"carefull\"; did you mean \"careful\"?",
             ),
-            ("name: a\nmode: careful\n", "2:7: \"mode\": \"careful\" needs a value: write careful: …"),
+            ("name: a\nmode: careful\n", "2:7: \"careful\" needs a value: write careful: …"),
             (
                 "name: a\nmode: {careful: {tries: -1}}\n",
-                "2:25: \"tries\": it must be a whole number of 0 or more, not the number -1",
+                "2:25: \"tries\" must be a whole number of 0 or more, not the number -1",
             ),
-            ("name: a\nmode: 3\n", "2:7: \"mode\": it must be plain or careful, not the number 3"),
-            ("name: a\nheaders: {x: 3}\n", "2:14: \"x\": it must be text, not the number 3"),
+            ("name: a\nmode: 3\n", "2:7: \"mode\" must be plain or careful, not the number 3"),
+            ("name: a\nheaders: {x: 3}\n", "2:14: \"x\" must be text (put it in quotes), not the number 3"),
             (
                 "name: a\nweights:\n  - 1\n  - two\n",
-                "4:5: \"weights\": it must be a number, not the text \"two\"",
+                "4:5: \"weights\" must be a number, not the text \"two\"",
             ),
-            ("[1]\n", "1:1: this server does not fit: it must be a map of fields, not a list"),
+            (
+                "[1]\n",
+                "1:1: a server must be a map with the fields name, port, mode, headers or weights, not a list",
+            ),
         ] {
             assert_eq!(deserialize_server(text).unwrap_err(), expected, "{text}");
         }

@@ -2,13 +2,15 @@
 //! nesting) are rejected.
 
 use std::fmt;
+use std::time::Duration;
 
+use millrace_protocol::time_text;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Number;
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy};
 use serde_saphyr::{Error, Location, Options, Spanned};
 
-use crate::mistake::{FileDescription, Position, YamlMistake};
+use crate::mistake::{FileDescription, Position, ValueMistake, YamlMistake};
 
 /// Maximum nesting of lists and maps: that of a task's parameters, plus some levels around them.
 const MAX_DEPTH: usize = 80;
@@ -49,6 +51,132 @@ pub struct YamlEntry {
     pub node: YamlNode,
 }
 
+impl YamlNode {
+    /// Returns a field of a map.
+    #[must_use]
+    pub fn child(&self, name: &str) -> Option<&Self> {
+        let YamlValue::Map(entries) = &self.value else { return None };
+        entries.iter().find(|entry| entry.key == name).map(|entry| &entry.node)
+    }
+
+    /// Returns the items of a list, or none.
+    #[must_use]
+    pub fn items(&self) -> &[Self] {
+        if let YamlValue::List(items) = &self.value { items } else { &[] }
+    }
+
+    /// Returns the items of the list in a field, or none.
+    #[must_use]
+    pub fn items_of(&self, name: &str) -> &[Self] {
+        self.child(name).map_or(&[], Self::items)
+    }
+
+    #[must_use]
+    pub fn as_text(&self) -> Option<&str> {
+        if let YamlValue::Text(text) = &self.value { Some(text) } else { None }
+    }
+
+    /// Returns the position of a part of it, or that of the last part on the way: names of fields and numbers of items, separated by
+    /// `/`. After an `@`, it is that of the name of the field.
+    #[must_use]
+    pub fn position_of(&self, path: &str) -> Position {
+        let (mut node, mut of_name) = (self, self.position);
+        for part in path.trim_start_matches('@').split('/').filter(|part| !part.is_empty()) {
+            let item = part.parse::<usize>().ok().and_then(|at| node.items().get(at));
+            if let (None, YamlValue::Map(entries)) = (item, &node.value) {
+                of_name =
+                    entries.iter().find(|entry| entry.key == part).map_or(of_name, |entry| entry.position);
+            }
+            let Some(next) = item.or_else(|| node.child(part)) else { break };
+            node = next;
+        }
+        if path.starts_with('@') { of_name } else { node.position }
+    }
+
+    /// The mistake that the value must be something else.
+    #[must_use]
+    pub fn mismatch(&self, expected: &str) -> ValueMistake {
+        ValueMistake::new(format!("it must be {expected}, not {}", self.describe_type_and_value()))
+    }
+
+    /// Parses a number or a text; `expected` describes a valid one.
+    pub fn parse_scalar<T>(
+        &self,
+        expected: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, ValueMistake> {
+        let parsed = match &self.value {
+            YamlValue::Number(number) => parse(&number.to_string()),
+            YamlValue::Text(text) => parse(text),
+            YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::List(_) | YamlValue::Map(_) => None,
+        };
+        parsed.ok_or_else(|| self.mismatch(expected))
+    }
+
+    /// Returns a number of seconds, or a duration as text such as `90s`; it may be zero.
+    #[must_use]
+    pub fn to_duration(&self) -> Option<Duration> {
+        match &self.value {
+            YamlValue::Number(number) => time_text::duration_from_seconds(number.as_f64()?).ok(),
+            YamlValue::Text(text) => time_text::parse_duration_or_zero(text).ok(),
+            YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::List(_) | YamlValue::Map(_) => None,
+        }
+    }
+
+    /// Adds the position to a mistake that a type found in its value.
+    #[must_use]
+    pub fn locate_mistake(&self, mistake: ValueMistake) -> YamlMistake {
+        let position = self.position_of(mistake.path().unwrap_or_default());
+        YamlMistake::at_position(position, mistake.text)
+    }
+
+    /// Converts the node to JSON.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        match &self.value {
+            YamlValue::Nothing => serde_json::Value::Null,
+            YamlValue::Flag(flag) => (*flag).into(),
+            YamlValue::Number(number) => number.clone().into(),
+            YamlValue::Text(text) => text.as_str().into(),
+            YamlValue::List(items) => items.iter().map(Self::to_json).collect(),
+            YamlValue::Map(entries) => {
+                entries.iter().map(|entry| (entry.key.clone(), entry.node.to_json())).collect()
+            }
+        }
+    }
+
+    /// Its form, as a name of a variant.
+    pub(crate) fn form_name(&self) -> &'static str {
+        match &self.value {
+            YamlValue::Nothing => "nothing",
+            YamlValue::Flag(_) => "flag",
+            YamlValue::Number(_) => "number",
+            YamlValue::Text(_) => "text",
+            YamlValue::List(_) => "list",
+            YamlValue::Map(_) => "map",
+        }
+    }
+
+    pub(crate) fn describe_type_and_value(&self) -> String {
+        match &self.value {
+            YamlValue::Nothing => "nothing".into(),
+            YamlValue::Flag(flag) => flag.to_string(),
+            YamlValue::Number(number) => format!("the number {number}"),
+            YamlValue::Text(text) => format!("the text {}", quote_truncated(text)),
+            YamlValue::List(_) => "a list".into(),
+            YamlValue::Map(_) => "a map".into(),
+        }
+    }
+}
+
+/// Returns a text in quotes, truncated if it is long.
+pub(crate) fn quote_truncated(text: &str) -> String {
+    match text.char_indices().nth(40) {
+        None => format!("{text:?}"),
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+    }
+}
+
 /// Parses the single document of a file.
 ///
 /// # Errors
@@ -57,8 +185,8 @@ pub fn parse_yaml(bytes: &[u8], kind: FileDescription) -> Result<YamlNode, YamlM
     let text =
         std::str::from_utf8(bytes).map_err(|error| not_utf8_error(bytes, error.valid_up_to(), kind))?;
     let read = || {
-        let read = serde_saphyr::from_str_with_options::<YamlNode>(text, parser_options());
-        match read.map_err(|error| mistake_from_parser_error(error.without_snippet(), kind))? {
+        let read = serde_saphyr::from_str_with_options::<ParsedNode>(text, parser_options());
+        match read.map_err(|error| mistake_from_parser_error(error.without_snippet(), kind))?.0 {
             YamlNode { value: YamlValue::Nothing, position } => {
                 Err(YamlMistake::at_position(position, empty_file_message(kind)))
             }
@@ -164,16 +292,21 @@ fn convert_position(location: Location) -> Position {
     Position { line: location.line(), column: location.column() }
 }
 
-impl<'de> Deserialize<'de> for YamlNode {
+/// A node as the parser yields it.
+struct ParsedNode(YamlNode);
+
+impl<'de> Deserialize<'de> for ParsedNode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let spanned = Spanned::<YamlValue>::deserialize(deserializer)?;
-        Ok(Self { position: convert_position(spanned.referenced), value: spanned.value })
+        let Spanned { value: ParsedValue(value), referenced, .. } = Spanned::deserialize(deserializer)?;
+        Ok(Self(YamlNode { position: convert_position(referenced), value }))
     }
 }
 
-impl<'de> Deserialize<'de> for YamlValue {
+struct ParsedValue(YamlValue);
+
+impl<'de> Deserialize<'de> for ParsedValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ValueVisitor)
+        deserializer.deserialize_any(ValueVisitor).map(Self)
     }
 }
 
@@ -195,7 +328,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 
     fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlValue, D::Error> {
-        YamlValue::deserialize(deserializer)
+        deserializer.deserialize_any(self)
     }
 
     fn visit_bool<E>(self, flag: bool) -> Result<YamlValue, E> {
@@ -232,7 +365,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<YamlValue, A::Error> {
         let mut list = Vec::new();
-        while let Some(item) = items.next_element()? {
+        while let Some(ParsedNode(item)) = items.next_element()? {
             list.push(item);
         }
         Ok(YamlValue::List(list))
@@ -240,8 +373,8 @@ impl<'de> Visitor<'de> for ValueVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<YamlValue, A::Error> {
         let mut map = Vec::new();
-        while let Some(key) = entries.next_key::<YamlNode>()? {
-            let node = entries.next_value()?;
+        while let Some(ParsedNode(key)) = entries.next_key()? {
+            let ParsedNode(node) = entries.next_value()?;
             map.push(YamlEntry { position: key.position, key: convert_key_to_text(key.value)?, node });
         }
         Ok(YamlValue::Map(map))

@@ -367,18 +367,50 @@ impl TaskLimits {
 
 /// Durations as seconds, with fractions, in every format.
 mod seconds {
+    use std::fmt;
     use std::time::Duration;
 
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use serde::de::{Deserializer, Error, Unexpected, Visitor};
+    use serde::ser::Serializer;
 
-    use crate::time_text::duration_from_seconds;
+    use crate::time_text::{MAX_DURATION, duration_from_seconds, parse_duration_or_zero};
 
     pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_f64(duration.as_secs_f64())
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        duration_from_seconds(f64::deserialize(deserializer)?).map_err(D::Error::custom)
+        deserializer.deserialize_any(SecondsVisitor)
+    }
+
+    /// Accepts the notation of files, too: text such as `90s`.
+    struct SecondsVisitor;
+
+    impl Visitor<'_> for SecondsVisitor {
+        type Value = Duration;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            let text = r#"a duration: seconds as a number, or text such as "90s", "1h 30m" or "30d""#;
+            write!(f, "{text}, at most {} days", MAX_DURATION.as_secs() / 86_400)
+        }
+
+        #[expect(clippy::cast_precision_loss, reason = "numbers that lose precision are above the maximum")]
+        fn visit_u64<E: Error>(self, seconds: u64) -> Result<Duration, E> {
+            duration_from_seconds(seconds as f64)
+                .map_err(|_| E::invalid_value(Unexpected::Unsigned(seconds), &self))
+        }
+
+        fn visit_i64<E: Error>(self, seconds: i64) -> Result<Duration, E> {
+            Err(E::invalid_value(Unexpected::Signed(seconds), &self))
+        }
+
+        fn visit_f64<E: Error>(self, seconds: f64) -> Result<Duration, E> {
+            duration_from_seconds(seconds).map_err(|_| E::invalid_value(Unexpected::Float(seconds), &self))
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
+            parse_duration_or_zero(text).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
+        }
     }
 }
 

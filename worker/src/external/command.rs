@@ -10,28 +10,27 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::files::ProgramFiles;
 use millrace_agent::spec::CapabilityFields;
-use millrace_agent::tool::{Effect, schema_of};
+use millrace_agent::tool::Effect;
 use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
 use millrace_protocol::secrets::{PieceRedactor, SecretRedactor, redact_bytes, remember_secrets};
 use millrace_runtime::store::blobs::sha256_hex;
-use millrace_strict_yaml::{
-    MappingFields, MistakeCollector, YamlMistake, YamlMistakes, YamlNode, deserialize_node,
-};
+use millrace_strict_yaml::{FileDuration, Whole, YamlMistakes, YamlNode, tidy_schema, without_defaults};
 use millrace_tools::program::{ExchangeError, Program, RunningProgram};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
 use super::files::{ProgramFolder, WrittenFiles};
 use super::{
-    ExternalFailure, ExternalOutput, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect,
-    parse_timeout, record_output,
+    ExternalFailure, ExternalOutput, ExternalTask, ExternalWorkState, begin_or_resume_work, record_output,
 };
 use crate::tools::launcher_of_this_program;
 use crate::{Attempt, Capability, CapabilityOutcome};
 
-const FIELDS: [&str; 7] = ["command", "files", "folder", "environment", "timeout", "effect", "max_output"];
 /// The default timeout.
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// The default limit of a result, in bytes.
@@ -50,73 +49,70 @@ const LAST_LINES: usize = 10;
 /// A program as a capability.
 pub(crate) struct CommandCapability {
     pub about: CapabilityFields,
-    program: Vec<String>,
+    own: CommandFields,
     folder: PathBuf,
-    /// The files of the run that the program works on; `None` if it gets none.
+}
+
+/// The fields of the kind `command`.
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "capability of the kind command")]
+#[schemars(transform = tidy_schema, transform = without_defaults)]
+struct CommandFields {
+    /// The program and its arguments.
+    #[serde(rename = "command", deserialize_with = "read_program")]
+    #[schemars(length(min = 1))]
+    program: Vec<String>,
+    /// The files of the run that the program gets in its working directory, and those whose changes are kept.
     files: Option<ProgramFiles>,
+    /// The working directory, relative to the folder of this file. With files, the program works in a folder of its own, and words of the command that begin with ./ or ../ are found from here.
+    folder: Option<String>,
+    /// Environment variables to pass on from the worker, in addition to PATH, HOME, LANG, TMPDIR and TZ.
+    #[serde(default)]
     environment: Vec<String>,
-    timeout: Duration,
+    /// The most bytes of its result.
+    #[serde(default = "default_max_output")]
+    max_output: Whole<0, { u32::MAX }>,
+    /// Timeout, including retries: seconds, or text such as 5m.
+    #[serde(default = "default_timeout")]
+    timeout: FileDuration,
+    /// What happens if the work is done twice: nothing (pure), nothing if the key is the same (idempotent), or a second effect (effect; never retried automatically).
+    #[serde(default = "default_effect")]
     effect: Effect,
-    max_output: usize,
 }
 
-fn parse_program(command: &YamlNode) -> Result<Vec<String>, YamlMistake> {
-    let words = command.parse_list("command", "words: the program and its arguments")?;
-    let words = words.iter().map(|word| Ok(word.parse_text("command")?.to_owned()));
-    let program: Vec<String> = words.collect::<Result<_, YamlMistake>>()?;
-    if program.first().is_none_or(String::is_empty) {
-        return Err(command.mismatch_error("command", "a list that begins with a program"));
+fn default_max_output() -> Whole<0, { u32::MAX }> {
+    Whole(MAX_OUTPUT)
+}
+
+fn default_timeout() -> FileDuration {
+    FileDuration(TIMEOUT)
+}
+
+fn default_effect() -> Effect {
+    Effect::Effect
+}
+
+fn read_program<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let program = Vec::<String>::deserialize(deserializer)?;
+    match program.first().is_none_or(String::is_empty) {
+        true => Err(D::Error::custom("it must be a list that begins with a program, not a list")),
+        false => Ok(program),
     }
-    Ok(program)
-}
-
-fn parse_variable_names(node: &YamlNode) -> Result<Vec<String>, YamlMistake> {
-    let names = node.parse_list("environment", "names of variables")?;
-    names.iter().map(|name| Ok(name.parse_text("environment")?.to_owned())).collect()
 }
 
 impl CommandCapability {
     /// Reads a file. `file_folder` is the folder of the file, which is the default working directory.
     pub fn parse(root: &YamlNode, file_folder: &Path) -> Result<Self, YamlMistakes> {
-        let mut mistakes = MistakeCollector::default();
-        let capability = Self::collect(root, file_folder, &mut mistakes);
-        mistakes.finish()?;
-        Ok(capability.expect("a missing field is a mistake"))
-    }
-
-    fn collect(root: &YamlNode, file_folder: &Path, mistakes: &mut MistakeCollector) -> Option<Self> {
-        let known = super::append_common_fields(&FIELDS);
-        let fields =
-            MappingFields::collect_from_node(root, "capability of the kind command", &known, mistakes)?;
-        let about = CapabilityFields::collect_fields(&fields, mistakes);
-        let program = mistakes.check(fields.require_field("command").and_then(parse_program));
-        let names = fields.find_field("environment").map(parse_variable_names);
-        let environment = mistakes.check_optional(names).unwrap_or_default();
-        let folder = fields.find_field("folder").map(|node| node.parse_text("folder"));
-        let folder = mistakes.check_optional(folder);
-        let files = fields.find_field("files").map(|node| deserialize_node(node, "files"));
-        let files = mistakes.check_optional(files);
-        let max_output =
-            fields.find_field("max_output").map(|node| node.parse_integer("max_output", "of bytes"));
-        let max_output = mistakes.check_optional(max_output);
-        let timeout = mistakes.check(parse_timeout(&fields, TIMEOUT));
-        let effect = mistakes.check(parse_effect(&fields, Effect::Effect));
-        Some(Self {
-            about: about?,
-            program: program?,
-            folder: folder.map_or_else(|| file_folder.to_owned(), |folder| file_folder.join(folder)),
-            files,
-            environment,
-            timeout: timeout?,
-            effect: effect?,
-            max_output: max_output.unwrap_or(MAX_OUTPUT) as usize,
-        })
+        let (about, own) = super::read_file::<CommandFields>(root, "command")?;
+        let folder =
+            own.folder.as_ref().map_or_else(|| file_folder.to_owned(), |folder| file_folder.join(folder));
+        Ok(Self { about, own, folder })
     }
 
     /// Records the SHA-256 of the file that the command names, or, if it names several, of the lines of their SHA-256. A program
     /// that is found by `PATH` is not one of them.
     pub fn hash_program(&mut self) {
-        let files = self.program.iter().map(|word| self.folder.join(word));
+        let files = self.own.program.iter().map(|word| self.folder.join(word));
         let small = files.filter(|path| {
             std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= MAX_HASHED)
         });
@@ -134,13 +130,13 @@ impl CommandCapability {
 
     async fn run_task(&self, attempt: &mut Attempt<'_>) -> Result<TaskResult, TaskError> {
         let task = ExternalTask::read_from_attempt(attempt).await?;
-        let (waited, step) = match begin_or_resume_work(attempt, self.effect).await? {
+        let (waited, step) = match begin_or_resume_work(attempt, self.own.effect).await? {
             ExternalWorkState::Done(result) => return Ok(*result),
             ExternalWorkState::Pending(waited) => (waited, None),
             ExternalWorkState::Ended(waited, step) => (waited, Some(*step)),
         };
         let task = task.with_key_after_waits(waited);
-        let (bytes, files) = match (step, &self.files) {
+        let (bytes, files) = match (step, &self.own.files) {
             (Some(step), _) => step.write_back(attempt, &task.key).await?,
             (None, None) => (self.run_program(attempt, &task, &self.folder).await?, WrittenFiles::default()),
             (None, Some(files)) => {
@@ -151,7 +147,7 @@ impl CommandCapability {
             }
         };
         let output = ExternalOutput { bytes: &bytes, files };
-        record_output(attempt, waited, output, self.about.output.as_ref(), self.effect).await
+        record_output(attempt, waited, output, self.about.output.as_ref(), self.own.effect).await
     }
 
     /// Runs the program in a folder and returns its output.
@@ -166,7 +162,7 @@ impl CommandCapability {
         let mut running = running.map_err(|failure| self.convert_failure(failure))?;
         let mut progress = StderrProgress::new(running.stderr.take());
         let ended = async {
-            running.exchange(&task, self.max_output).await.map_err(|fault| {
+            running.exchange(&task, self.own.max_output.0 as usize).await.map_err(|fault| {
                 let why = match fault {
                     ExchangeError::Wait(fault) => format!("can't wait for {}: {fault}", self.program_name()),
                     ExchangeError::TooLong(_) => format!("{fault}; raise max_output, or write less"),
@@ -175,14 +171,14 @@ impl CommandCapability {
                 ExternalFailure::with_unknown_outcome(why)
             })
         };
-        let timeout = tokio::time::sleep(self.timeout);
+        let timeout = tokio::time::sleep(self.own.timeout.0);
         tokio::pin!(ended, timeout);
         let ended = loop {
             tokio::select! {
                 ended = &mut ended => break ended,
                 line = progress.next_line() => attempt.record_note(line).await?,
                 () = &mut timeout => {
-                    let why = format!("{} timed out after {:?}", self.program_name(), self.timeout);
+                    let why = format!("{} timed out after {:?}", self.program_name(), self.own.timeout.0);
                     break Err(ExternalFailure::with_unknown_outcome(why));
                 }
             }
@@ -194,14 +190,14 @@ impl CommandCapability {
     }
 
     async fn start_program(&self, folder: &Path) -> Result<RunningProgram, ExternalFailure> {
-        remember_passed_variables(&self.environment, &self.program);
+        remember_passed_variables(&self.own.environment, &self.own.program);
         let program = Program {
-            command: (0..self.program.len()).map(|at| self.resolve_word(at).into()).collect(),
+            command: (0..self.own.program.len()).map(|at| self.resolve_word(at).into()).collect(),
             folder: Some(folder.to_owned()),
             ..Program::default()
         };
         let program =
-            program.pass_variables(PASSED.into_iter().chain(self.environment.iter().map(String::as_str)));
+            program.pass_variables(PASSED.into_iter().chain(self.own.environment.iter().map(String::as_str)));
         let started = RunningProgram::start(launcher_of_this_program().as_ref(), &program).await;
         started.map_err(|fault| {
             ExternalFailure::without_effect(format!("can't start {}: {fault}", self.program_name()))
@@ -211,9 +207,9 @@ impl CommandCapability {
     /// Returns a word of the command. A program that works in a folder of its own finds `./` and `../` from the folder of the
     /// capability all the same.
     fn resolve_word(&self, at: usize) -> PathBuf {
-        let word = &self.program[at];
+        let word = &self.own.program[at];
         let is_relative = word.starts_with("./") || word.starts_with("../");
-        if self.files.is_none() || !is_relative {
+        if self.own.files.is_none() || !is_relative {
             return PathBuf::from(word);
         }
         let joined = self.folder.join(word);
@@ -235,11 +231,11 @@ impl CommandCapability {
     }
 
     fn convert_failure(&self, failure: ExternalFailure) -> TaskError {
-        failure.into_task_error(self.effect)
+        failure.into_task_error(self.own.effect)
     }
 
     fn program_name(&self) -> String {
-        format!("the program {:?}", self.program[0])
+        format!("the program {:?}", self.own.program[0])
     }
 }
 
@@ -249,7 +245,7 @@ impl Capability for CommandCapability {
     }
 
     fn max_concurrent_attempts(&self) -> Option<u32> {
-        self.about.slots
+        self.about.slots.map(u32::from)
     }
 
     fn run<'a>(
@@ -347,34 +343,7 @@ impl StderrProgress {
     }
 }
 
-fn files_schema() -> Value {
-    let description = "The files of the run that the program gets in its working directory, and those whose changes are kept.";
-    let mut schema = schema_of::<ProgramFiles>();
-    schema["description"] = json!(description);
-    schema
-}
-
 /// Returns the JSON Schema of the kind `command`.
 pub(crate) fn capability_file_schema() -> Value {
-    let own = json!({
-        "command": {
-            "description": "The program and its arguments.",
-            "type": "array",
-            "items": { "type": "string" },
-            "minItems": 1,
-        },
-        "files": files_schema(),
-        "folder": {
-            "description": "The working directory, relative to the folder of this file. With files, the program works in a \
-                            folder of its own, and words of the command that begin with ./ or ../ are found from here.",
-            "type": "string",
-        },
-        "environment": {
-            "description": "Environment variables to pass on from the worker, in addition to PATH, HOME, LANG, TMPDIR and TZ.",
-            "type": "array",
-            "items": { "type": "string" },
-        },
-        "max_output": { "description": "The most bytes of its result.", "type": "integer", "minimum": 0 },
-    });
-    super::build_capability_schema("command", "command", own)
+    super::build_capability_schema::<CommandFields>("command", "command")
 }

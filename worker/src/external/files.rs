@@ -41,9 +41,6 @@ pub(super) struct ProgramFolder {
 
 impl ProgramFolder {
     /// Creates a folder with the files of the run.
-    ///
-    /// # Errors
-    /// It can't be created, or the files can't be read.
     pub async fn update_folder(
         attempt: &mut Attempt<'_>,
         settings: &ProgramFiles,

@@ -1,6 +1,7 @@
 //! The kind `http`: a service that gets the task as a POST request and responds with the result. Requests are retried
 //! with backoff; the header `Idempotency-Key` lets the service recognise a repeated request.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -13,21 +14,22 @@ use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::secrets::{SecretRedactor, redact_bytes, redact_text, remember_secrets};
 use millrace_strict_yaml::{
-    MappingFields, MistakeCollector, Position, YamlMistake, YamlMistakes, YamlNode, YamlValue as Yaml,
+    FileDuration, ValueMistake, YamlMistakes, YamlNode, tidy_schema, without_defaults,
 };
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::de::{Error, Unexpected};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::files::WrittenFiles;
 use super::{
-    ExternalFailure, ExternalOutput, ExternalTask, ExternalWorkState, begin_or_resume_work, parse_effect,
-    parse_timeout, record_output,
+    ExternalFailure, ExternalOutput, ExternalTask, ExternalWorkState, begin_or_resume_work, record_output,
 };
 use crate::{Attempt, Capability, CapabilityOutcome};
 
-const FIELDS: [&str; 4] = ["url", "headers", "timeout", "effect"];
 /// The default timeout, including retries.
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// The backoff before the second try; it doubles up to [`MAX_BACKOFF`].
@@ -43,10 +45,36 @@ const MAX_QUOTED: usize = 500;
 /// A service as a capability.
 pub(crate) struct HttpCapability {
     pub about: CapabilityFields,
+    own: HttpFields,
+}
+
+/// The fields of the kind `http`.
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "capability of the kind http")]
+#[schemars(transform = tidy_schema, transform = without_defaults)]
+struct HttpFields {
+    /// The URL to post tasks to.
+    #[serde(deserialize_with = "read_url")]
+    #[schemars(with = "String", regex(pattern = "^https?://"))]
     url: Url,
+    /// Headers of the request; ${NAME} is replaced by that environment variable of the worker.
+    #[serde(default, deserialize_with = "read_headers")]
+    #[schemars(with = "BTreeMap<String, String>")]
     headers: HeaderMap,
-    timeout: Duration,
+    /// Timeout, including retries: seconds, or text such as 5m.
+    #[serde(default = "default_timeout")]
+    timeout: FileDuration,
+    /// What happens if the work is done twice: nothing (pure), nothing if the key is the same (idempotent), or a second effect (effect; never retried automatically).
+    #[serde(default = "default_effect")]
     effect: Effect,
+}
+
+fn default_timeout() -> FileDuration {
+    FileDuration(TIMEOUT)
+}
+
+fn default_effect() -> Effect {
+    Effect::Idempotent
 }
 
 /// A request without a usable response.
@@ -61,32 +89,8 @@ struct FailedRequest {
 impl HttpCapability {
     /// Reads a file. Headers are filled in from this process's environment.
     pub fn parse(root: &YamlNode) -> Result<Self, YamlMistakes> {
-        let mut mistakes = MistakeCollector::default();
-        let capability = Self::collect(root, &mut mistakes);
-        mistakes.finish()?;
-        Ok(capability.expect("a missing field is a mistake"))
-    }
-
-    fn collect(root: &YamlNode, mistakes: &mut MistakeCollector) -> Option<Self> {
-        let known = super::append_common_fields(&FIELDS);
-        let fields = MappingFields::collect_from_node(root, "capability of the kind http", &known, mistakes)?;
-        let about = CapabilityFields::collect_fields(&fields, mistakes);
-        let url = mistakes.check(fields.require_field("url").and_then(parse_url));
-        if let Some(url) = &url {
-            let mut secrets = SecretRedactor::default();
-            secrets.add_url(url.as_str());
-            remember_secrets(&secrets);
-        }
-        let headers = mistakes.check_optional(fields.find_field("headers").map(parse_headers));
-        let timeout = mistakes.check(parse_timeout(&fields, TIMEOUT));
-        let effect = mistakes.check(parse_effect(&fields, Effect::Idempotent));
-        Some(Self {
-            about: about?,
-            url: url?,
-            headers: headers.unwrap_or_default(),
-            timeout: timeout?,
-            effect: effect?,
-        })
+        let (about, own) = super::read_file::<HttpFields>(root, "http")?;
+        Ok(Self { about, own })
     }
 
     pub fn info(&self) -> &CapabilityFields {
@@ -95,7 +99,7 @@ impl HttpCapability {
 
     async fn run_task(&self, attempt: &mut Attempt<'_>) -> Result<TaskResult, TaskError> {
         let task = ExternalTask::read_from_attempt(attempt).await?;
-        let waited = match begin_or_resume_work(attempt, self.effect).await? {
+        let waited = match begin_or_resume_work(attempt, self.own.effect).await? {
             ExternalWorkState::Done(result) => return Ok(*result),
             ExternalWorkState::Pending(waited) => waited,
             ExternalWorkState::Ended(..) => {
@@ -104,9 +108,9 @@ impl HttpCapability {
             }
         };
         let response = self.send_with_retries(attempt, &task.with_key_after_waits(waited)).await?;
-        let response = response.map_err(|failure| failure.into_task_error(self.effect))?;
+        let response = response.map_err(|failure| failure.into_task_error(self.own.effect))?;
         let output = ExternalOutput { bytes: &response, files: WrittenFiles::default() };
-        record_output(attempt, waited, output, self.about.output.as_ref(), self.effect).await
+        record_output(attempt, waited, output, self.about.output.as_ref(), self.own.effect).await
     }
 
     /// Sends the request, with retries until the timeout. A request that may have taken effect is retried only if the
@@ -118,7 +122,7 @@ impl HttpCapability {
     ) -> Result<Result<Vec<u8>, ExternalFailure>, TaskError> {
         let (began, since) = (Instant::now(), Timestamp::now());
         let (mut tries, mut is_reported) = (0, false);
-        let remaining = || self.timeout.saturating_sub(began.elapsed());
+        let remaining = || self.own.timeout.0.saturating_sub(began.elapsed());
         let body = task.to_json();
         let mut backoff = FIRST_BACKOFF;
         loop {
@@ -134,7 +138,7 @@ impl HttpCapability {
             tries += 1;
             let wait = failed.wait.unwrap_or(backoff);
             let ExternalFailure { why, may_be_done } = failed.failure;
-            let may_retry = failed.is_transient && !(may_be_done && self.effect == Effect::Effect);
+            let may_retry = failed.is_transient && !(may_be_done && self.own.effect == Effect::Effect);
             if !may_retry || wait >= remaining() {
                 let why = format!("the service at {} returned no result: {why}", self.redacted_address());
                 return Ok(Err(ExternalFailure { why, may_be_done }));
@@ -154,10 +158,10 @@ impl HttpCapability {
 
     async fn post_once(&self, key: &str, body: Vec<u8>, timeout: Duration) -> Result<Vec<u8>, FailedRequest> {
         let request = shared_client()
-            .post(self.url.clone())
+            .post(self.own.url.clone())
             .header(CONTENT_TYPE, "application/json")
             .header("idempotency-key", key)
-            .headers(self.headers.clone())
+            .headers(self.own.headers.clone())
             .timeout(timeout)
             .body(body);
         let response = request.send().await.map_err(|error| convert_send_error(&error))?;
@@ -169,7 +173,8 @@ impl HttpCapability {
 
     /// Returns the URL without the parts that may hold secrets.
     fn redacted_address(&self) -> String {
-        redact_text(&format!("{}{}", self.url.origin().ascii_serialization(), self.url.path())).into_owned()
+        redact_text(&format!("{}{}", self.own.url.origin().ascii_serialization(), self.own.url.path()))
+            .into_owned()
     }
 }
 
@@ -179,7 +184,7 @@ impl Capability for HttpCapability {
     }
 
     fn max_concurrent_attempts(&self) -> Option<u32> {
-        self.about.slots
+        self.about.slots.map(u32::from)
     }
 
     fn run<'a>(
@@ -250,48 +255,43 @@ fn describe_request_error(error: &reqwest::Error) -> String {
     }
 }
 
-/// Reads headers by name. `${NAME}` in a value is replaced by that environment variable.
-fn parse_url(node: &YamlNode) -> Result<Url, YamlMistake> {
-    let url = Url::parse(node.parse_text("url")?).ok();
-    let url = url.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-    url.ok_or_else(|| node.mismatch_error("url", "a URL that begins with http:// or https://"))
+fn read_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Url, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let url = Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    let expected = &"a URL that begins with http:// or https://";
+    let url = url.ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&text), expected))?;
+    let mut secrets = SecretRedactor::default();
+    secrets.add_url(url.as_str());
+    remember_secrets(&secrets);
+    Ok(url)
 }
 
-fn parse_headers(node: &YamlNode) -> Result<HeaderMap, YamlMistake> {
-    let Yaml::Map(entries) = &node.value else {
-        return Err(node.mismatch_error("headers", "a map of header names and values"));
-    };
+/// Reads headers by name. `${NAME}` in a value is replaced by that environment variable.
+fn read_headers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HeaderMap, D::Error> {
     let mut headers = HeaderMap::new();
-    for entry in entries {
-        let name = HeaderName::from_bytes(entry.key.as_bytes()).map_err(|_| {
-            YamlMistake::at_position(entry.position, format!("{:?} is not a valid header name", entry.key))
-        })?;
-        let filled = substitute_variables(entry.node.parse_text(&entry.key)?, entry.node.position)?;
+    for (key, text) in BTreeMap::<String, String>::deserialize(deserializer)? {
+        let mistake = |place: String, text: String| D::Error::custom(ValueMistake::at(place, text));
+        let name = HeaderName::from_bytes(key.as_bytes())
+            .map_err(|_| mistake(format!("@{key}"), format!("{key:?} is not a valid header name")))?;
+        let filled = substitute_variables(&text).map_err(|why| mistake(key.clone(), why))?;
         let mut secrets = SecretRedactor::default();
-        secrets.add_header(&entry.key, &filled);
+        secrets.add_header(&key, &filled);
         remember_secrets(&secrets);
-        let mut value = HeaderValue::from_str(&filled).map_err(|_| {
-            YamlMistake::at_position(
-                entry.node.position,
-                format!("the value of {:?} is not a valid header value", entry.key),
-            )
-        })?;
+        let mut value = HeaderValue::from_str(&filled)
+            .map_err(|_| mistake(key.clone(), format!("the value of {key:?} is not a valid header value")))?;
         value.set_sensitive(true);
         headers.insert(name, value);
     }
     Ok(headers)
 }
 
-fn substitute_variables(text: &str, position: Position) -> Result<String, YamlMistake> {
+fn substitute_variables(text: &str) -> Result<String, String> {
     let mut filled = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("${") {
-        let (name, suffix) = after
-            .split_once('}')
-            .ok_or_else(|| YamlMistake::at_position(position, "a \"${\" without a closing \"}\""))?;
-        let value = std::env::var(name).map_err(|_| {
-            YamlMistake::at_position(position, format!("the environment variable {name:?} is not set"))
-        })?;
+        let (name, suffix) = after.split_once('}').ok_or("a \"${\" without a closing \"}\"")?;
+        let value =
+            std::env::var(name).map_err(|_| format!("the environment variable {name:?} is not set"))?;
         let mut secrets = SecretRedactor::default();
         secrets.add(&value);
         remember_secrets(&secrets);
@@ -304,13 +304,5 @@ fn substitute_variables(text: &str, position: Position) -> Result<String, YamlMi
 
 /// Returns the JSON Schema of the kind `http`.
 pub(crate) fn capability_file_schema() -> Value {
-    let own = json!({
-        "url": { "description": "The URL to post tasks to.", "type": "string", "pattern": "^https?://" },
-        "headers": {
-            "description": "Headers of the request; ${NAME} is replaced by that environment variable of the worker.",
-            "type": "object",
-            "additionalProperties": { "type": "string" },
-        },
-    });
-    super::build_capability_schema("http", "url", own)
+    super::build_capability_schema::<HttpFields>("http", "url")
 }

@@ -8,17 +8,17 @@ mod files;
 pub(crate) mod http;
 mod waits;
 
-use std::time::Duration;
-
-use millrace_agent::spec::{COMMON, common_properties_schema, merge_json};
+use millrace_agent::spec::{CapabilityFields, common_properties_schema, merge_json};
 use millrace_agent::tool::{self, Effect};
 use millrace_protocol::foreign_json::{JsonOrText, parse_json_or_text};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::result::{ErrorKind, MAX_SUMMARY, TaskError, TaskResult};
 use millrace_protocol::work::{Assignment, Order};
-use millrace_strict_yaml::{MappingFields, YamlMistake};
+use millrace_strict_yaml::{Parts, YamlMistakes, YamlNode, deserialize_node};
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use files::{FilesStep, WrittenFiles};
@@ -26,41 +26,20 @@ use waits::{DelegatingAttempt, RequestedWaits};
 
 use crate::Attempt;
 
-/// Returns the fields of a kind of file: those of all capability files and `own`.
-fn append_common_fields(own: &[&'static str]) -> Vec<&'static str> {
-    COMMON.into_iter().chain(own.iter().copied()).collect()
+/// Reads the file of a capability whose work is done outside, and the fields `F` of its kind.
+fn read_file<F: DeserializeOwned>(
+    root: &YamlNode,
+    kind: &str,
+) -> Result<(CapabilityFields, F), YamlMistakes> {
+    let Parts(about, own) = deserialize_node(root, &format!("capability of the kind {kind}"))?;
+    Ok((about, own))
 }
 
-/// Reads the field `timeout`.
-fn parse_timeout(fields: &MappingFields<'_>, default: Duration) -> Result<Duration, YamlMistake> {
-    fields.find_field("timeout").map_or(Ok(default), |node| node.parse_duration("timeout"))
-}
-
-/// Reads the field `effect`: whether a retry is safe.
-fn parse_effect(fields: &MappingFields<'_>, default: Effect) -> Result<Effect, YamlMistake> {
-    fields.find_field("effect").map_or(Ok(default), |node| {
-        Ok(Effect::ALL[node.index_of_choice("effect", &Effect::ALL.map(Effect::name))?])
-    })
-}
-
-/// Returns the JSON Schema of a kind of file. `own` are its properties in addition to those of all capability files;
-/// `required` is one of them.
-fn build_capability_schema(kind: &str, required: &str, own: Value) -> Value {
+/// Returns the JSON Schema of a kind of file with the fields `F`, of which `required` is required.
+fn build_capability_schema<F: JsonSchema>(kind: &str, required: &str) -> Value {
     let mut properties = common_properties_schema();
     merge_json(&mut properties, json!({ "kind": { "const": kind } }));
-    merge_json(&mut properties, own);
-    let both = json!({
-        "timeout": {
-            "description": "Timeout, including retries: seconds, or text such as 5m.",
-            "type": ["number", "string"],
-        },
-        "effect": {
-            "description": "What happens if the work is done twice: nothing (pure), nothing if the key is the same \
-                            (idempotent), or a second effect (effect; never retried automatically).",
-            "enum": Effect::ALL.map(Effect::name),
-        },
-    });
-    merge_json(&mut properties, both);
+    merge_json(&mut properties, tool::schema_of::<F>()["properties"].take());
     json!({
         "type": "object",
         "properties": properties,
@@ -113,9 +92,6 @@ struct ExternalInput {
 
 impl ExternalTask {
     /// Reads the task of an attempt and its inputs.
-    ///
-    /// # Errors
-    /// The order is not a task, or an input can't be read.
     pub async fn read_from_attempt(attempt: &mut Attempt<'_>) -> Result<Self, TaskError> {
         let order = attempt.order().clone();
         let Assignment::Task { task, attempt: number, .. } = &order.assignment else {

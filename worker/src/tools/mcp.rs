@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millrace_agent::tool::{Tool, schema_of};
 use millrace_protocol::result::{ErrorKind, TaskError};
-use millrace_strict_yaml::{YamlMistake, YamlNode, deserialize_node};
+use millrace_strict_yaml::{MistakeCollector, YamlMistake, YamlMistakes, YamlNode, collect_node};
 use millrace_tools::mcp::{McpPool, McpServer};
 use serde_json::Value;
 
@@ -16,27 +16,24 @@ pub(crate) struct McpServers(Vec<McpServer>);
 
 impl McpServers {
     /// Parses and checks the servers of a file.
-    ///
-    /// # Errors
-    /// The first mistake in them.
-    pub fn parse(nodes: &[YamlNode]) -> Result<Self, YamlMistake> {
-        let server = |node: &YamlNode| {
-            let server: McpServer = deserialize_node(node, "MCP server")?;
+    pub fn parse(nodes: &[YamlNode]) -> Result<Self, YamlMistakes> {
+        let mut mistakes = MistakeCollector::default();
+        let mut servers = Vec::new();
+        for node in nodes {
+            let before = mistakes.count();
+            let Some(server) = collect_node::<McpServer>(node, "MCP server", &mut mistakes) else { continue };
             match server.check() {
-                Ok(()) => Ok(server),
-                Err(why) => Err(YamlMistake::at_position(
-                    node.position,
-                    format!("this MCP server can't be used: {why}"),
-                )),
+                Err(why) if mistakes.count() == before => {
+                    let text = format!("this MCP server can't be used: {why}");
+                    mistakes.add(YamlMistake::at_position(node.position, text));
+                }
+                Ok(()) | Err(_) => servers.push(server),
             }
-        };
-        nodes.iter().map(server).collect::<Result<_, _>>().map(Self)
+        }
+        mistakes.finish().map(|()| Self(servers))
     }
 
     /// Checks that the programs of the servers exist.
-    ///
-    /// # Errors
-    /// The first one that does not.
     pub fn check_environment(&self) -> Result<(), String> {
         self.0.iter().try_for_each(McpServer::check_environment)
     }

@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use millrace_agent::session::tools as built_in;
 use millrace_agent::spec::{AgentSpec, ToolNames, ToolReference};
 use millrace_agent::tool::{Tool, schema_of};
-use millrace_strict_yaml::{YamlMistake, deserialize_node};
+use millrace_strict_yaml::{YamlMistake, YamlMistakes, deserialize_node};
 use millrace_tools::execute::{self, ExecuteTool, Launcher, WorkspaceExecuteTool};
 use millrace_tools::web::{self, FetchTool, SearchSettings, SearchTool};
 use serde::de::DeserializeOwned;
@@ -26,7 +26,7 @@ struct OutsideToolEntry {
 }
 
 /// A tool that is being opened.
-type OpenToolFuture<'a> = BoxFuture<'a, Result<Arc<dyn Tool>, YamlMistake>>;
+type OpenToolFuture<'a> = BoxFuture<'a, Result<Arc<dyn Tool>, YamlMistakes>>;
 
 /// Every tool that reaches outside of the process.
 const OUTSIDE: [OutsideToolEntry; 3] = [
@@ -81,10 +81,7 @@ pub(crate) fn tool_schemas() -> Vec<(&'static str, Option<Value>)> {
 }
 
 /// Opens the tools of an agent that reach outside of the process.
-///
-/// # Errors
-/// The settings of one are invalid, or it is not available on this machine.
-pub(crate) async fn open_outside_tools(spec: &AgentSpec) -> Result<Vec<Arc<dyn Tool>>, YamlMistake> {
+pub(crate) async fn open_outside_tools(spec: &AgentSpec) -> Result<Vec<Arc<dyn Tool>>, YamlMistakes> {
     let mut tools = Vec::new();
     for entry in &spec.tools {
         if let Some(tool) = OUTSIDE.iter().find(|tool| tool.name == entry.name) {
@@ -94,7 +91,7 @@ pub(crate) async fn open_outside_tools(spec: &AgentSpec) -> Result<Vec<Arc<dyn T
     Ok(tools)
 }
 
-async fn open_execute(entry: &ToolReference) -> Result<Arc<dyn Tool>, YamlMistake> {
+async fn open_execute(entry: &ToolReference) -> Result<Arc<dyn Tool>, YamlMistakes> {
     let settings = parse_settings::<execute::ExecuteSettings>(entry)?;
     let launcher =
         launcher_of_this_program().ok_or_else(|| unavailable_tool_error(entry, &MissingLauncher))?;
@@ -103,13 +100,13 @@ async fn open_execute(entry: &ToolReference) -> Result<Arc<dyn Tool>, YamlMistak
     Ok(Arc::new(WorkspaceExecuteTool::new(tool)))
 }
 
-async fn open_fetch(entry: &ToolReference) -> Result<Arc<dyn Tool>, YamlMistake> {
+async fn open_fetch(entry: &ToolReference) -> Result<Arc<dyn Tool>, YamlMistakes> {
     let tool =
         FetchTool::new(parse_settings(entry)?).map_err(|error| unavailable_tool_error(entry, &error))?;
     Ok(Arc::new(tool))
 }
 
-async fn open_search(entry: &ToolReference) -> Result<Arc<dyn Tool>, YamlMistake> {
+async fn open_search(entry: &ToolReference) -> Result<Arc<dyn Tool>, YamlMistakes> {
     let tool =
         SearchTool::new(parse_settings(entry)?).map_err(|error| unavailable_tool_error(entry, &error))?;
     Ok(Arc::new(tool))
@@ -120,13 +117,11 @@ async fn open_search(entry: &ToolReference) -> Result<Arc<dyn Tool>, YamlMistake
 #[error("this program can't sandbox commands; call millrace_worker::run_as_launcher() first in its main")]
 struct MissingLauncher;
 
-fn parse_settings<T: DeserializeOwned + Default>(entry: &ToolReference) -> Result<T, YamlMistake> {
+fn parse_settings<T: DeserializeOwned + Default>(entry: &ToolReference) -> Result<T, YamlMistakes> {
     entry.settings.as_ref().map_or_else(|| Ok(T::default()), |node| deserialize_node(node, &entry.name))
 }
 
-fn unavailable_tool_error(entry: &ToolReference, error: &dyn std::error::Error) -> YamlMistake {
-    YamlMistake::at_position(
-        entry.position,
-        format!("the tool {:?} is not available here: {error}", entry.name),
-    )
+fn unavailable_tool_error(entry: &ToolReference, error: &dyn std::error::Error) -> YamlMistakes {
+    let text = format!("the tool {:?} is not available here: {error}", entry.name);
+    YamlMistake::at_position(entry.position, text).into()
 }

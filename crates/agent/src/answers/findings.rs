@@ -145,9 +145,6 @@ pub(crate) fn findings_schema(
 }
 
 /// Converts an answer into a result. The text of quotations is taken from the documents.
-///
-/// # Errors
-/// The mistakes in it, as the correction that the model gets.
 pub(crate) fn resolve_findings(findings: &Findings, corpus: Option<&Corpus>) -> Result<TaskResult, String> {
     if lacks_quotations(findings, corpus) {
         let pages = corpus.is_some_and(Corpus::reads_web);

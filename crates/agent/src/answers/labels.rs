@@ -107,9 +107,6 @@ impl PassageLabels {
     }
 
     /// Replaces the marks that name lines, in the texts and in the list of citations, by quotations with numbers.
-    ///
-    /// # Errors
-    /// The mistakes in marks, as the correction that the model gets.
     pub fn number_citations(&self, findings: Findings, corpus: Option<&Corpus>) -> Result<Findings, String> {
         let mut quotations = findings.quotations.clone();
         let mut mistakes = Vec::new();

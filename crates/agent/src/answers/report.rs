@@ -175,9 +175,6 @@ impl NumberedResults {
     }
 
     /// Converts a report into a result: numbers its sources in order of citation and appends their list.
-    ///
-    /// # Errors
-    /// The mistake in it, as the correction that the model gets.
     pub fn resolve_citations(&self, report: &Report) -> Result<TaskResult, String> {
         let body = citations::split_combined_citations(remove_source_list(&report.output));
         let summary = match report.summary.trim() {

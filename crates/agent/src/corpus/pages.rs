@@ -162,9 +162,6 @@ impl AttemptPages {
     }
 
     /// Adds a page that the journal has recorded.
-    ///
-    /// # Errors
-    /// Its text can't be read.
     pub async fn restore_page(&self, page: &WebPage) -> Result<(), OrderInputError> {
         self.add_page(read_page(page.clone(), self.sources.as_ref()).await?);
         Ok(())

@@ -53,9 +53,6 @@ struct OpenFileSlot {
 
 impl FolderFiles {
     /// Opens an existing local folder.
-    ///
-    /// # Errors
-    /// It does not exist or can't be opened.
     pub fn open(path: &Path) -> std::io::Result<Self> {
         let root =
             rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())?;

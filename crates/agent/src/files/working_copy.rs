@@ -97,9 +97,6 @@ pub struct FileDigest {
 
 impl WorkingCopy {
     /// An empty copy in an existing folder.
-    ///
-    /// # Errors
-    /// The folder can't be opened.
     pub fn open(agent: AgentFiles, settings: ProgramFiles, folder: &Path) -> std::io::Result<Self> {
         let folder = FolderFiles::open(folder)?.with_programs();
         Ok(Self { agent, settings, folder, base_files: BTreeMap::new(), reported: BTreeMap::new() })
@@ -107,9 +104,6 @@ impl WorkingCopy {
 
     /// Brings the folder up to date: writes the files that are new or have changed, and removes those that are gone.
     /// Returns the files that the program does not get, each with the reason.
-    ///
-    /// # Errors
-    /// The files can't be listed or read.
     pub async fn update_folder(&mut self) -> Result<Vec<String>, FilesError> {
         let (wanted, mut omissions) = self.choose_files().await?;
         let paths: BTreeSet<&FilePath> = wanted.iter().map(|entry| &entry.path).collect();
@@ -182,9 +176,6 @@ impl WorkingCopy {
 
     /// Finds what the program changed since the files were laid out. `is_approved`: a person has approved the run of the
     /// program, and with it changes that need an approval.
-    ///
-    /// # Errors
-    /// The folder can't be read.
     pub async fn find_changes(&mut self, is_approved: bool) -> Result<FileChanges, FilesError> {
         let mut found =
             FileChanges { changes: Vec::new(), exclusions: Vec::new(), folder: self.folder.clone() };

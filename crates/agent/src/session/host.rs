@@ -32,26 +32,17 @@ pub struct AgentHost {
 
 impl AgentHost {
     /// Creates a host and opens the models that its settings name.
-    ///
-    /// # Errors
-    /// One of the models can't be opened.
     pub fn new(settings: HostSettings) -> Result<Self, CreateModelError> {
         let HostSettings { models, factory, cache } = settings;
         Ok(Self { documents: DocumentCache::new(cache), models: Arc::new(ModelPool::new(models, factory)?) })
     }
 
     /// Opens a model that a capability names, so that a mistake is reported before there is any work.
-    ///
-    /// # Errors
-    /// It can't be opened.
     pub fn check_model_selection(&self, selection: &ModelSelection) -> Result<(), CreateModelError> {
         self.models.check(selection)
     }
 
     /// Returns the documents of a run, opened once for all sessions.
-    ///
-    /// # Errors
-    /// They can't be fetched or indexed.
     pub async fn open_documents(
         &self,
         set: &DocumentSet,
@@ -61,9 +52,6 @@ impl AgentHost {
     }
 
     /// Returns the documents of a run, together with the web pages that a result cites, as they were when they were read.
-    ///
-    /// # Errors
-    /// One of them can't be fetched.
     pub async fn open_sources_of_result(
         &self,
         set: Option<&DocumentSet>,

@@ -149,9 +149,6 @@ pub struct AgentSession<'a> {
 
 impl<'a> AgentSession<'a> {
     /// Starts a session: reads the documents and results that the order refers to.
-    ///
-    /// # Errors
-    /// One of them can't be read.
     pub async fn prepare(
         host: &'a AgentHost,
         spec: &'a AgentSpec,

@@ -151,16 +151,12 @@ impl ToolContext {
 
 #[cfg(test)]
 mod tests {
-    use millrace_strict_yaml::Position;
-
     use super::*;
     use crate::corpus::InputFile;
     use crate::files::FolderFiles;
 
     fn open_tool_names(context: &ToolContext) -> Vec<String> {
-        let position = Position { line: 1, column: 1 };
-        let entry = |name: &str| ToolReference { name: name.into(), position, settings: None };
-        let entries: Vec<ToolReference> = list_built_in_tool_names().map(entry).collect();
+        let entries: Vec<ToolReference> = list_built_in_tool_names().map(ToolReference::named).collect();
         context.open_tools(&entries).iter().map(|tool| tool.spec().name).collect()
     }
 

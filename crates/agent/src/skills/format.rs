@@ -46,10 +46,10 @@ pub(super) fn parse_skill_header(bytes: &[u8], folder: &str) -> Result<SkillHead
     // The opening line becomes a comment, so that the positions are those of the file.
     let yaml = format!("#\n{front_matter}");
     let root = millrace_strict_yaml::parse_yaml(yaml.as_bytes(), KIND).map_err(|error| error.to_string())?;
-    let YamlValue::Map(entries) = &root.value else {
+    if !matches!(root.value, YamlValue::Map(_)) {
         return Err("the front matter is not a map with a name and a description".into());
-    };
-    let field = |name: &str| entries.iter().find(|entry| entry.key == name).map(|entry| &entry.node);
+    }
+    let field = |name: &str| root.child(name);
     let name = parse_required_text(field("name"), "name")?;
     check_name(&name, folder)?;
     let description = parse_required_text(field("description"), "description")?;
@@ -64,7 +64,7 @@ pub(super) fn parse_skill_header(bytes: &[u8], folder: &str) -> Result<SkillHead
     if let Some(node) = field("metadata")
         && !matches!(node.value, YamlValue::Map(_) | YamlValue::Nothing)
     {
-        return Err(node.mismatch_error("metadata", "a map from names to values").to_string());
+        return Err(mismatch(node, "metadata", "a map from names to values"));
     }
     let tools = field("allowed-tools").map(parse_tools).transpose()?.unwrap_or_default();
     Ok(SkillHeader { name, description, tools })
@@ -94,6 +94,10 @@ fn parse_required_text(node: Option<&YamlNode>, name: &str) -> Result<String, St
     if text.is_empty() { Err(format!("the field {name:?} is empty")) } else { Ok(text) }
 }
 
+fn mismatch(node: &YamlNode, name: &str, expected: &str) -> String {
+    format!("{}: {name:?} {}", node.position, node.mismatch(expected).predicate())
+}
+
 /// Reads a text; numbers and truth values are texts here, as in `name: 2024`.
 fn parse_text(node: &YamlNode, name: &str) -> Result<String, String> {
     match &node.value {
@@ -101,7 +105,7 @@ fn parse_text(node: &YamlNode, name: &str) -> Result<String, String> {
         YamlValue::Flag(flag) => Ok(flag.to_string()),
         YamlValue::Number(number) => Ok(number.to_string()),
         YamlValue::Nothing => Ok(String::new()),
-        YamlValue::List(_) | YamlValue::Map(_) => Err(node.mismatch_error(name, "a text").to_string()),
+        YamlValue::List(_) | YamlValue::Map(_) => Err(mismatch(node, name, "a text")),
     }
 }
 

@@ -50,9 +50,6 @@ pub struct LoadSkillsError {
 
 /// Loads the skills of these folders: each has a folder for every skill, or is the folder of one. Of skills with the same name the one
 /// of the later folder counts.
-///
-/// # Errors
-/// A folder does not exist or can't be listed.
 pub fn load_skills(folders: &[PathBuf]) -> Result<LoadedSkills, LoadSkillsError> {
     let (mut skills, mut warnings) = (BTreeMap::new(), Vec::new());
     for folder in folders {

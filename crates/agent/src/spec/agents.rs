@@ -1,26 +1,28 @@
 //! The field `agents` of a capability file: the capabilities that its agent may ask, and how often and how deep it may
 //! delegate.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use millrace_models::ModelSelection;
 use millrace_protocol::child::{MAX_CHILD_DEPTH, MAX_CHILDREN};
 use millrace_protocol::ids::Capability;
 use millrace_protocol::overrides::{AgentOverrides, PermissionRules};
-use millrace_strict_yaml::{MappingFields, YamlMistake, YamlNode, YamlValue, deserialize_node};
-use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use millrace_strict_yaml::{
+    MistakeCollector, ValueMistake, Whole, YamlMistake, YamlNode, one_of, tidy_schema,
+};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
 use super::ToolReference;
 use super::server_tools::ServerToolNames;
+use crate::files::permissions::CompiledPermissions;
 use crate::tool::ChildLimits;
 
-/// The fields of an askable capability.
-const FIELDS: [&str; 8] = ["name", "description", "max", "limits", "shared", "model", "tools", "permissions"];
-
 /// The capabilities that an agent may ask.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(try_from = "AccessForm")]
 pub struct AgentAccess {
     /// The capabilities; `None` allows all that are registered.
     pub agents: Option<Vec<AskableAgent>>,
@@ -30,6 +32,42 @@ pub struct AgentAccess {
     pub depth: u32,
     /// The largest number of tasks that one of its attempts delegates.
     pub max: u32,
+}
+
+// The notations of `AgentAccess`.
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "a list of capabilities, or a map of ask, fork, depth and max", rename_all = "lowercase")]
+#[schemars(untagged, transform = one_of)]
+enum AccessForm {
+    List(Vec<AskableAgent>),
+    Map(AccessFields),
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "list of agents", default, deny_unknown_fields)]
+#[schemars(transform = tidy_schema)]
+struct AccessFields {
+    ask: Option<Vec<AskableAgent>>,
+    /// true, or bounds, if its tasks may continue its own conversation with "mode": "fork".
+    fork: ForkForm,
+    depth: Whole<1, MAX_CHILD_DEPTH>,
+    max: Whole<1, MAX_CHILDREN>,
+}
+
+impl Default for AccessFields {
+    fn default() -> Self {
+        let (depth, max) = (Whole(MAX_CHILD_DEPTH), Whole(MAX_CHILDREN));
+        Self { ask: None, fork: ForkForm::Flag(false), depth, max }
+    }
+}
+
+// The notations of `ForkAccess`.
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "true, false or a map of fields", rename_all = "lowercase")]
+#[schemars(untagged, transform = one_of)]
+enum ForkForm {
+    Flag(bool),
+    Map(ForkAccess),
 }
 
 /// The bounds of the forks of an agent.
@@ -44,7 +82,8 @@ pub struct ForkAccess {
 }
 
 /// A capability that an agent may ask.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(try_from = "AskableForm")]
 pub struct AskableAgent {
     pub name: Capability,
     /// The description for the asking agent, in place of the registered one.
@@ -68,12 +107,104 @@ impl AskableAgent {
     }
 }
 
-/// The tools of the agent that delegates: it can only pass on its own.
-pub(super) struct OwnTools<'a> {
-    /// The tools that its file names; `None` if they are not known.
-    pub tools: Option<&'a [ToolReference]>,
-    /// The names that the tools of its MCP servers may have.
-    pub of_servers: &'a ServerToolNames,
+// The notations of `AskableAgent`.
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "a capability, or a map with its name", rename_all = "lowercase")]
+#[schemars(untagged, transform = one_of)]
+enum AskableForm {
+    Text(Capability),
+    Map(Box<AskableFields>),
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "askable capability", deny_unknown_fields)]
+#[schemars(transform = tidy_schema)]
+struct AskableFields {
+    name: Capability,
+    description: Option<String>,
+    max: Option<Whole<1, MAX_CHILDREN>>,
+    #[serde(default)]
+    limits: ChildLimits,
+    /// true if its tasks in a run continue one conversation, one after the other.
+    #[serde(default)]
+    shared: bool,
+    /// The model in place of that of its file: provider:model, optionally followed by comma-separated fallbacks.
+    #[serde(default, deserialize_with = "read_model")]
+    model: Option<String>,
+    /// The only tools that it gets, of its own and of those of this agent.
+    tools: Option<Vec<String>>,
+    /// File rules in addition to its own; the stricter decision counts.
+    #[serde(default, deserialize_with = "read_permissions")]
+    permissions: Option<PermissionRules>,
+}
+
+impl TryFrom<AskableForm> for AskableAgent {
+    type Error = ValueMistake;
+
+    fn try_from(form: AskableForm) -> Result<Self, ValueMistake> {
+        let agent = match form {
+            AskableForm::Text(name) => Self::new(name),
+            AskableForm::Map(fields) => Self {
+                description: fields.description,
+                max: fields.max.map(u32::from),
+                limits: fields.limits,
+                is_shared: fields.shared,
+                overrides: AgentOverrides {
+                    model: fields.model,
+                    tools: fields.tools.map(BTreeSet::from_iter),
+                    permissions: fields.permissions.into_iter().collect(),
+                    ..AgentOverrides::default()
+                },
+                ..Self::new(fields.name)
+            },
+        };
+        match agent.name.as_str() {
+            name @ ("planner" | "critic") => {
+                Err(ValueMistake::at("name", format!("no agent can ask {name}: only the supervisor does")))
+            }
+            _ => Ok(agent),
+        }
+    }
+}
+
+impl TryFrom<AccessForm> for AgentAccess {
+    type Error = ValueMistake;
+
+    fn try_from(form: AccessForm) -> Result<Self, ValueMistake> {
+        let (access, place) = match form {
+            AccessForm::List(agents) => (Self { agents: Some(agents), ..Self::default() }, ""),
+            AccessForm::Map(AccessFields { ask, fork, depth, max }) => {
+                let fork = match fork {
+                    ForkForm::Flag(is_allowed) => is_allowed.then(ForkAccess::default),
+                    ForkForm::Map(bounds) => Some(bounds),
+                };
+                (Self { agents: ask, fork, depth: depth.0, max: max.0 }, "ask/")
+            }
+        };
+        let agents = access.agents.as_deref().unwrap_or_default();
+        let is_repeated = |&at: &usize| agents[..at].iter().any(|earlier| earlier.name == agents[at].name);
+        match (0..agents.len()).find(is_repeated) {
+            None => Ok(access),
+            Some(at) => {
+                let text = format!("the capability {:?} is listed twice", agents[at].name.as_str());
+                Err(ValueMistake::at(format!("{place}{at}"), text))
+            }
+        }
+    }
+}
+
+fn read_model<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let names = String::deserialize(deserializer)?;
+    ModelSelection::parse(&names).map_err(D::Error::custom)?;
+    Ok(Some(names))
+}
+
+fn read_permissions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PermissionRules>, D::Error> {
+    let rules = PermissionRules::deserialize(deserializer)?;
+    let compiled = CompiledPermissions::compile(&rules);
+    compiled
+        .map_err(|invalid| D::Error::custom(ValueMistake::sentence(format!("\"permissions\": {invalid}"))))?;
+    Ok(Some(rules))
 }
 
 impl Default for AgentAccess {
@@ -97,200 +228,59 @@ impl AgentAccess {
     }
 }
 
-/// Reads the field: a list of capabilities, or a map with the list and bounds.
-pub(super) fn read_agents(node: &YamlNode, own: &OwnTools<'_>) -> Result<AgentAccess, YamlMistake> {
-    match &node.value {
-        YamlValue::List(items) => {
-            Ok(AgentAccess { agents: Some(read_list(items, own)?), ..AgentAccess::default() })
-        }
-        YamlValue::Map(_) => {
-            let fields = MappingFields::from_node(node, "list of agents", &["ask", "fork", "depth", "max"])?;
-            let ask =
-                fields.find_field("ask").map(|ask| read_list(ask.parse_list("ask", "capabilities")?, own));
-            let bound = |name: &'static str, most: u32| match fields.find_field(name) {
-                None => Ok(most),
-                Some(node) => read_bound(node, name, most),
-            };
-            Ok(AgentAccess {
-                agents: ask.transpose()?,
-                fork: fields.find_field("fork").map(read_fork).transpose()?.flatten(),
-                depth: bound("depth", MAX_CHILD_DEPTH)?,
-                max: bound("max", MAX_CHILDREN)?,
-            })
-        }
-        YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::Number(_) | YamlValue::Text(_) => {
-            Err(node.mismatch_error("agents", "a list of capabilities, or a map of ask, fork, depth and max"))
+/// Checks that the agent passes on only its own tools.
+pub(super) fn check_tools(
+    root: &YamlNode,
+    own: &[ToolReference],
+    servers: &ServerToolNames,
+    mistakes: &mut MistakeCollector,
+) {
+    let listed = root.child("agents").map_or(&[][..], |agents| agents.items_of("ask"));
+    for item in root.items_of("agents").iter().chain(listed).flat_map(|agent| agent.items_of("tools")) {
+        let Some(name) = item.as_text() else { continue };
+        if !own.iter().any(|tool| tool.name == name) && !servers.may_include(name) {
+            let own: Vec<String> =
+                own.iter().map(|tool| tool.name.clone()).chain(servers.patterns()).collect();
+            let text = format!(
+                "the tool {name:?} is none of this agent's own, and it can pass on no others; its tools are {}",
+                own.join(", ")
+            );
+            mistakes.add(YamlMistake::at_position(item.position, text));
         }
     }
 }
 
-/// Reads `true`, `false`, or the bounds of forks.
-fn read_fork(node: &YamlNode) -> Result<Option<ForkAccess>, YamlMistake> {
-    match &node.value {
-        YamlValue::Flag(is_allowed) => Ok(is_allowed.then(ForkAccess::default)),
-        YamlValue::Nothing
-        | YamlValue::Number(_)
-        | YamlValue::Text(_)
-        | YamlValue::List(_)
-        | YamlValue::Map(_) => deserialize_node(node, "fork").map(Some),
-    }
-}
-
-fn read_bound(node: &YamlNode, name: &str, most: u32) -> Result<u32, YamlMistake> {
-    let expected = format!("a whole number from 1 to {most}");
-    match node.parse_integer(name, &format!("from 1 to {most}"))? {
-        bound if (1..=most).contains(&bound) => Ok(bound),
-        _ => Err(node.mismatch_error(name, &expected)),
-    }
-}
-
-fn read_list(items: &[YamlNode], own: &OwnTools<'_>) -> Result<Vec<AskableAgent>, YamlMistake> {
-    let mut agents: Vec<AskableAgent> = Vec::new();
-    for item in items {
-        let agent = read_agent(item, own)?;
-        if agents.iter().any(|earlier| earlier.name == agent.name) {
-            let text = format!("the capability {:?} is listed twice", agent.name.as_str());
-            return Err(YamlMistake::at_position(item.position, text));
-        }
-        agents.push(agent);
-    }
-    Ok(agents)
-}
-
-fn read_agent(item: &YamlNode, own: &OwnTools<'_>) -> Result<AskableAgent, YamlMistake> {
-    if let YamlValue::Text(_) = item.value {
-        return Ok(AskableAgent::new(read_name(item)?));
-    }
-    let fields = MappingFields::from_node(item, "askable capability", &FIELDS)?;
-    let description = fields.find_field("description").map(|node| node.parse_text("description"));
-    let max = fields.find_field("max").map(|node| read_bound(node, "max", MAX_CHILDREN));
-    let limits = fields.find_field("limits").map(|node| deserialize_node(node, "limits"));
-    let shared = fields.find_field("shared").map(|node| node.parse_boolean("shared"));
-    let permissions = fields.find_field("permissions").map(super::read_permissions);
-    Ok(AskableAgent {
-        description: description.transpose()?.map(str::to_owned),
-        max: max.transpose()?,
-        limits: limits.transpose()?.unwrap_or_default(),
-        is_shared: shared.transpose()?.unwrap_or(false),
-        overrides: AgentOverrides {
-            model: fields.find_field("model").map(read_model).transpose()?,
-            tools: fields.find_field("tools").map(|node| own.read_subset(node)).transpose()?,
-            permissions: permissions.transpose()?.map(|(rules, _)| rules).into_iter().collect(),
-            ..AgentOverrides::default()
-        },
-        ..AskableAgent::new(read_name(fields.require_field("name")?)?)
-    })
-}
-
-fn read_model(node: &YamlNode) -> Result<String, YamlMistake> {
-    let names = node.parse_text("model")?;
-    match ModelSelection::parse(names) {
-        Ok(_) => Ok(names.to_owned()),
-        Err(error) => Err(YamlMistake::at_position(node.position, error.to_string())),
-    }
-}
-
-impl OwnTools<'_> {
-    /// Reads the tools that an agent passes on.
-    fn read_subset(&self, node: &YamlNode) -> Result<BTreeSet<String>, YamlMistake> {
-        let mut names = BTreeSet::new();
-        for item in node.parse_list("tools", "tools")? {
-            let name = item.parse_text("tools")?;
-            if !self.may_include(name) {
-                let own = self.tools.unwrap_or_default().iter().map(|tool| tool.name.clone());
-                let own: Vec<String> = own.chain(self.of_servers.patterns()).collect();
-                let text = format!(
-                    "the tool {name:?} is none of this agent's own, and it can pass on no others; its tools are {}",
-                    own.join(", ")
-                );
-                return Err(YamlMistake::at_position(item.position, text));
+macro_rules! schema_of_form {
+    ($($type:ty = $form:ty),*) => {$(
+        impl JsonSchema for $type {
+            fn schema_name() -> Cow<'static, str> {
+                <$form>::schema_name()
             }
-            names.insert(name.to_owned());
+
+            fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+                <$form>::json_schema(generator)
+            }
         }
-        Ok(names)
-    }
-
-    /// `true` if the agent may have a tool of this name.
-    fn may_include(&self, name: &str) -> bool {
-        self.tools.is_none_or(|tools| tools.iter().any(|tool| tool.name == name))
-            || self.of_servers.may_include(name)
-    }
+    )*};
 }
-
-fn read_name(node: &YamlNode) -> Result<Capability, YamlMistake> {
-    let name = Capability::new(node.parse_text("name")?)
-        .map_err(|invalid| YamlMistake::at_position(node.position, invalid.to_string()))?;
-    match name.as_str() {
-        "planner" | "critic" => {
-            let text = format!("no agent can ask {name}: only the supervisor does");
-            Err(YamlMistake::at_position(node.position, text))
-        }
-        _ => Ok(name),
-    }
-}
-
-/// The JSON Schema of the field.
-pub(super) fn agents_schema() -> Value {
-    let name = json!({ "type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$" });
-    let bound = |most: u32| json!({ "type": "integer", "minimum": 1, "maximum": most });
-    let mut permissions = crate::tool::schema_of::<PermissionRules>();
-    permissions["description"] = "File rules in addition to its own; the stricter decision counts.".into();
-    let agent = json!({
-        "type": "object",
-        "properties": {
-            "name": name,
-            "description": { "type": "string" },
-            "max": bound(MAX_CHILDREN),
-            "limits": crate::tool::schema_of::<ChildLimits>(),
-            "shared": {
-                "description": "true if its tasks in a run continue one conversation, one after the other.",
-                "type": "boolean",
-            },
-            "model": {
-                "description": "The model in place of that of its file: provider:model, optionally followed by \
-                                comma-separated fallbacks.",
-                "type": "string",
-            },
-            "tools": {
-                "description": "The only tools that it gets, of its own and of those of this agent.",
-                "type": "array",
-                "items": { "type": "string" },
-            },
-            "permissions": permissions,
-        },
-        "required": ["name"],
-        "additionalProperties": false,
-    });
-    let list = json!({ "type": "array", "items": { "oneOf": [name, agent] } });
-    let mut fork = json!({ "oneOf": [{ "type": "boolean" }, crate::tool::schema_of::<ForkAccess>()] });
-    fork["description"] =
-        "true, or bounds, if its tasks may continue its own conversation with \"mode\": \"fork\".".into();
-    let map = json!({
-        "type": "object",
-        "properties": { "ask": list, "fork": fork, "depth": bound(MAX_CHILD_DEPTH), "max": bound(MAX_CHILDREN) },
-        "additionalProperties": false,
-    });
-    json!({
-        "description": "The capabilities that it may ask with the tools task and start_task; by default all.",
-        "oneOf": [list, map],
-    })
-}
+schema_of_form!(AgentAccess = AccessForm, AskableAgent = AskableForm);
 
 #[cfg(test)]
 mod tests {
-    use millrace_strict_yaml::parse_yaml;
+    use millrace_strict_yaml::{deserialize_field, parse_yaml};
 
     use super::*;
 
     fn read(text: &str) -> Result<AgentAccess, String> {
-        let node = parse_yaml(text.as_bytes(), crate::spec::KIND).unwrap();
-        let position = millrace_strict_yaml::Position { line: 1, column: 1 };
-        let tool = |name: &str| ToolReference { name: name.into(), position, settings: None };
-        let own = [tool("task"), tool("grep")];
+        let text = format!("agents: {}", text.replace('\n', ""));
+        let root = parse_yaml(text.as_bytes(), crate::spec::KIND).unwrap();
+        let access = deserialize_field(root.child("agents").unwrap(), "agents");
+        let own = [ToolReference::named("task"), ToolReference::named("grep")];
         let servers = parse_yaml(b"[{name: time, command: mcp-server-time}]\n", crate::spec::KIND).unwrap();
-        let servers = ServerToolNames::from_servers(servers.parse_list("mcp", "MCP servers").unwrap());
-        let own = OwnTools { tools: Some(&own), of_servers: &servers };
-        read_agents(&node, &own).map_err(|mistake| mistake.to_string())
+        let mut mistakes = MistakeCollector::default();
+        check_tools(&root, &own, &ServerToolNames::from_servers(servers.items()), &mut mistakes);
+        let checked = mistakes.finish();
+        access.and_then(|access| checked.map(|()| access)).map_err(|mistakes| mistakes.to_string())
     }
 
     #[test]
@@ -329,24 +319,24 @@ mod tests {
         for (text, expected) in [
             (
                 "research\n",
-                "1:1: \"agents\" must be a list of capabilities, or a map of ask, fork, depth and max",
+                "1:9: \"agents\" must be a list of capabilities, or a map of ask, fork, depth and max",
             ),
-            ("[critic]\n", "1:2: no agent can ask critic"),
-            ("[a, a]\n", "1:5: the capability \"a\" is listed twice"),
-            ("[{name: a, maximum: 2}]\n", "1:12: there is no field \"maximum\" in an askable capability"),
+            ("[critic]\n", "1:10: no agent can ask critic"),
+            ("[a, a]\n", "1:13: the capability \"a\" is listed twice"),
+            ("[{name: a, maximum: 2}]\n", "1:20: there is no field \"maximum\" in an askable capability"),
             (
                 "[{name: a, tools: [execute]}]\n",
-                "1:20: the tool \"execute\" is none of this agent's own, and it can pass on no others; its tools are task, grep, time_*",
+                "1:28: the tool \"execute\" is none of this agent's own, and it can pass on no others; its tools are task, grep, time_*",
             ),
-            ("[{name: a, model: \"\"}]\n", "1:19: \"\" names no model"),
+            ("[{name: a, model: \"\"}]\n", "1:27: \"\" names no model"),
             (
                 "[{name: a, permissions: [{paths: [a], mode: deny}]}]\n",
-                "1:25: \"permissions\": \"a\" is not a valid path",
+                "1:33: \"permissions\": \"a\" is not a valid path",
             ),
-            ("{depth: 9}\n", "1:9: \"depth\" must be a whole number from 1 to 3, not the number 9"),
+            ("{depth: 9}\n", "1:17: \"depth\" must be a whole number from 1 to 3, not the number 9"),
             (
                 "[{name: a, limits: {token: 2}}]\n",
-                "1:21: there is no field \"token\" here; did you mean \"tokens\"?",
+                "1:29: there is no field \"token\" here; did you mean \"tokens\"?",
             ),
         ] {
             let mistake = read(text).unwrap_err();

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use millrace_strict_yaml::{YamlMistake, YamlNode, deserialize_node};
+use millrace_strict_yaml::ValueMistake;
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::Value;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
 use crate::hooks::HookPoint;
 
 /// The maximum number of hooks of a capability.
-const MAX_HOOKS: usize = 16;
+pub(super) const MAX_HOOKS: usize = 16;
 /// The timeout of a call, if none is given, in seconds.
 const TIMEOUT: f64 = 10.0;
 /// The longest timeout, in seconds.
@@ -48,38 +48,30 @@ impl CommandHook {
     pub fn timeout(&self) -> Duration {
         Duration::from_secs_f64(self.timeout_s)
     }
+
+    fn find_mistake(&self) -> Option<String> {
+        if self.on.is_empty() {
+            let points = HookPoint::ALL.map(HookPoint::name).join(", ");
+            return Some(format!("\"on\" must name a point at which it is called: {points}"));
+        }
+        if self.command.first().is_none_or(String::is_empty) {
+            return Some("\"command\" must be a list that begins with a program".into());
+        }
+        (!(self.timeout_s > 0.0 && self.timeout_s <= MAX_TIMEOUT))
+            .then(|| format!("\"timeout_s\" must be more than 0 and at most {MAX_TIMEOUT} seconds"))
+    }
 }
 
 /// Reads the field.
-pub(super) fn read_hooks(node: &YamlNode) -> Result<Vec<CommandHook>, YamlMistake> {
-    let items = node.parse_list("hooks", "hooks")?;
-    if items.len() > MAX_HOOKS {
-        return Err(node.mismatch_error("hooks", &format!("a list of at most {MAX_HOOKS} hooks")));
+pub(super) fn read_hooks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<CommandHook>, D::Error> {
+    let hooks = Vec::<CommandHook>::deserialize(deserializer)?;
+    if hooks.len() > MAX_HOOKS {
+        return Err(D::Error::custom(format!("it must be a list of at most {MAX_HOOKS} hooks, not a list")));
     }
-    items.iter().map(read_hook).collect()
-}
-
-fn read_hook(node: &YamlNode) -> Result<CommandHook, YamlMistake> {
-    let hook: CommandHook = deserialize_node(node, "hook")?;
-    let invalid = |why: String| YamlMistake::at_position(node.position, format!("\"hooks\": {why}"));
-    if hook.on.is_empty() {
-        let points = HookPoint::ALL.map(HookPoint::name).join(", ");
-        return Err(invalid(format!("\"on\" must name a point at which it is called: {points}")));
+    match hooks.iter().enumerate().find_map(|(at, hook)| Some((at, hook.find_mistake()?))) {
+        None => Ok(hooks),
+        Some((at, why)) => {
+            Err(D::Error::custom(ValueMistake::at(at.to_string(), format!("\"hooks\": {why}"))))
+        }
     }
-    if hook.command.first().is_none_or(String::is_empty) {
-        return Err(invalid("\"command\" must be a list that begins with a program".into()));
-    }
-    if !(hook.timeout_s > 0.0 && hook.timeout_s <= MAX_TIMEOUT) {
-        return Err(invalid(format!("\"timeout_s\" must be more than 0 and at most {MAX_TIMEOUT} seconds")));
-    }
-    Ok(hook)
-}
-
-/// The schema of the field.
-pub(super) fn hooks_schema() -> Value {
-    let mut schema = crate::tool::schema_of::<Vec<CommandHook>>();
-    schema["description"] =
-        "Programs that see its calls of models and tools, to redact, guard or log.".into();
-    schema["maxItems"] = MAX_HOOKS.into();
-    schema
 }

@@ -10,9 +10,7 @@ mod person_review;
 mod review;
 mod schema;
 mod server_tools;
-mod skills;
 mod state;
-mod state_schema;
 mod template;
 mod tools;
 
@@ -20,32 +18,35 @@ use std::path::{Path, PathBuf};
 
 use millrace_models::{ModelAbility, ModelSelection};
 use millrace_protocol::ids::Capability;
-use millrace_protocol::overrides::AgentOverrides;
+use millrace_protocol::overrides::{AgentOverrides, PermissionRules};
 use millrace_protocol::plan::ReviewPolicy;
 use millrace_protocol::result::{CapabilityDescription, CapabilityVersion, ConsultSettings, MAX_VERSION};
 use millrace_strict_yaml::{
-    FileDescription, LoadError, MappingFields, MistakeCollector, Position, YamlMistake, YamlMistakes,
-    YamlNode, YamlValue, deserialize_node, did_you_mean_hint,
+    FileDescription, LoadError, MistakeCollector, Parts, ValueMistake, Whole, YamlMistake, YamlMistakes,
+    YamlNode, checked_text, collect_node, from_form, tidy_schema, without_defaults,
 };
-use serde::{Deserialize, Serialize};
+use schemars::JsonSchema;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
-use agents::OwnTools;
 pub use agents::{AgentAccess, AskableAgent, ForkAccess};
 pub use context::ContextSpec;
 pub use hooks::CommandHook;
 pub use host_folder::HostFolder;
 pub use memory::{MEMORIES, MemoryPlace};
-pub use review::{read_review, review_schema};
-pub use schema::{agent_file_schema, common_properties_schema, merge_json};
+pub use review::ReviewForm;
+pub(crate) use schema::{AnyObject, TextOrFlag};
+pub use schema::{agent_file_schema, common_properties_schema, merge_json, review_schema};
 use server_tools::ServerToolNames;
-use state::StateSource;
 pub use template::{
     RunTemplateView, TaskTemplateView, Template, TemplateError, TemplateView, format_utc_date,
 };
+pub use tools::{ToolNames, ToolReference};
 
 use crate::approval::{ApprovalRule, ApprovalRules};
-use crate::files::permissions::{CompiledPermissions, PermissionRules};
-use crate::state::StateRules;
+use crate::files::permissions::CompiledPermissions;
+use crate::state::{PhaseChange, StateRules};
 use crate::turn::Limits;
 
 /// The maximum size of a capability file, in bytes.
@@ -53,99 +54,125 @@ pub const MAX_BYTES: u64 = 1024 * 1024;
 /// The name of the file's content in error messages.
 pub const KIND: FileDescription = FileDescription { name: "capability", holds: "a name and a description" };
 
-/// The fields that all kinds of capabilities have.
-pub const COMMON: [&str; 8] =
-    ["name", "kind", "version", "description", "concurrency", "input", "output", "review"];
-/// The fields of an agent in addition to [`COMMON`].
-pub const AGENT: [&str; 20] = [
-    "instructions",
-    "model",
-    "prompts",
-    "tools",
-    "agents",
-    "mcp",
-    "files",
-    "permissions",
-    "approve",
-    "limits",
-    "answer",
-    "consult",
-    "state",
-    "phases",
-    "revise",
-    "results",
-    "context",
-    "memory",
-    "hooks",
-    "skills",
-];
-
 /// The self-description of a capability of any kind.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename = "capability")]
+#[schemars(transform = tidy_schema, transform = without_defaults)]
 pub struct CapabilityFields {
-    /// Its name.
+    /// Its name: letters, digits, '-' and '_'.
     pub name: Capability,
-    /// A description of its purpose, for planners and people.
-    pub description: String,
-    /// The number of attempts that a worker runs concurrently; `None` for the worker's default.
-    pub slots: Option<u32>,
-    /// The JSON Schema of a task's parameters; `None` accepts any.
-    pub input: Option<serde_json::Value>,
-    /// The JSON Schema of a result's `data`; `None` if there is none.
-    pub output: Option<serde_json::Value>,
-    /// The review of its results, unless the task has its own.
-    pub review: ReviewPolicy,
-    /// Its version.
+    #[serde(default, rename = "kind")]
+    #[schemars(skip)]
+    _kind: Option<CapabilityKind>,
+    /// Its version. Every attempt names it, beside the SHA-256 of this file.
+    #[serde(default, deserialize_with = "read_version")]
+    #[schemars(with = "Option<String>", length(min = 1, max = MAX_VERSION))]
     pub version: CapabilityVersion,
+    /// A description of its purpose, for planners and people.
+    #[serde(deserialize_with = "read_description")]
+    #[schemars(regex(pattern = r"\S"))]
+    pub description: String,
+    /// The number of attempts that a worker runs concurrently.
+    #[serde(default, rename = "concurrency")]
+    pub slots: Option<Whole<1, 1000>>,
+    /// The JSON Schema of a task's parameters.
+    #[serde(default, deserialize_with = "read_optional_json_schema")]
+    #[schemars(with = "schema::AnyObject")]
+    pub input: Option<Value>,
+    /// The JSON Schema of a result's data.
+    #[serde(default, deserialize_with = "read_optional_json_schema")]
+    #[schemars(with = "schema::AnyObject")]
+    pub output: Option<Value>,
+    /// The review of a result before it is accepted: none, a critic, checks only, or checks first, then critics, then persons.
+    #[serde(default, deserialize_with = "from_form::<_, ReviewForm, _>")]
+    #[schemars(with = "ReviewForm")]
+    pub review: ReviewPolicy,
+}
+
+/// The kind of work that a capability file describes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CapabilityKind {
+    #[default]
+    Agent,
+    Command,
+    Http,
 }
 
 /// An agent: its instructions, its tools and limits, and the form of its answer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+#[serde(rename = "capability", default)]
+#[schemars(transform = tidy_schema, transform = without_defaults)]
 pub struct AgentSpec {
     /// Its self-description.
+    #[serde(skip)]
     pub about: CapabilityFields,
-    /// The template of its system prompt; empty for the built-in prompts of its form of answer.
+    /// The agent's instructions: a Jinja template over run.id, run.objective, task.id, task.objective, task.feedback, task.final, parameters, documents.count, documents.paths, documents.passed_over, today, state and phase.
+    #[serde(deserialize_with = "read_instructions")]
+    #[schemars(with = "String", regex(pattern = r"\S"))]
     pub instructions: Template,
-    /// Its model; `None` leaves it to the run and the worker.
+    /// Its model: provider:model or tier:NAME, optionally followed by comma-separated fallbacks, or a map with settings.
+    #[schemars(with = "schema::TextOrObject")]
     pub model: Option<ModelSelection>,
-    /// The variant of its prompts; `None` leaves it to the model.
+    /// The variant of its prompts and of the form of its answers: for small models or for strong ones; by default that of its model.
     pub prompts: Option<ModelAbility>,
     /// The tools it gets.
+    #[schemars(with = "Vec<String>")]
     pub tools: Vec<ToolReference>,
-    /// The capabilities that it may ask.
+    /// The capabilities that it may ask with the tools task and start_task; by default all.
     pub agents: AgentAccess,
-    /// The MCP servers whose tools it gets, as written in the file.
+    /// The MCP servers whose tools it gets.
+    #[serde(rename = "mcp")]
+    #[schemars(with = "Vec<String>")]
     pub servers: Vec<YamlNode>,
-    /// The folder of the host among its files, if it has one.
+    /// A folder of the host among its files.
+    #[serde(rename = "files")]
     pub folder: Option<HostFolder>,
-    /// Its file permissions.
+    /// File rules as written in a capability file. The first rule that matches a path and an operation decides whether it is permitted; without a match it is.
+    #[serde(deserialize_with = "read_permissions")]
+    #[schemars(with = "PermissionRules")]
     pub permissions: CompiledPermissions,
-    /// Its calls that need a person's approval.
+    /// Its calls that need a person's approval before they run.
+    #[serde(rename = "approve", deserialize_with = "read_approvals")]
+    #[schemars(with = "Vec<ApprovalRule>")]
     pub approvals: ApprovalRules,
-    /// Its limits.
+    /// The limits of an agent in one attempt. Reaching one ends the attempt, with the partial result so far.
     pub limits: Limits,
     /// The form of its answer.
     pub answer: AnswerForm,
-    /// `true` if other agents may ask it short questions.
-    pub is_consultable: bool,
-    /// The rules for its state.
-    pub state: StateRules,
-    /// The conversation in which a rejected result is revised.
-    pub revise: RevisionMode,
-    /// The tasks whose results it may read.
-    pub results: ResultScope,
-    /// The rules that keep its conversation within its model's window.
+    /// The rules that keep its conversation within the context window of its model.
     pub context: ContextSpec,
-    /// The files whose text it has in its prompt; `None` if it has no memories.
+    /// Files whose text it has in its prompt: paths relative to the capability file, or below /memories/ for files that agents keep across runs. Missing ones are passed over. With this field, even if it is empty, its file tools reach /memories.
+    #[serde(deserialize_with = "memory::read_places")]
+    #[schemars(with = "Option<Vec<String>>", length(max = memory::MAX_FILES), inner(length(min = 1)))]
     pub memory: Option<Vec<MemoryPlace>>,
-    /// The programs that see its calls.
+    /// Programs that see its calls of models and tools, to redact, guard or log.
+    #[serde(deserialize_with = "hooks::read_hooks")]
+    #[schemars(length(max = hooks::MAX_HOOKS))]
     pub hooks: Vec<CommandHook>,
-    /// The folders of its skills, relative to that of its file unless they are absolute.
+    /// Folders with skills, relative to the folder of this file: each has a folder with a SKILL.md for every skill, or is the folder of one. Of skills with the same name the one of the later folder counts. The agent needs the tool read_file.
+    #[serde(deserialize_with = "read_skill_folders")]
+    #[schemars(with = "Vec<String>", length(min = 1, max = MAX_SKILL_FOLDERS), inner(length(min = 1)))]
     pub skills: Vec<PathBuf>,
+    /// The conversation in which a rejected result is revised: a new one with the rejected result, the verdict and the notes (the default), or that of the rejected attempt.
+    pub revise: RevisionMode,
+    /// The tasks whose results it may list and read: those on which its task depends, directly or through others (the default), or all tasks of the run.
+    pub results: ResultScope,
+    /// true if other agents may ask it short questions.
+    #[serde(rename = "consult")]
+    pub is_consultable: bool,
+    /// The typed state of the agent: fields that it reads and writes with tools.
+    #[serde(deserialize_with = "state::read_fields")]
+    #[schemars(schema_with = "state::fields_schema")]
+    pub state: StateRules,
+    /// The changes of the agent's phase. It begins in the phase that the first one leaves; after a turn, the first one of the current phase happens whose condition holds.
+    #[serde(rename = "phases")]
+    phases: Vec<PhaseChange>,
 }
 
 /// The conversation in which the attempt after a rejection works.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum RevisionMode {
     /// A new one, whose first message has the rejected result, the verdict and the notes.
     #[default]
@@ -154,49 +181,15 @@ pub enum RevisionMode {
     SameConversation,
 }
 
-impl RevisionMode {
-    const ALL: [Self; 2] = [Self::NewConversation, Self::SameConversation];
-
-    /// Its name in a file.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::NewConversation => "new_conversation",
-            Self::SameConversation => "same_conversation",
-        }
-    }
-}
-
 /// The tasks whose results an agent may list and read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum ResultScope {
     /// Those on which its task depends, directly or through others.
     #[default]
     Dependencies,
     /// All tasks of the run.
     Run,
-}
-
-impl ResultScope {
-    const ALL: [Self; 2] = [Self::Dependencies, Self::Run];
-
-    /// Its name in a file.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Dependencies => "dependencies",
-            Self::Run => "run",
-        }
-    }
-}
-
-/// A tool of an agent.
-#[derive(Debug, Clone)]
-pub struct ToolReference {
-    /// Its name.
-    pub name: String,
-    /// Its position in the file.
-    pub position: Position,
-    /// Its settings, if the file has any.
-    pub settings: Option<YamlNode>,
 }
 
 /// The form of an agent's answer.
@@ -217,8 +210,7 @@ pub enum AnswerForm {
 }
 
 impl AnswerForm {
-    /// All forms.
-    pub const ALL: [Self; 5] = [Self::Findings, Self::Report, Self::Text, Self::Data, Self::Plan];
+    const ALL: [Self; 5] = [Self::Findings, Self::Report, Self::Text, Self::Data, Self::Plan];
 
     /// `true` if there are built-in prompts for it, so that a capability file needs no instructions.
     #[must_use]
@@ -242,74 +234,27 @@ impl AnswerForm {
     }
 }
 
-/// The tools that a file may name.
-pub trait ToolNames {
-    /// All names.
-    fn names(&self) -> Vec<&str>;
+/// The maximum number of folders with skills of a capability.
+const MAX_SKILL_FOLDERS: usize = 16;
+/// The tool with which an agent reads a skill.
+const SKILL_READER: &str = "read_file";
 
-    /// `true` if the tool of this name takes settings.
-    fn has_settings(&self, name: &str) -> bool;
-}
-
-fn read_version(node: &YamlNode) -> Result<String, YamlMistake> {
-    let expected = format!("a text of at most {MAX_VERSION} characters on one line, such as \"1.2\"");
-    let text = node.parse_text("version")?.trim();
-    let is_valid = (1..=MAX_VERSION).contains(&text.chars().count()) && !text.contains(char::is_control);
-    is_valid.then(|| text.to_owned()).ok_or_else(|| node.mismatch_error("version", &expected))
+impl Default for CapabilityFields {
+    fn default() -> Self {
+        Self {
+            name: Capability::new("agent").expect("a valid name"),
+            _kind: None,
+            version: CapabilityVersion::default(),
+            description: String::new(),
+            slots: None,
+            input: None,
+            output: None,
+            review: ReviewPolicy::None,
+        }
+    }
 }
 
 impl CapabilityFields {
-    /// Reads the common fields.
-    ///
-    /// # Errors
-    /// The first mistake.
-    pub fn read_fields(fields: &MappingFields<'_>) -> Result<Self, YamlMistake> {
-        let mut mistakes = MistakeCollector::default();
-        match Self::collect_fields(fields, &mut mistakes) {
-            Some(read) if mistakes.is_empty() => Ok(read),
-            Some(_) | None => Err(mistakes.into_first()),
-        }
-    }
-
-    /// Reads the common fields and collects the mistakes.
-    pub fn collect_fields(fields: &MappingFields<'_>, mistakes: &mut MistakeCollector) -> Option<Self> {
-        let name = fields.require_field("name").and_then(|name| {
-            Capability::new(name.parse_text("name")?)
-                .map_err(|invalid| YamlMistake::at_position(name.position, invalid.to_string()))
-        });
-        let name = mistakes.check(name);
-        let description = fields.require_field("description").and_then(|description| {
-            match description.parse_text("description")?.trim() {
-                "" => {
-                    Err(description.mismatch_error("description", "a sentence that describes what it does"))
-                }
-                text => Ok(text.to_owned()),
-            }
-        });
-        let description = mistakes.check(description);
-        let version = mistakes.check_optional(fields.find_field("version").map(read_version));
-        let slots = fields.find_field("concurrency").map(|node| {
-            match node.parse_integer("concurrency", "from 1 to 1000")? {
-                slots @ 1..=1000 => Ok(slots),
-                _ => Err(node.mismatch_error("concurrency", "a whole number from 1 to 1000")),
-            }
-        });
-        let slots = mistakes.check_optional(slots);
-        let schema = |name: &'static str| fields.find_field(name).map(|node| read_json_schema(node, name));
-        let input = mistakes.check_optional(schema("input"));
-        let output = mistakes.check_optional(schema("output"));
-        let review = mistakes.check_optional(fields.find_field("review").map(read_review));
-        Some(Self {
-            name: name?,
-            description: description?,
-            slots,
-            input,
-            output,
-            review: review.unwrap_or_default(),
-            version: CapabilityVersion { version, ..CapabilityVersion::default() },
-        })
-    }
-
     /// Adds a criterion for critics to every result; a capability without a review gets one.
     pub fn add_criterion(&mut self, sentence: &str) {
         self.review = std::mem::take(&mut self.review).with_criteria(&[sentence.to_owned()]);
@@ -345,146 +290,64 @@ impl AgentSpec {
     #[must_use]
     pub fn new(name: &str, description: &str) -> Self {
         let name = Capability::new(name).expect("a capability's name has letters, digits, '-' and '_'");
-        Self {
-            about: CapabilityFields {
-                name,
-                description: description.to_owned(),
-                slots: None,
-                input: None,
-                output: None,
-                review: ReviewPolicy::None,
-                version: CapabilityVersion::default(),
-            },
-            instructions: Template::default(),
-            model: None,
-            prompts: None,
-            tools: Vec::new(),
-            agents: AgentAccess::default(),
-            servers: Vec::new(),
-            folder: None,
-            permissions: CompiledPermissions::default(),
-            approvals: ApprovalRules::default(),
-            limits: Limits::default(),
-            answer: AnswerForm::default(),
-            is_consultable: false,
-            state: StateRules::default(),
-            revise: RevisionMode::default(),
-            results: ResultScope::default(),
-            context: ContextSpec::default(),
-            memory: None,
-            hooks: Vec::new(),
-            skills: Vec::new(),
-        }
+        let about = CapabilityFields { name, description: description.to_owned(), ..Default::default() };
+        Self { about, ..Self::default() }
     }
 
     /// Reads a file.
-    ///
-    /// # Errors
-    /// It can't be read, or contains a mistake.
     pub fn load(path: &Path, tool_names: &dyn ToolNames) -> Result<Self, LoadError> {
         millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| Self::parse(bytes, tool_names))
     }
 
     /// Parses the bytes of a file.
-    ///
-    /// # Errors
-    /// All mistakes.
     pub fn parse(bytes: &[u8], tool_names: &dyn ToolNames) -> Result<Self, YamlMistakes> {
         Self::read(&millrace_strict_yaml::parse_yaml(bytes, KIND)?, tool_names)
     }
 
     /// Parses the tree of a file.
-    ///
-    /// # Errors
-    /// All mistakes.
     pub fn read(root: &YamlNode, tool_names: &dyn ToolNames) -> Result<Self, YamlMistakes> {
         let mut mistakes = MistakeCollector::default();
-        let spec = Self::collect(root, tool_names, &mut mistakes);
+        let parts: Option<Parts<CapabilityFields, Self>> = collect_node(root, "capability", &mut mistakes);
+        let spec =
+            parts.map(|Parts(about, spec)| Self { about, ..spec }.check(root, tool_names, &mut mistakes));
         mistakes.finish()?;
-        Ok(spec.expect("a missing field is a mistake"))
+        Ok(spec.expect("a file that can't be read has a mistake"))
     }
 
-    fn collect(root: &YamlNode, tool_names: &dyn ToolNames, mistakes: &mut MistakeCollector) -> Option<Self> {
-        let names: Vec<&str> = COMMON.into_iter().chain(AGENT).collect();
-        let fields = MappingFields::collect_from_node(root, "capability", &names, mistakes)?;
-        let about = CapabilityFields::collect_fields(&fields, mistakes);
-        let model = fields.find_field("model").map(|node| deserialize_node(node, "model"));
-        let model = mistakes.check_optional(model);
-        let prompts = mistakes.check_optional(fields.find_field("prompts").map(read_prompts));
-        let tools = fields.find_field("tools").map(|node| tools::read_tools(node, tool_names));
-        let (tools, conditions) = mistakes.check_optional(tools).unzip();
-        let servers =
-            fields.find_field("mcp").map(|node| Ok(node.parse_list("mcp", "MCP servers")?.to_vec()));
-        let servers = mistakes.check_optional(servers).unwrap_or_default();
-        let server_tools = ServerToolNames::from_servers(&servers);
-        let own_tools = OwnTools { tools: tools.as_deref(), of_servers: &server_tools };
-        let agents = fields.find_field("agents").map(|node| agents::read_agents(node, &own_tools));
-        let agents = mistakes.check_optional(agents);
-        let folder = fields.find_field("files").map(|node| deserialize_node(node, "files"));
-        let folder = mistakes.check_optional(folder);
-        let permissions = mistakes.check_optional(fields.find_field("permissions").map(read_permissions));
-        let approvals =
-            fields.find_field("approve").map(|node| read_approvals(node, tool_names, &server_tools));
-        let approvals = mistakes.check_optional(approvals);
-        let limits = fields.find_field("limits").map(|node| deserialize_node(node, "limits"));
-        let limits = mistakes.check_optional(limits);
-        let consult = fields.find_field("consult").map(|node| node.parse_boolean("consult"));
-        let is_consultable = mistakes.check_optional(consult).unwrap_or(false);
-        let revise = mistakes.check_optional(fields.find_field("revise").map(read_revision_mode));
-        let results = mistakes.check_optional(fields.find_field("results").map(read_result_scope));
-        let context = mistakes.check_optional(fields.find_field("context").map(context::read_context));
-        let memory = mistakes.check_optional(fields.find_field("memory").map(memory::read_memory));
-        let hooks = mistakes.check_optional(fields.find_field("hooks").map(hooks::read_hooks));
-        let listed_tools = tools.as_deref().unwrap_or_default();
-        let skills = fields.find_field("skills").map(|node| skills::read_skills(node, listed_tools));
-        let skills = mistakes.check_optional(skills).unwrap_or_default();
-        let has_output = fields.find_field("output").is_some();
-        let answer = mistakes.check_optional(fields.find_field("answer").map(read_answer_form));
-        let answer = answer.unwrap_or(if has_output { AnswerForm::Data } else { AnswerForm::Text });
+    /// Checks the rules between the fields and derives what follows from several of them. A file that has mistakes lacks the values
+    /// that can't be read.
+    fn check(mut self, root: &YamlNode, names: &dyn ToolNames, mistakes: &mut MistakeCollector) -> Self {
+        let has = |field: &str| root.child(field).is_some();
+        if !has("answer") && has("output") {
+            self.answer = AnswerForm::Data;
+        }
         // Without instructions, the built-in ones apply.
-        let instructions = match fields.find_field("instructions") {
-            None if answer.has_built_in_prompts() => Ok(Template::default()),
-            Some(_) | None => fields.require_field("instructions").and_then(read_instructions),
-        };
-        let instructions = mistakes.check(instructions);
-        let source = StateSource {
-            fields: &fields,
-            conditions: conditions.unwrap_or_default(),
-            tool_names: tool_names.names(),
-        };
-        let state = state::collect_state(source, mistakes);
-        if let (Some(template), Some(node)) = (&instructions, fields.find_field("instructions"))
-            && mistakes.is_empty()
-        {
-            mistakes.check(state::check_template(template, node, &state));
+        if !has("instructions") && !self.answer.has_built_in_prompts() && !mistakes.has_hint("instructions") {
+            let text = "this capability lacks the field \"instructions\"";
+            mistakes.add(YamlMistake::at_position(root.position, text));
         }
-        if answer == AnswerForm::Data && !has_output {
-            let position = fields.find_field("answer").map_or(root.position, |node| node.position);
+        if self.answer == AnswerForm::Data && !has("output") {
             let text = "an answer of the form data needs a JSON Schema: add the field \"output\"";
-            mistakes.check::<()>(Err(YamlMistake::at_position(position, text)));
+            mistakes.add(YamlMistake::at_position(root.position_of("answer"), text));
         }
-        Some(Self {
-            about: about?,
-            instructions: instructions?,
-            model,
-            prompts,
-            tools: tools.unwrap_or_default(),
-            agents: agents.unwrap_or_default(),
-            servers,
-            folder,
-            permissions: permissions.map(|(_, compiled)| compiled).unwrap_or_default(),
-            approvals: approvals.unwrap_or_default(),
-            limits: limits.unwrap_or_default(),
-            answer,
-            is_consultable,
-            state,
-            revise: revise.unwrap_or_default(),
-            results: results.unwrap_or_default(),
-            context: context.unwrap_or_default(),
-            memory,
-            hooks: hooks.unwrap_or_default(),
-            skills,
-        })
+        let servers = ServerToolNames::from_servers(&self.servers);
+        let mut of_tools = MistakeCollector::default();
+        tools::check_tools(&self.tools, names, &mut of_tools);
+        let listed = root.child("tools").map(YamlNode::items);
+        if of_tools.is_empty()
+            && listed.is_some_and(|listed| listed.len() == self.tools.len())
+            && !self.tools.is_empty()
+        {
+            agents::check_tools(root, &self.tools, &servers, mistakes);
+        }
+        mistakes.append(of_tools);
+        check_approvals(root, names, &servers, mistakes);
+        if !self.skills.is_empty() && !self.tools.iter().any(|tool| tool.name == SKILL_READER) {
+            let text = "\"skills\": an agent reads its skills with the tool read_file; add it to \"tools\"";
+            mistakes.add(YamlMistake::at_position(root.position_of("skills"), text));
+        }
+        state::check_state(&mut self, root, &names.names(), mistakes);
+        self
     }
 
     /// The agent with overrides: another model, fewer tools, stricter permissions, lower limits.
@@ -524,86 +387,95 @@ impl AgentSpec {
     }
 }
 
-fn read_instructions(node: &YamlNode) -> Result<Template, YamlMistake> {
-    let text = node.parse_text("instructions")?;
-    if text.trim().is_empty() {
-        return Err(node.mismatch_error("instructions", "the agent's instructions"));
-    }
-    Template::new(text)
-        .map_err(|error| YamlMistake::at_position(node.position, format!("\"instructions\": {error}")))
-}
-
-/// Reads file rules, as written and compiled.
-fn read_permissions(node: &YamlNode) -> Result<(PermissionRules, CompiledPermissions), YamlMistake> {
-    if let YamlValue::List(rules) = &node.value {
-        for rule in rules {
-            MappingFields::from_node(rule, "permission", &["operations", "paths", "mode"])?;
+/// Checks that the approvals name tools that the agent may have.
+fn check_approvals(
+    root: &YamlNode,
+    names: &dyn ToolNames,
+    servers: &ServerToolNames,
+    mistakes: &mut MistakeCollector,
+) {
+    let names = names.names();
+    for rule in root.items_of("approve") {
+        let Some(tool) = rule.child("tool").and_then(YamlNode::as_text) else { continue };
+        if !tool.ends_with('*') && !names.contains(&tool) && !servers.may_include(tool) {
+            let text = tools::unknown_tool(tool, &names, servers.patterns());
+            mistakes.add(YamlMistake::at_position(rule.position, text));
         }
     }
-    let rules: PermissionRules = deserialize_node(node, "list of permissions")?;
-    let compiled = CompiledPermissions::compile(&rules)
-        .map_err(|invalid| YamlMistake::at_position(node.position, format!("\"permissions\": {invalid}")))?;
-    Ok((rules, compiled))
 }
 
-/// Reads the rules for calls that need an approval.
-fn read_approvals(
-    node: &YamlNode,
-    tool_names: &dyn ToolNames,
-    server_tools: &ServerToolNames,
-) -> Result<ApprovalRules, YamlMistake> {
-    let rules: Vec<ApprovalRule> = deserialize_node(node, "list of approvals")?;
-    let items = node.parse_list("approve", "approvals")?;
-    let names = tool_names.names();
-    for (rule, item) in rules.iter().zip(items) {
-        let tool = rule.tool.as_str();
-        if !tool.ends_with('*') && !names.contains(&tool) && !server_tools.may_include(tool) {
-            let hint = did_you_mean_hint(tool, names.iter().copied());
-            let all = names.iter().map(|&name| name.to_owned()).chain(server_tools.patterns());
-            let all = all.collect::<Vec<_>>().join(", ");
-            let text = format!("there is no tool {tool:?}{hint}; the tools are {all}");
-            return Err(YamlMistake::at_position(item.position, text));
-        }
-        ApprovalRules::compile(vec![rule.clone()])
-            .map_err(|mistake| YamlMistake::at_position(item.position, format!("\"approve\": {mistake}")))?;
+fn read_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CapabilityVersion, D::Error> {
+    let expected = format!("a text of at most {MAX_VERSION} characters on one line, such as \"1.2\"");
+    let is_valid =
+        |text: &str| (1..=MAX_VERSION).contains(&text.chars().count()) && !text.contains(char::is_control);
+    let text = checked_text(deserializer, &expected, |text| is_valid(text.trim()))?;
+    Ok(CapabilityVersion { version: Some(text.trim().to_owned()), ..CapabilityVersion::default() })
+}
+
+fn read_description<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let is_valid = |text: &str| !text.trim().is_empty();
+    let text = checked_text(deserializer, "a sentence that describes what it does", is_valid)?;
+    Ok(text.trim().to_owned())
+}
+
+fn read_instructions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Template, D::Error> {
+    let is_valid = |text: &str| !text.trim().is_empty();
+    let text = checked_text(deserializer, "the agent's instructions", is_valid)?;
+    Template::new(&text).map_err(D::Error::custom)
+}
+
+/// Reads file rules and compiles them.
+fn read_permissions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CompiledPermissions, D::Error> {
+    let compiled = CompiledPermissions::compile(&PermissionRules::deserialize(deserializer)?);
+    compiled
+        .map_err(|invalid| D::Error::custom(ValueMistake::sentence(format!("\"permissions\": {invalid}"))))
+}
+
+fn read_approvals<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ApprovalRules, D::Error> {
+    let rules: Vec<ApprovalRule> = Vec::deserialize(deserializer)?;
+    for (at, rule) in rules.iter().enumerate() {
+        ApprovalRules::compile(vec![rule.clone()]).map_err(|mistake| {
+            D::Error::custom(ValueMistake::at(at.to_string(), format!("\"approve\": {mistake}")))
+        })?;
     }
-    ApprovalRules::compile(rules)
-        .map_err(|mistake| YamlMistake::at_position(node.position, format!("\"approve\": {mistake}")))
+    ApprovalRules::compile(rules).map_err(D::Error::custom)
 }
 
-fn read_answer_form(node: &YamlNode) -> Result<AnswerForm, YamlMistake> {
-    let names = AnswerForm::ALL.map(AnswerForm::name);
-    Ok(AnswerForm::ALL[node.index_of_choice("answer", &names)?])
-}
-
-fn read_revision_mode(node: &YamlNode) -> Result<RevisionMode, YamlMistake> {
-    let names = RevisionMode::ALL.map(RevisionMode::name);
-    Ok(RevisionMode::ALL[node.index_of_choice("revise", &names)?])
-}
-
-fn read_result_scope(node: &YamlNode) -> Result<ResultScope, YamlMistake> {
-    let names = ResultScope::ALL.map(ResultScope::name);
-    Ok(ResultScope::ALL[node.index_of_choice("results", &names)?])
-}
-
-fn read_prompts(node: &YamlNode) -> Result<ModelAbility, YamlMistake> {
-    let names = ModelAbility::ALL.map(ModelAbility::name);
-    Ok(ModelAbility::ALL[node.index_of_choice("prompts", &names)?])
-}
-
-fn read_json_schema(node: &YamlNode, name: &str) -> Result<serde_json::Value, YamlMistake> {
-    let YamlValue::Map(_) = node.value else {
-        return Err(node.mismatch_error(name, "a JSON Schema, which is a map"));
+fn read_skill_folders<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
+    let folders = Vec::<String>::deserialize(deserializer)?;
+    if !(1..=MAX_SKILL_FOLDERS).contains(&folders.len()) {
+        return Err(D::Error::custom("it must be a list of 1 to 16 folders, not a list"));
+    }
+    let folder = |(at, text): (usize, String)| match text.trim() {
+        "" => {
+            let text = format!("\"skills\" must be the path of a folder, not the text {text:?}");
+            Err(D::Error::custom(ValueMistake::at(at.to_string(), text)))
+        }
+        text => Ok(PathBuf::from(text)),
     };
-    let schema = node.to_json();
-    check_json_schema(&schema, node.position, name)?;
+    folders.into_iter().enumerate().map(folder).collect()
+}
+
+/// A JSON Schema as a field of a file.
+#[derive(Deserialize)]
+#[serde(rename = "a JSON Schema, which is a map", rename_all = "lowercase")]
+enum JsonSchemaForm {
+    Map(Value),
+}
+
+pub(crate) fn read_json_schema<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+    let JsonSchemaForm::Map(schema) = JsonSchemaForm::deserialize(deserializer)?;
+    check_json_schema(&schema).map_err(D::Error::custom)?;
     Ok(schema)
 }
 
-fn check_json_schema(schema: &serde_json::Value, position: Position, name: &str) -> Result<(), YamlMistake> {
-    jsonschema::validator_for(schema).map(drop).map_err(|error| {
-        YamlMistake::at_position(position, format!("{name:?} is not a valid JSON Schema: {error}"))
-    })
+fn read_optional_json_schema<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    read_json_schema(deserializer).map(Some)
+}
+
+fn check_json_schema(schema: &Value) -> Result<(), String> {
+    let checked = jsonschema::validator_for(schema);
+    checked.map(drop).map_err(|error| format!("it is not a valid JSON Schema: {error}"))
 }
 
 #[cfg(test)]
@@ -643,7 +515,7 @@ concurrency: 2
     fn a_file_defines_an_agent() {
         let spec = AgentSpec::parse(GOOD.as_bytes(), &ThreeToolNames).unwrap();
         assert_eq!(
-            (spec.about.name.as_str(), spec.about.slots, spec.answer),
+            (spec.about.name.as_str(), spec.about.slots.map(u32::from), spec.answer),
             ("legal", Some(2), AnswerForm::Text)
         );
         assert_eq!(
@@ -738,7 +610,7 @@ concurrency: 2
             (instead("type: object", "type: objct"), "5:8: \"input\" is not a valid JSON Schema: "),
             (
                 instead("criteria: [It names the law.]", "criteria: It"),
-                "6:20: \"criteria\" must be a list of sentences, not the text \"It\"",
+                "6:20: \"criteria\" must be a list, not the text \"It\"",
             ),
             (
                 instead("concurrency: 2", "concurrency: 0"),
@@ -755,11 +627,11 @@ concurrency: 2
             (with("limits: {turn: 3}"), "8:10: there is no field \"turn\" here; did you mean \"turns\"?"),
             (
                 with("limits: {turns: many}"),
-                "8:17: \"turns\": it must be a whole number of 0 or more, not the text \"many\"",
+                "8:17: \"turns\" must be a whole number of 0 or more, not the text \"many\"",
             ),
             (with("consult: maybe"), "8:10: \"consult\" must be true or false, not the text \"maybe\""),
             (with("prompts: large"), "8:10: \"prompts\" must be small or strong, not the text \"large\""),
-            (with("mcp: {}"), "8:6: \"mcp\" must be a list of MCP servers, not a map"),
+            (with("mcp: {}"), "8:6: \"mcp\" must be a list, not a map"),
         ] {
             assert!(mistake_text.starts_with(expected), "{mistake_text}\n{expected}");
         }

@@ -16,17 +16,53 @@
 
 use millrace_protocol::plan::{MAX_PERSONS, PersonReview, ReviewPolicy};
 use millrace_protocol::question::ExpiryAction;
-use millrace_strict_yaml::{YamlMistake, YamlNode, YamlValue, deserialize_node};
-use schemars::JsonSchema;
+use millrace_strict_yaml::one_of;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use crate::approval::read_expiry;
+
+// A text that is not blank.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+pub(super) struct Sentence(pub String);
+
+impl TryFrom<String> for Sentence {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.trim().is_empty() {
+            true => Err(format!("it must be a sentence, not the text {text:?}")),
+            false => Ok(Self(text)),
+        }
+    }
+}
+
+impl JsonSchema for Sentence {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Sentence".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "pattern": "\\S" })
+    }
+}
+
+// The notations of the field `person`.
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "true, a name, names or {ask: […]}", rename_all = "lowercase")]
+#[schemars(untagged, transform = one_of)]
+pub(super) enum PersonForm {
+    Flag(#[schemars(extend("const" = true))] bool),
+    Text(#[schemars(with = "Sentence")] String),
+    List(#[schemars(with = "Vec<Sentence>", length(min = 1, max = MAX_PERSONS))] Vec<String>),
+    Map(Box<PersonSettings>),
+}
 
 /// The settings of a review by persons.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct PersonSettings {
+pub(super) struct PersonSettings {
     /// The persons or roles that should judge, one vote each; anyone by default.
     #[serde(default)]
     ask: Vec<String>,
@@ -46,31 +82,17 @@ struct PersonSettings {
     escalate_to: String,
 }
 
-/// Reads the field `person` of a review. `first` is the review before that of the persons.
-///
-/// # Errors
-/// The first mistake.
-pub(super) fn read_person_review(node: &YamlNode, first: ReviewPolicy) -> Result<ReviewPolicy, YamlMistake> {
-    const EXPECTED: &str = "true, a name, names or {ask: […]}";
-    let settings = match &node.value {
-        YamlValue::Flag(true) => PersonSettings::default(),
-        YamlValue::Text(name) => PersonSettings { ask: vec![name.clone()], ..PersonSettings::default() },
-        YamlValue::List(_) => PersonSettings { ask: read_names(node)?, ..PersonSettings::default() },
-        YamlValue::Map(_) => deserialize_node(node, "person")?,
-        YamlValue::Nothing | YamlValue::Flag(false) | YamlValue::Number(_) => {
-            return Err(node.mismatch_error("person", EXPECTED));
+/// Returns the review by persons after another review.
+pub(super) fn review_by_persons(form: PersonForm, first: ReviewPolicy) -> Result<ReviewPolicy, String> {
+    let settings = match form {
+        PersonForm::Flag(true) => PersonSettings::default(),
+        PersonForm::Flag(false) => {
+            return Err("\"person\" must be true, a name, names or {ask: […]}, not false".into());
         }
+        PersonForm::Text(name) => PersonSettings { ask: vec![name], ..PersonSettings::default() },
+        PersonForm::List(ask) => PersonSettings { ask, ..PersonSettings::default() },
+        PersonForm::Map(settings) => *settings,
     };
-    let review = build_review(settings, first);
-    review.map_err(|mistake| YamlMistake::at_position(node.position, mistake))
-}
-
-fn read_names(node: &YamlNode) -> Result<Vec<String>, YamlMistake> {
-    let names = node.parse_list("person", "names")?.iter();
-    names.map(|name| name.parse_text("person").map(str::to_owned)).collect()
-}
-
-fn build_review(settings: PersonSettings, first: ReviewPolicy) -> Result<ReviewPolicy, String> {
     let PersonSettings { mut ask, criteria, quorum, expires_s, on_expiry, escalate_to } = settings;
     if ask.is_empty() {
         ask.push(String::new());
@@ -89,28 +111,4 @@ fn build_review(settings: PersonSettings, first: ReviewPolicy) -> Result<ReviewP
         )),
         Some(_) | None => Ok(ReviewPolicy::Persons(Box::new(review))),
     }
-}
-
-/// The JSON Schema of the field.
-pub(super) fn person_review_schema() -> Value {
-    let mut settings = schemars::schema_for!(PersonSettings).to_value();
-    let name = json!({ "type": "string", "pattern": "\\S" });
-    if let Some(fields) = settings.as_object_mut() {
-        fields.remove("$schema");
-        fields.remove("title");
-    }
-    // The only referenced type is short; without a reference the schema can be embedded anywhere.
-    let action = settings.as_object_mut().and_then(|fields| fields.remove("$defs"));
-    let action = action.map_or(Value::Null, |mut definitions| definitions["ExpiryAction"].take());
-    settings["properties"]["on_expiry"] = action;
-    json!({
-        "description": "The persons that judge the result after the checks and the critic: true for anyone, a name or role, \
-                        several, or settings.",
-        "oneOf": [
-            { "const": true },
-            name.clone(),
-            { "type": "array", "items": name, "minItems": 1, "maxItems": MAX_PERSONS },
-            settings,
-        ],
-    })
 }

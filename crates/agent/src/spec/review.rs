@@ -18,287 +18,286 @@ use std::time::Duration;
 
 use millrace_models::ModelSelection;
 use millrace_protocol::plan::{ReviewCheck, ReviewPolicy};
-use millrace_strict_yaml::{MappingFields, YamlMistake, YamlNode, YamlValue};
-use serde_json::json;
+use millrace_strict_yaml::{FileDuration, ValueMistake, Whole, YamlNode, one_of, tidy_schema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
-use super::person_review::{person_review_schema, read_person_review};
+use super::person_review::{PersonForm, Sentence, review_by_persons};
 use super::read_json_schema;
 
-const FIELDS: [&str; 6] = ["criteria", "checks", "models", "quorum", "sample", "person"];
-const CHECKS: [&str; 7] =
-    ["citations", "quotations", "schema", "matches", "matches_not", "command", "timeout"];
 /// The maximum timeout of a check's program.
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Reads a review.
-///
-/// # Errors
-/// The first mistake.
-pub fn read_review(node: &YamlNode) -> Result<ReviewPolicy, YamlMistake> {
-    match &node.value {
-        YamlValue::Text(_) => Ok(match node.index_of_choice("review", &["none", "critic"])? {
-            0 => ReviewPolicy::None,
-            _ => ReviewPolicy::critic(Vec::new()),
-        }),
-        YamlValue::Map(_) => read_review_map(node),
-        YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::Number(_) | YamlValue::List(_) => {
-            Err(node
-                .mismatch_error("review", "none, critic, {criteria: […]}, {checks: […]} or {person: true}"))
+// The notations of a `ReviewPolicy`.
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "none, critic, {criteria: […]}, {checks: […]} or {person: true}", rename_all = "lowercase")]
+#[schemars(untagged, transform = one_of)]
+pub enum ReviewForm {
+    Text(ReviewName),
+    Map(Box<ReviewFields>),
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ReviewName {
+    None,
+    Critic,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename = "review", deny_unknown_fields)]
+#[schemars(transform = tidy_schema, extend("minProperties" = 1))]
+pub struct ReviewFields {
+    criteria: Option<Vec<Sentence>>,
+    checks: Option<Vec<CheckForm>>,
+    /// The models that judge, each independently.
+    #[serde(default, deserialize_with = "read_models")]
+    #[schemars(with = "Option<Vec<Sentence>>", length(min = 1))]
+    models: Option<Vec<String>>,
+    /// The number of models that must accept it; a majority by default.
+    #[schemars(range(min = 1))]
+    quorum: Option<u32>,
+    /// The percentage of results that models and persons judge.
+    sample: Option<Whole<0, 100>>,
+    /// The persons that judge the result after the checks and the critic: true for anyone, a name or role, several, or settings.
+    person: Option<PersonForm>,
+}
+
+impl TryFrom<ReviewForm> for ReviewPolicy {
+    type Error = ValueMistake;
+
+    fn try_from(form: ReviewForm) -> Result<Self, ValueMistake> {
+        let ReviewFields { criteria, checks, models, quorum, sample, person } = match form {
+            ReviewForm::Text(ReviewName::None) => return Ok(Self::None),
+            ReviewForm::Text(ReviewName::Critic) => return Ok(Self::critic(Vec::new())),
+            ReviewForm::Map(fields) => *fields,
+        };
+        check_quorum(quorum, models.as_ref())?;
+        let checks =
+            checks.map(|checks| checks.into_iter().map(|CheckForm(check)| check).collect::<Vec<_>>());
+        let is_critic = [criteria.is_some(), models.is_some(), quorum.is_some(), sample.is_some()];
+        let review = match (checks, is_critic.contains(&true)) {
+            (None, false) if person.is_some() => Self::None,
+            (None, false) => {
+                let text =
+                    "a review needs criteria, checks, models or a person; otherwise write none or critic";
+                return Err(ValueMistake::sentence(text));
+            }
+            (Some(checks), false) if checks.is_empty() => {
+                let text = "a review without criteria and models needs at least one check";
+                return Err(ValueMistake::sentence(text));
+            }
+            (Some(checks), false) => Self::Checks { checks },
+            (checks, true) => Self::Critic {
+                criteria: criteria.into_iter().flatten().map(|Sentence(text)| text).collect(),
+                checks: checks.unwrap_or_default(),
+                models: models.unwrap_or_default(),
+                quorum,
+                sample_percent: sample.and_then(|percent| u8::try_from(percent.0).ok()),
+            },
+        };
+        match person {
+            Some(person) => review_by_persons(person, review).map_err(|why| ValueMistake::at("person", why)),
+            None => Ok(review),
         }
     }
 }
 
-fn read_review_map(node: &YamlNode) -> Result<ReviewPolicy, YamlMistake> {
-    let fields = MappingFields::from_node(node, "review", &FIELDS)?;
-    let criteria = fields.find_field("criteria").map(read_criteria).transpose()?;
-    let checks = fields.find_field("checks").map(read_checks).transpose()?;
-    let models = fields.find_field("models").map(read_models).transpose()?;
-    let quorum = fields.find_field("quorum").map(|node| read_quorum(node, models.as_ref())).transpose()?;
-    let sample_percent = fields.find_field("sample").map(read_sample).transpose()?;
-    let is_critic = [criteria.is_some(), models.is_some(), quorum.is_some(), sample_percent.is_some()];
-    let person = fields.find_field("person");
-    let review = match (checks, is_critic.contains(&true)) {
-        (None, false) if person.is_some() => Ok(ReviewPolicy::None),
-        (None, false) => Err(YamlMistake::at_position(
-            node.position,
-            "a review needs criteria, checks, models or a person; otherwise write none or critic",
-        )),
-        (Some(checks), false) if checks.is_empty() => Err(YamlMistake::at_position(
-            node.position,
-            "a review without criteria and models needs at least one check",
-        )),
-        (Some(checks), false) => Ok(ReviewPolicy::Checks { checks }),
-        (checks, true) => Ok(ReviewPolicy::Critic {
-            criteria: criteria.unwrap_or_default(),
-            checks: checks.unwrap_or_default(),
-            models: models.unwrap_or_default(),
-            quorum,
-            sample_percent,
-        }),
-    }?;
-    match person {
-        Some(person) => read_person_review(person, review),
-        None => Ok(review),
-    }
-}
-
-fn read_criteria(node: &YamlNode) -> Result<Vec<String>, YamlMistake> {
-    let sentence = |item: &YamlNode| match item.parse_text("criteria")? {
-        text if text.trim().is_empty() => Err(item.mismatch_error("criteria", "a sentence")),
-        text => Ok(text.to_owned()),
-    };
-    node.parse_list("criteria", "sentences")?.iter().map(sentence).collect()
-}
-
-fn read_models(node: &YamlNode) -> Result<Vec<String>, YamlMistake> {
-    let items = node.parse_list("models", "models, each as provider:model")?;
-    if items.is_empty() {
-        return Err(YamlMistake::at_position(
-            node.position,
-            "\"models\" must name a model; leave it out to use the critics' own",
-        ));
-    }
-    items.iter().map(read_model).collect()
-}
-
-fn read_model(item: &YamlNode) -> Result<String, YamlMistake> {
-    let name = item.parse_text("models")?;
-    let selection = ModelSelection::parse(name)
-        .map_err(|error| YamlMistake::at_position(item.position, error.to_string()))?;
-    crate::model::validate_selection(&selection)
-        .map_err(|error| YamlMistake::at_position(item.position, error.to_string()))?;
-    Ok(name.to_owned())
-}
-
-fn read_quorum(node: &YamlNode, models: Option<&Vec<String>>) -> Result<u32, YamlMistake> {
+fn check_quorum(quorum: Option<u32>, models: Option<&Vec<String>>) -> Result<(), ValueMistake> {
     let judges = models.map_or(1, Vec::len);
+    let Some(quorum) = quorum.filter(|quorum| !(1..=judges).contains(&(*quorum as usize))) else {
+        return Ok(());
+    };
     let expected = match judges {
         1 => "1: there is one model".to_owned(),
         _ => format!("from 1 to {judges}, the number of its models"),
     };
-    match node.parse_integer("quorum", &expected)? {
-        quorum if quorum >= 1 && quorum as usize <= judges => Ok(quorum),
-        _ => Err(node.mismatch_error("quorum", &format!("a whole number {expected}"))),
+    let text = format!("\"quorum\" must be a whole number {expected}, not the number {quorum}");
+    Err(ValueMistake::at("quorum", text))
+}
+
+fn read_models<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<String>>, D::Error> {
+    let names = Vec::<String>::deserialize(deserializer)?;
+    if names.is_empty() {
+        let text = "\"models\" must name a model; leave it out to use the critics' own";
+        return Err(D::Error::custom(ValueMistake::sentence(text)));
+    }
+    for (at, name) in names.iter().enumerate() {
+        let valid = ModelSelection::parse(name).map_err(|error| error.to_string()).and_then(|selection| {
+            crate::model::validate_selection(&selection).map_err(|error| error.to_string())
+        });
+        valid.map_err(|why| D::Error::custom(ValueMistake::at(at.to_string(), why)))?;
+    }
+    Ok(Some(names))
+}
+
+/// A check as written in files: its name, or a map with its settings.
+#[derive(Deserialize)]
+#[serde(try_from = "CheckNotation")]
+struct CheckForm(ReviewCheck);
+
+#[derive(Deserialize)]
+#[serde(
+    rename = "citations, quotations, {schema: {…}}, {matches: \"…\"}, {matches_not: \"…\"} or {command: […]}",
+    rename_all = "lowercase"
+)]
+enum CheckNotation {
+    Text(CheckName),
+    Map(Box<CheckFields>),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum CheckName {
+    Citations,
+    Quotations,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "check", default)]
+#[derive(Default)]
+struct CheckFields {
+    citations: Option<YamlNode>,
+    quotations: Option<YamlNode>,
+    #[serde(deserialize_with = "read_schema")]
+    schema: Option<Value>,
+    #[serde(deserialize_with = "read_pattern")]
+    matches: Option<String>,
+    #[serde(deserialize_with = "read_pattern")]
+    matches_not: Option<String>,
+    #[serde(deserialize_with = "read_command")]
+    command: Option<Vec<String>>,
+    #[serde(deserialize_with = "read_timeout")]
+    timeout: Option<u32>,
+}
+
+impl TryFrom<CheckNotation> for CheckForm {
+    type Error = ValueMistake;
+
+    fn try_from(notation: CheckNotation) -> Result<Self, ValueMistake> {
+        let fields = match notation {
+            CheckNotation::Text(CheckName::Citations) => return Ok(Self(ReviewCheck::Citations)),
+            CheckNotation::Text(CheckName::Quotations) => return Ok(Self(ReviewCheck::Quotations)),
+            CheckNotation::Map(fields) => *fields,
+        };
+        let CheckFields { citations, quotations, schema, matches, matches_not, command, timeout } = fields;
+        if citations.is_some() || quotations.is_some() {
+            let place = if citations.is_some() { "citations" } else { "quotations" };
+            let text = "citations and quotations take no settings; write only the name";
+            return Err(ValueMistake::at(place, text));
+        }
+        if timeout.is_some()
+            && command.is_none()
+            && (schema.is_some() || matches.is_some() || matches_not.is_some())
+        {
+            let text = "only a check of the kind command has a \"timeout\"";
+            return Err(ValueMistake::at("timeout", text));
+        }
+        match (schema, matches, matches_not, command) {
+            (Some(schema), None, None, None) => Ok(Self(ReviewCheck::Schema(schema))),
+            (None, Some(pattern), None, None) => Ok(Self(ReviewCheck::Matches(pattern))),
+            (None, None, Some(pattern), None) => Ok(Self(ReviewCheck::MatchesNot(pattern))),
+            (None, None, None, Some(command)) => {
+                Ok(Self(ReviewCheck::Command { command, timeout_s: timeout }))
+            }
+            _ => {
+                let text = "a check is one of schema, matches, matches_not or command";
+                Err(ValueMistake::sentence(text))
+            }
+        }
     }
 }
 
-fn read_sample(node: &YamlNode) -> Result<u8, YamlMistake> {
-    const EXPECTED: &str = "from 0 to 100: the percentage of results that models judge";
-    let percent =
-        u8::try_from(node.parse_integer("sample", EXPECTED)?).ok().filter(|percent| *percent <= 100);
-    percent.ok_or_else(|| node.mismatch_error("sample", &format!("a whole number {EXPECTED}")))
+fn read_schema<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    read_json_schema(deserializer).map(Some)
 }
 
-fn read_checks(node: &YamlNode) -> Result<Vec<ReviewCheck>, YamlMistake> {
-    node.parse_list("checks", "checks")?.iter().map(read_check).collect()
-}
-
-fn read_check(item: &YamlNode) -> Result<ReviewCheck, YamlMistake> {
-    match &item.value {
-        YamlValue::Text(_) => Ok(match item.index_of_choice("checks", &CHECKS[..2])? {
-            0 => ReviewCheck::Citations,
-            _ => ReviewCheck::Quotations,
-        }),
-        YamlValue::Map(_) => read_check_with_settings(item),
-        YamlValue::Nothing | YamlValue::Flag(_) | YamlValue::Number(_) | YamlValue::List(_) => Err(item.mismatch_error(
-            "checks",
-            "citations, quotations, {schema: {…}}, {matches: \"…\"}, {matches_not: \"…\"} or {command: […]}",
-        )),
-    }
-}
-
-fn read_check_with_settings(item: &YamlNode) -> Result<ReviewCheck, YamlMistake> {
-    let fields = MappingFields::from_node(item, "check", &CHECKS)?;
-    if let Some(node) = fields.find_field("citations").or_else(|| fields.find_field("quotations")) {
-        return Err(YamlMistake::at_position(
-            node.position,
-            "citations and quotations take no settings; write only the name",
-        ));
-    }
-    let named: Vec<&str> =
-        CHECKS[2..6].iter().copied().filter(|name| fields.find_field(name).is_some()).collect();
-    let &[name] = named.as_slice() else {
-        return Err(YamlMistake::at_position(
-            item.position,
-            "a check is one of schema, matches, matches_not or command",
-        ));
-    };
-    if let Some(node) = fields.find_field("timeout").filter(|_| name != "command") {
-        return Err(YamlMistake::at_position(
-            node.position,
-            "only a check of the kind command has a \"timeout\"",
-        ));
-    }
-    let node = fields.require_field(name)?;
-    Ok(match name {
-        "schema" => ReviewCheck::Schema(read_json_schema(node, "schema")?),
-        "matches" => ReviewCheck::Matches(read_pattern(node, name)?),
-        "matches_not" => ReviewCheck::MatchesNot(read_pattern(node, name)?),
-        _ => ReviewCheck::Command {
-            command: read_command(node)?,
-            timeout_s: fields.find_field("timeout").map(read_timeout).transpose()?,
-        },
-    })
-}
-
-fn read_pattern(node: &YamlNode, name: &str) -> Result<String, YamlMistake> {
-    let text = node.parse_text(name)?;
+fn read_pattern<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let text = String::deserialize(deserializer)?;
     if text.is_empty() {
-        return Err(node.mismatch_error(name, "a regular expression"));
+        return Err(D::Error::custom("it must be a regular expression, not the text \"\""));
     }
-    let expression = crate::critic::checks::compile_regex(text);
-    expression.map_err(|error| YamlMistake::at_position(node.position, format!("{name:?}: {error}")))?;
-    Ok(text.to_owned())
+    crate::critic::checks::compile_regex(&text).map_err(D::Error::custom)?;
+    Ok(Some(text))
 }
 
-fn read_command(node: &YamlNode) -> Result<Vec<String>, YamlMistake> {
-    let words = node.parse_list("command", "words: the program and its arguments")?;
-    let words: Vec<String> = words
-        .iter()
-        .map(|word| Ok(word.parse_text("command")?.to_owned()))
-        .collect::<Result<_, YamlMistake>>()?;
-    if words.first().is_none_or(String::is_empty) {
-        return Err(node.mismatch_error("command", "a list that starts with a program"));
+fn read_command<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<String>>, D::Error> {
+    let words = Vec::<String>::deserialize(deserializer)?;
+    match words.first().is_none_or(String::is_empty) {
+        true => Err(D::Error::custom("it must be a list that starts with a program, not a list")),
+        false => Ok(Some(words)),
     }
-    Ok(words)
 }
 
-fn read_timeout(node: &YamlNode) -> Result<u32, YamlMistake> {
-    let timeout = node.parse_duration("timeout")?;
+/// Reads a timeout in whole seconds, rounded up.
+fn read_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let node = YamlNode::deserialize(deserializer)?;
+    let FileDuration(timeout) = FileDuration::try_from(node.clone()).map_err(D::Error::custom)?;
     if timeout.is_zero() || timeout > MAX_TIMEOUT {
-        return Err(node.mismatch_error("timeout", "from 1s to 1h"));
+        return Err(D::Error::custom(node.mismatch("from 1s to 1h")));
     }
-    // Whole seconds, rounded up.
-    Ok(u32::try_from(timeout.as_secs())
-        .unwrap_or(u32::MAX)
-        .saturating_add(u32::from(timeout.subsec_nanos() > 0)))
+    Ok(u32::try_from(timeout.as_millis().div_ceil(1000)).ok())
 }
 
-/// The JSON Schema of a review as written in files.
-#[must_use]
-pub fn review_schema() -> serde_json::Value {
-    let sentences = json!({ "type": "array", "items": { "type": "string", "pattern": "\\S" } });
-    let one = |name: &str, value: serde_json::Value| {
-        json!({
-            "type": "object",
-            "properties": { name: value },
-            "required": [name],
-            "additionalProperties": false,
-        })
-    };
-    let pattern = json!({ "type": "string", "minLength": 1 });
-    let command = json!({
-        "type": "object",
-        "properties": {
-            "command": {
-                "description": "A program and its arguments. It gets the result as JSON on standard input.",
-                "type": "array",
-                "items": { "type": "string" },
-                "minItems": 1,
-            },
-            "timeout": { "description": "Seconds, or text such as 30s.", "type": ["number", "string"] },
-        },
-        "required": ["command"],
-        "additionalProperties": false,
-    });
-    let check = json!({
-        "oneOf": [
-            { "enum": &CHECKS[..2] },
-            one("schema", json!({ "type": "object" })),
-            one("matches", pattern.clone()),
-            one("matches_not", pattern),
-            command,
-        ],
-    });
-    json!({
-        "description": "The review of a result before it is accepted: none, a critic, checks only, or checks first, then \
-                        critics, then persons.",
-        "oneOf": [
-            { "enum": ["none", "critic"] },
-            {
+impl JsonSchema for CheckForm {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Check".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let one = |name: &str, value: Value| {
+            json_schema!({
                 "type": "object",
-                "properties": {
-                    "criteria": sentences,
-                    "checks": { "type": "array", "items": check },
-                    "models": {
-                        "description": "The models that judge, each independently.",
-                        "type": "array",
-                        "items": { "type": "string", "pattern": "\\S" },
-                        "minItems": 1,
-                    },
-                    "quorum": {
-                        "description": "The number of models that must accept it; a majority by default.",
-                        "type": "integer",
-                        "minimum": 1,
-                    },
-                    "sample": {
-                        "description": "The percentage of results that models and persons judge.",
-                        "type": "integer",
-                        "minimum": 0,
-                        "maximum": 100,
-                    },
-                    "person": person_review_schema(),
-                },
-                "minProperties": 1,
+                "properties": { name: value },
+                "required": [name],
                 "additionalProperties": false,
-            },
-        ],
-    })
+            })
+        };
+        let pattern = serde_json::json!({ "type": "string", "minLength": 1 });
+        json_schema!({
+            "oneOf": [
+                { "enum": ["citations", "quotations"] },
+                one("schema", serde_json::json!({ "type": "object" })),
+                one("matches", pattern.clone()),
+                one("matches_not", pattern),
+                {
+                    "type": "object",
+                    "properties": {
+                        "command": {
+                            "description": "A program and its arguments. It gets the result as JSON on standard input.",
+                            "type": "array",
+                            "items": { "type": "string" },
+                            "minItems": 1,
+                        },
+                        "timeout": { "description": "Seconds, or text such as 30s.", "type": ["number", "string"] },
+                    },
+                    "required": ["command"],
+                    "additionalProperties": false,
+                },
+            ],
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_strict_yaml::FileDescription;
+    use millrace_strict_yaml::{FileDescription, deserialize_field, from_form, parse_yaml};
+    use serde_json::json;
 
     use super::*;
 
     fn read_review_text(text: &str) -> Result<ReviewPolicy, String> {
         let kind = FileDescription { name: "test", holds: "a review" };
-        let root =
-            millrace_strict_yaml::parse_yaml(text.as_bytes(), kind).map_err(|mistake| mistake.to_string())?;
-        let fields = MappingFields::from_node(&root, "test", &["review"]).unwrap();
-        read_review(fields.require_field("review").unwrap()).map_err(|mistake| mistake.to_string())
+        let root = parse_yaml(text.as_bytes(), kind).map_err(|mistake| mistake.to_string())?;
+        let form = deserialize_field(root.child("review").unwrap(), "review");
+        form.map(|File(policy)| policy).map_err(|mistakes| mistakes.to_string())
     }
+
+    #[derive(Deserialize)]
+    #[serde(transparent)]
+    struct File(#[serde(deserialize_with = "from_form::<_, ReviewForm, _>")] ReviewPolicy);
 
     #[test]
     fn a_review_is_read_as_written() {
@@ -396,10 +395,7 @@ mod tests {
                 "review: {checks: [{matches: a, timeout: 3}]}",
                 "1:41: only a check of the kind command has a \"timeout\"",
             ),
-            (
-                "review: {checks: [{matches: '('}]}",
-                "1:29: \"matches\": it is not a valid regular expression: ",
-            ),
+            ("review: {checks: [{matches: '('}]}", "1:29: \"matches\" is not a valid regular expression: "),
             (
                 "review: {checks: [{matches: ''}]}",
                 "1:29: \"matches\" must be a regular expression, not the text \"\"",
@@ -470,7 +466,7 @@ mod tests {
 
     #[test]
     fn the_schema_rejects_what_the_parser_rejects() {
-        let validator = jsonschema::validator_for(&review_schema()).unwrap();
+        let validator = jsonschema::validator_for(&crate::spec::review_schema()).unwrap();
         for (text, is_good) in [
             ("review: none", true),
             ("review: {criteria: [a], checks: [citations, {matches: a}], quorum: 1, sample: 0}", true),

@@ -1,7 +1,7 @@
 //! The names of the tools of MCP servers, as far as a capability file determines them: by a prefix for each server. The tools
 //! themselves are known only when a worker has connected to the server.
 
-use millrace_strict_yaml::{YamlNode, YamlValue};
+use millrace_strict_yaml::YamlNode;
 
 /// The prefixes of the tool names of an agent's MCP servers; an empty one allows any name.
 #[derive(Debug, Default)]
@@ -32,17 +32,7 @@ fn is_valid_in_tool_name(letter: char) -> bool {
 
 /// The prefix of a server's tools, with the underscore after it: its field `prefix`, or its name.
 fn read_prefix(server: &YamlNode) -> String {
-    let YamlValue::Map(entries) = &server.value else { return String::new() };
-    let text = |key: &str| {
-        entries.iter().find(|entry| entry.key == key).and_then(|entry| match &entry.node.value {
-            YamlValue::Text(text) => Some(text.as_str()),
-            YamlValue::Nothing
-            | YamlValue::Flag(_)
-            | YamlValue::Number(_)
-            | YamlValue::List(_)
-            | YamlValue::Map(_) => None,
-        })
-    };
+    let text = |key: &str| server.child(key).and_then(YamlNode::as_text);
     match text("prefix").or_else(|| text("name")) {
         None | Some("") => String::new(),
         Some(prefix) => {
@@ -58,7 +48,7 @@ mod tests {
 
     fn names(servers: &str) -> ServerToolNames {
         let node = millrace_strict_yaml::parse_yaml(servers.as_bytes(), crate::spec::KIND).unwrap();
-        ServerToolNames::from_servers(node.parse_list("mcp", "MCP servers").unwrap())
+        ServerToolNames::from_servers(node.items())
     }
 
     #[test]

@@ -19,145 +19,146 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::schema::check_value_against_schema;
-use millrace_strict_yaml::{
-    MappingFields, MistakeCollector, Position, YamlMistake, YamlNode, YamlValue, deserialize_node,
-    did_you_mean_hint,
-};
+use millrace_strict_yaml::{MistakeCollector, YamlMistake, YamlNode, did_you_mean_hint};
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use super::{Template, check_json_schema, read_json_schema};
+use super::{AgentSpec, check_json_schema};
 use crate::skills::SkillProgress;
 use crate::state::{
-    Condition, ConditionView, PhaseChange, StateAccess, StateField, StateOperation, StatePolicy, StateRules,
-    list_references, resolve_schema, state_tool_name, without_references,
+    Condition, ConditionView, PhaseChange, StateField, StatePolicy, StateRules, list_references,
+    resolve_schema, state_tool_name, without_references,
 };
 
-/// The maximum length of a field's name.
-pub(super) const MAX_NAME: usize = 40;
+/// The maximum length of the name of a field or a phase.
+const MAX_NAME: usize = 40;
 /// The maximum number of fields.
-pub(super) const MAX_FIELDS: usize = 100;
-
-pub(super) const ACCESS: [(&str, StateAccess); 4] = [
-    ("hidden", StateAccess::Hidden),
-    ("read", StateAccess::Read),
-    ("write", StateAccess::Write),
-    ("readwrite", StateAccess::ReadWrite),
-];
-pub(super) const OPERATIONS: [(&str, StateOperation); 3] =
-    [("get", StateOperation::Get), ("set", StateOperation::Set), ("append", StateOperation::Append)];
+const MAX_FIELDS: usize = 100;
 
 /// The names that a policy's condition may use in addition to those of all conditions.
 const POLICY_NAMES: [&str; 2] = ["value", "old"];
 /// The names that the conditions of tools and phases may use if the agent has skills.
 const SKILL_NAMES: [&str; 1] = ["skills"];
 
-pub(super) type PlacedCondition = (Condition, Position);
+/// A mistake in a part of the file with this path.
+type StateMistake = (String, String);
 
-/// The conditions of a file, which are checked when all fields and phases are known.
-#[derive(Default)]
-struct PlacedConditions {
-    /// They can be evaluated at any time.
-    of_tools_and_phases: Vec<PlacedCondition>,
-    of_policies: Vec<PlacedCondition>,
-    /// The fields whose schemas refer to the state.
-    of_fields: Vec<(String, Position)>,
+/// Reads the field `state`.
+pub(super) fn read_fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StateRules, D::Error> {
+    let fields = BTreeMap::deserialize(deserializer)?;
+    Ok(StateRules { fields, ..StateRules::default() })
 }
 
-/// The parts of a file that its state rules come from.
-pub(super) struct StateSource<'a> {
-    pub fields: &'a MappingFields<'a>,
-    /// The conditions of tools.
-    pub conditions: BTreeMap<String, PlacedCondition>,
-    /// The names that tools of the state can't have.
-    pub tool_names: Vec<&'a str>,
-}
-
-/// Reads the rules for the state.
-pub(super) fn collect_state(source: StateSource<'_>, mistakes: &mut MistakeCollector) -> StateRules {
-    let StateSource { fields, conditions, tool_names } = source;
-    let mut placed = PlacedConditions::default();
-    placed.of_tools_and_phases.extend(conditions.values().cloned());
-    let state = fields.find_field("state").map(|node| read_fields(node, &tool_names, &mut placed));
-    let phases = fields.find_field("phases").map(|node| read_phases(node, &mut placed));
-    let has_skills = fields.find_field("skills").is_some();
-    let rules = StateRules {
-        fields: mistakes.check_optional(state).unwrap_or_default(),
-        conditions: conditions.into_iter().map(|(tool, (condition, _))| (tool, condition)).collect(),
-        phases: mistakes.check_optional(phases).unwrap_or_default(),
-        prompt: None,
-    };
-    // A mistake in the fields would be repeated by all conditions that use them.
-    if mistakes.is_empty() {
-        mistakes.check(check_conditions(&rules, &placed, has_skills));
-    }
-    rules
-}
-
-/// Reads the condition `when` of a tool.
-pub(super) fn read_condition(node: &YamlNode) -> Result<PlacedCondition, YamlMistake> {
-    let condition = Condition::parse(node.parse_text("when")?).map_err(|error| {
-        YamlMistake::at_position(node.position, format!("\"when\" is not a condition: {error}"))
-    })?;
-    Ok((condition, node.position))
-}
-
-/// Checks that the instructions use no unknown field of the state.
-pub(super) fn check_template(
-    template: &Template,
-    node: &YamlNode,
-    rules: &StateRules,
-) -> Result<(), YamlMistake> {
-    template.state_names().iter().try_for_each(|name| {
-        check_name(name, rules, &[])
-            .map_err(|text| YamlMistake::at_position(node.position, format!("\"instructions\": {text}")))
+/// The JSON Schema of the field `state`.
+pub(super) fn fields_schema(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "propertyNames": { "pattern": "^[a-z][a-z0-9_]{0,39}$" },
+        "additionalProperties": generator.subschema_for::<StateField>(),
+        "maxProperties": MAX_FIELDS,
     })
 }
 
-fn check_conditions(
-    rules: &StateRules,
-    placed: &PlacedConditions,
-    has_skills: bool,
-) -> Result<(), YamlMistake> {
-    for (condition, position) in &placed.of_policies {
-        check_names(condition, *position, rules, &POLICY_NAMES)?;
+/// Completes the rules for the state with the phases and the conditions of tools, and checks them.
+pub(super) fn check_state(
+    spec: &mut AgentSpec,
+    root: &YamlNode,
+    tool_names: &[&str],
+    mistakes: &mut MistakeCollector,
+) {
+    spec.state.phases = std::mem::take(&mut spec.phases);
+    let conditions = spec.tools.iter().filter_map(|tool| Some((tool.name.clone(), tool.when.clone()?.value)));
+    spec.state.conditions = conditions.collect();
+    let rules = &spec.state;
+    let mut found: Vec<StateMistake> = Vec::new();
+    if rules.fields.len() > MAX_FIELDS {
+        let text = format!("the state has {} fields; the maximum is {MAX_FIELDS}", rules.fields.len());
+        found.push(("state".into(), text));
     }
-    let (values, skills) = (rules.default_values(), SkillProgress::default());
-    for (name, position) in &placed.of_fields {
-        check_references(&rules.fields[name], *position, rules, &values)?;
+    for (name, field) in &rules.fields {
+        found.extend(check_field_name(name, field, tool_names).map(|text| (format!("@state/{name}"), text)));
+        let place = |(part, text): (String, String)| (format!("state/{name}/{part}"), text);
+        found.extend(check_field(field, root.child("state").and_then(|node| node.child(name))).map(place));
     }
+    found.extend(check_phases(&rules.phases));
+    let has_syntax_mistakes = !found.is_empty();
+    let mut add = |found: Vec<StateMistake>| {
+        for (path, text) in found {
+            mistakes.add(YamlMistake::at_position(root.position_of(&path), text));
+        }
+    };
+    add(found);
+    // A mistake in the fields would be repeated by all conditions that use them.
+    if has_syntax_mistakes || !mistakes.is_empty() {
+        return;
+    }
+    let has_skills = root.child("skills").is_some();
+    if let Err((path, text)) = check_conditions(spec, has_skills) {
+        mistakes.add(YamlMistake::at_position(root.position_of(&path), text));
+        return;
+    }
+    for name in spec.instructions.state_names() {
+        if let Err(text) = check_name(&name, &spec.state, &[]) {
+            let position = root.position_of("instructions");
+            mistakes.add(YamlMistake::at_position(position, format!("\"instructions\": {text}")));
+            return;
+        }
+    }
+}
+
+fn check_conditions(spec: &AgentSpec, has_skills: bool) -> Result<(), StateMistake> {
+    let rules = &spec.state;
+    for (name, field) in &rules.fields {
+        for (at, policy) in field.policies.iter().enumerate() {
+            if let Some(condition) = &policy.deny {
+                let place = || format!("state/{name}/policies/{at}/deny");
+                check_names(condition, rules, &POLICY_NAMES).map_err(|text| (place(), text))?;
+            }
+        }
+    }
+    let values = rules.default_values();
+    for (name, field) in rules.fields.iter().filter(|(_, field)| has_references(field)) {
+        check_references(field, rules, &values).map_err(|text| (format!("@state/{name}"), text))?;
+    }
+    let of_tools = spec.tools.iter().enumerate().filter_map(|(at, tool)| {
+        Some((format!("tools/{at}/{}/when", tool.name), &tool.when.as_ref()?.value))
+    });
+    let of_phases =
+        rules.phases.iter().enumerate().map(|(at, phase)| (format!("phases/{at}/when"), &phase.when));
     let more = if has_skills { &SKILL_NAMES[..] } else { &[] };
-    for (condition, position) in &placed.of_tools_and_phases {
-        check_names(condition, *position, rules, more)?;
-        let (phase, skills) = (rules.first_phase(), &skills);
-        let view = ConditionView { state: &values, phase, skills, old: None, value: None };
-        condition.evaluate(&view).map_err(|error| {
-            let text = format!(
-                "{:?} can't be evaluated with the defaults of the state: {error}",
-                condition.as_str()
-            );
-            YamlMistake::at_position(*position, text)
-        })?;
+    for (place, condition) in of_tools.chain(of_phases) {
+        let checked = check_names(condition, rules, more).and_then(|()| {
+            let (phase, skills) = (rules.first_phase(), &SkillProgress::default());
+            let view = ConditionView { state: &values, phase, skills, old: None, value: None };
+            let text = condition.as_str();
+            condition.evaluate(&view).map(drop).map_err(|error| {
+                format!("{text:?} can't be evaluated with the defaults of the state: {error}")
+            })
+        });
+        checked.map_err(|text| (place, text))?;
     }
     Ok(())
+}
+
+fn has_references(field: &StateField) -> bool {
+    !list_references(&field.schema).is_empty()
 }
 
 /// Checks that the references of a schema lead to fields of the state, and that the schema has a meaning with their defaults.
 /// There may be nothing to choose from yet, and a field without a value yet fits.
 fn check_references(
     field: &StateField,
-    position: Position,
     rules: &StateRules,
     values: &BTreeMap<String, Value>,
-) -> Result<(), YamlMistake> {
-    let mistake = |text: String| YamlMistake::at_position(position, format!("\"schema\": {text}"));
+) -> Result<(), String> {
+    let mistake = |text: String| format!("\"schema\": {text}");
     for path in list_references(&field.schema) {
         check_name(&format!("state.{path}"), rules, &[]).map_err(mistake)?;
     }
     match resolve_schema(&field.schema, values) {
         Ok(schema) if !field.default.is_null() => check_value_against_schema(&schema, &field.default)
-            .map_err(|mistakes| {
-                YamlMistake::at_position(position, format!("\"default\" does not fit the schema: {mistakes}"))
-            }),
+            .map_err(|mistakes| format!("\"default\" does not fit the schema: {mistakes}")),
         Ok(_) => Ok(()),
         // The values of other fields decide later.
         Err(_) if field.default.is_null() || field.default == json!([]) => Ok(()),
@@ -165,15 +166,9 @@ fn check_references(
     }
 }
 
-fn check_names(
-    condition: &Condition,
-    position: Position,
-    rules: &StateRules,
-    more: &[&str],
-) -> Result<(), YamlMistake> {
+fn check_names(condition: &Condition, rules: &StateRules, more: &[&str]) -> Result<(), String> {
     condition.used_names().iter().try_for_each(|name| {
-        check_name(name, rules, more)
-            .map_err(|text| YamlMistake::at_position(position, format!("{:?}: {text}", condition.as_str())))
+        check_name(name, rules, more).map_err(|text| format!("{:?}: {text}", condition.as_str()))
     })
 }
 
@@ -208,241 +203,124 @@ fn check_name(name: &str, rules: &StateRules, more: &[&str]) -> Result<(), Strin
     }
 }
 
-fn read_fields(
-    node: &YamlNode,
-    tool_names: &[&str],
-    placed: &mut PlacedConditions,
-) -> Result<BTreeMap<String, StateField>, YamlMistake> {
-    let YamlValue::Map(entries) = &node.value else {
-        return Err(node.mismatch_error("state", "a map from names to fields"));
-    };
-    if entries.len() > MAX_FIELDS {
-        return Err(YamlMistake::at_position(
-            node.position,
-            format!("the state has {} fields; the maximum is {MAX_FIELDS}", entries.len()),
-        ));
-    }
-    let mut fields = BTreeMap::new();
-    for entry in entries {
-        check_field_name(&entry.key, entry.position)?;
-        let field = read_field(&entry.node, placed)?;
-        if !list_references(&field.schema).is_empty() {
-            placed.of_fields.push((entry.key.clone(), entry.position));
-        }
-        for name in field.operations().map(|operation| state_tool_name(operation, &entry.key)) {
-            if tool_names.contains(&name.as_str()) {
-                let text = format!(
-                    "the field {:?} would have the tool {name:?}, which is another tool; choose another name",
-                    entry.key
-                );
-                return Err(YamlMistake::at_position(entry.position, text));
-            }
-        }
-        fields.insert(entry.key.clone(), field);
-    }
-    Ok(fields)
-}
-
-fn check_field_name(name: &str, position: Position) -> Result<(), YamlMistake> {
+fn check_field_name(name: &str, field: &StateField, tool_names: &[&str]) -> Option<String> {
     let is_valid = name.len() <= MAX_NAME
         && name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-    if is_valid {
-        return Ok(());
+    if !is_valid {
+        return Some(format!(
+            "{name:?} is not a valid name of a field: it begins with a small letter and has small letters, digits and '_', at most \
+             {MAX_NAME}"
+        ));
     }
-    let text = format!(
-        "{name:?} is not a valid name of a field: it begins with a small letter and has small letters, digits and '_', at most \
-         {MAX_NAME}"
-    );
-    Err(YamlMistake::at_position(position, text))
+    let mut tools = field.operations().map(|operation| state_tool_name(operation, name));
+    let tool = tools.find(|tool| tool_names.contains(&tool.as_str()))?;
+    Some(format!(
+        "the field {name:?} would have the tool {tool:?}, which is another tool; choose another name"
+    ))
 }
 
-fn read_field(node: &YamlNode, placed: &mut PlacedConditions) -> Result<StateField, YamlMistake> {
-    let known = ["description", "schema", "default", "access", "policies"];
-    let fields = MappingFields::from_node(node, "field of the state", &known)?;
-    let text = |name| fields.find_field(name).map(|node| node.parse_text(name).map(str::to_owned));
-    let schema = fields.find_field("schema").map(read_schema).transpose()?.unwrap_or_else(|| json!({}));
-    let default = fields.find_field("default");
-    let value = default.map_or(Value::Null, YamlNode::to_json);
-    let is_checked_later = !list_references(&schema).is_empty();
-    if !is_checked_later && let Err(mistakes) = check_value_against_schema(&schema, &value) {
-        let (position, what) = match default {
-            Some(default) => (default.position, "\"default\" does not fit the schema"),
-            None => (node.position, "the field needs a \"default\" that fits its schema"),
+/// Returns the first mistake in a field, with its place in it.
+fn check_field(field: &StateField, node: Option<&YamlNode>) -> Option<StateMistake> {
+    let mistake = |place: &str, text: String| Some((place.to_owned(), text));
+    if let Err(text) = check_schema(&field.schema) {
+        return mistake("schema", text);
+    }
+    if !has_references(field)
+        && let Err(why) = check_value_against_schema(&field.schema, &field.default)
+    {
+        return match node.and_then(|node| node.child("default")) {
+            Some(_) => mistake("default", format!("\"default\" does not fit the schema: {why}")),
+            None => mistake("", format!("the field needs a \"default\" that fits its schema: {why}")),
         };
-        return Err(YamlMistake::at_position(position, format!("{what}: {mistakes}")));
     }
-    let access = fields.find_field("access").map(|node| {
-        let at = node.index_of_choice("access", &ACCESS.map(|(name, _)| name))?;
-        Ok::<StateAccess, YamlMistake>(ACCESS[at].1)
-    });
-    let mut field = StateField {
-        description: text("description").transpose()?.unwrap_or_default(),
-        schema,
-        default: value,
-        access: access.transpose()?.unwrap_or_default(),
-        policies: Vec::new(),
-    };
-    if let Some(node) = fields.find_field("policies") {
-        for item in node.parse_list("policies", "policies")? {
-            let policy = read_policy(item, field.is_list(), placed)?;
-            field.policies.push(policy);
-        }
-    }
-    Ok(field)
+    let nodes = node.map_or(&[][..], |node| node.items_of("policies"));
+    let mut policies = field.policies.iter().enumerate();
+    policies.find_map(|(at, policy)| {
+        let (place, text) = check_policy(policy, field.is_list(), nodes.get(at)?)?;
+        Some((format!("policies/{at}/{place}"), text))
+    })
 }
 
-fn read_schema(node: &YamlNode) -> Result<Value, YamlMistake> {
-    let schema = match list_references(&node.to_json()).is_empty() {
-        true => read_json_schema(node, "schema")?,
-        false => {
-            let open = without_references(&node.to_json());
-            check_json_schema(&open, node.position, "schema")?;
-            node.to_json()
-        }
+fn check_schema(schema: &Value) -> Result<(), String> {
+    if !schema.is_object() {
+        return Err("\"schema\" must be a JSON Schema, which is a map".into());
+    }
+    let checked = match list_references(schema).is_empty() {
+        true => check_json_schema(schema),
+        false => check_json_schema(&without_references(schema)),
     };
+    checked.map_err(|why| format!("\"schema\" {}", why.trim_start_matches("it ")))?;
     // The schema becomes a part of the schema of a tool.
-    if schema.to_string().contains("\"$ref\"") {
-        let text = "\"schema\" can't have \"$ref\": write the referenced part in its place";
-        return Err(YamlMistake::at_position(node.position, text));
-    }
-    Ok(schema)
-}
-
-fn read_policy_schema(node: &YamlNode) -> Result<Value, YamlMistake> {
-    let schema = read_schema(node)?;
-    match list_references(&schema).is_empty() {
-        true => Ok(schema),
-        false => Err(YamlMistake::at_position(
-            node.position,
-            "a policy's \"schema\" can't refer to the state; use \"deny\", or the schema of the field",
-        )),
+    match schema.to_string().contains("\"$ref\"") {
+        true => Err("\"schema\" can't have \"$ref\": write the referenced part in its place".into()),
+        false => Ok(()),
     }
 }
 
-fn read_policy(
-    node: &YamlNode,
-    is_list: bool,
-    placed: &mut PlacedConditions,
-) -> Result<StatePolicy, YamlMistake> {
-    let known = ["on", "schema", "matches", "min", "max", "deny", "message"];
-    let fields = MappingFields::from_node(node, "policy", &known)?;
-    let number = |name| fields.find_field(name).map(|node| deserialize_node::<f64>(node, name)).transpose();
-    let deny = fields.find_field("deny").map(read_denial).transpose()?;
-    let policy = StatePolicy {
-        on: read_operations(&fields, is_list)?,
-        schema: fields.find_field("schema").map(read_policy_schema).transpose()?,
-        matches: fields.find_field("matches").map(read_pattern).transpose()?,
-        min: number("min")?,
-        max: number("max")?,
-        deny: deny.as_ref().map(|(condition, _)| condition.clone()),
-        message: fields
-            .find_field("message")
-            .map(|node| node.parse_text("message").map(str::to_owned))
-            .transpose()?,
-    };
-    placed.of_policies.extend(deny);
-    let StatePolicy { schema, matches, min, max, deny, .. } = &policy;
-    let has_rule = schema.is_some() || matches.is_some() || min.is_some() || max.is_some() || deny.is_some();
-    if !has_rule {
-        let text = "this policy has no rule: add \"schema\", \"matches\", \"min\", \"max\" or \"deny\"";
-        return Err(YamlMistake::at_position(node.position, text));
+fn check_policy(policy: &StatePolicy, is_list: bool, node: &YamlNode) -> Option<(String, String)> {
+    let StatePolicy { on, schema, matches, deny, .. } = policy;
+    let mistake = |place: &str, text: String| Some((place.to_owned(), text));
+    if let Some(Err(error)) = deny.as_ref().map(|condition| Condition::parse(condition.as_str())) {
+        return mistake("deny", format!("\"deny\" is not a condition: {error}"));
     }
-    Ok(policy)
-}
-
-/// Reads the operations that a policy applies to: by default all that write.
-fn read_operations(fields: &MappingFields<'_>, is_list: bool) -> Result<Vec<StateOperation>, YamlMistake> {
-    let Some(node) = fields.find_field("on") else {
-        return Ok(vec![StateOperation::Set, StateOperation::Append]);
-    };
-    let names = OPERATIONS.map(|(name, _)| name);
-    let list = if let YamlValue::List(items) = &node.value { Some(items) } else { None };
-    let items = list.filter(|items| !items.is_empty()).map_or(std::slice::from_ref(node), Vec::as_slice);
-    let mut operations = BTreeSet::new();
-    for item in items {
-        let at = item.index_of_choice("on", &names)?;
-        if OPERATIONS[at].1 == StateOperation::Append && !is_list {
-            let text = "\"append\" needs a list: the schema of the field has no \"type: array\"";
-            return Err(YamlMistake::at_position(item.position, text));
-        }
-        operations.insert(at);
+    if on.is_empty() {
+        return mistake("on", "\"on\" must be get, set or append, not a list".into());
     }
-    Ok(operations.into_iter().map(|at| OPERATIONS[at].1).collect())
-}
-
-fn read_denial(node: &YamlNode) -> Result<PlacedCondition, YamlMistake> {
-    let text = if let YamlValue::Flag(flag) = &node.value {
-        flag.to_string()
-    } else {
-        node.parse_text("deny")?.to_owned()
-    };
-    let condition = Condition::parse(&text).map_err(|error| {
-        YamlMistake::at_position(node.position, format!("\"deny\" is not a condition: {error}"))
-    })?;
-    Ok((condition, node.position))
-}
-
-fn read_pattern(node: &YamlNode) -> Result<String, YamlMistake> {
-    let pattern = node.parse_text("matches")?;
-    match regex::Regex::new(pattern) {
-        Ok(_) => Ok(pattern.to_owned()),
-        Err(error) => {
-            let text = format!("\"matches\" is not a valid regular expression: {error}");
-            Err(YamlMistake::at_position(node.position, text))
+    let is_append = |node: &YamlNode| node.as_text() == Some("append");
+    let at = node.items_of("on").iter().position(is_append);
+    if !is_list && (at.is_some() || node.child("on").is_some_and(is_append)) {
+        let text = "\"append\" needs a list: the schema of the field has no \"type: array\"";
+        return mistake(&at.map_or("on".into(), |at| format!("on/{at}")), text.into());
+    }
+    if let Some(schema) = schema {
+        let text = "a policy's \"schema\" can't refer to the state; use \"deny\", or the schema of the field";
+        let checked = check_schema(schema).err();
+        let refers = !list_references(schema).is_empty();
+        if let Some(text) = checked.or_else(|| refers.then(|| text.into())) {
+            return mistake("schema", text);
         }
     }
-}
-
-fn read_phases(node: &YamlNode, placed: &mut PlacedConditions) -> Result<Vec<PhaseChange>, YamlMistake> {
-    let items = node.parse_list("phases", "changes of the phase")?;
-    let mut changes: Vec<(PhaseChange, Position)> = Vec::with_capacity(items.len());
-    for item in items {
-        let fields = MappingFields::from_node(item, "change of the phase", &["from", "to", "when"])?;
-        let from = fields.require_field("from")?;
-        let (condition, position) = read_condition(fields.require_field("when")?)?;
-        placed.of_tools_and_phases.push((condition.clone(), position));
-        let change = PhaseChange {
-            from: read_phase_name(from, "from")?,
-            to: read_phase_name(fields.require_field("to")?, "to")?,
-            when: condition,
-        };
-        changes.push((change, from.position));
+    if let Some(Err(error)) = matches.as_ref().map(|pattern| regex::Regex::new(pattern)) {
+        return mistake("matches", format!("\"matches\" is not a valid regular expression: {error}"));
     }
-    check_reachable(&changes)?;
-    Ok(changes.into_iter().map(|(change, _)| change).collect())
+    let has_rule = ["schema", "matches", "min", "max", "deny"].iter().any(|rule| node.child(rule).is_some());
+    let text = "this policy has no rule: add \"schema\", \"matches\", \"min\", \"max\" or \"deny\"";
+    if has_rule { None } else { mistake("", text.into()) }
 }
 
-fn read_phase_name(node: &YamlNode, field: &str) -> Result<String, YamlMistake> {
-    let name = node.parse_text(field)?;
-    match !name.is_empty() && name.len() <= MAX_NAME && !name.chars().any(char::is_control) {
-        true => Ok(name.to_owned()),
-        false => Err(node.mismatch_error(field, "the name of a phase, at most 40 characters")),
+/// Returns the first mistake in the phases.
+fn check_phases(changes: &[PhaseChange]) -> Option<StateMistake> {
+    for (at, change) in changes.iter().enumerate() {
+        if let Err(error) = Condition::parse(change.when.as_str()) {
+            return Some((format!("phases/{at}/when"), format!("\"when\" is not a condition: {error}")));
+        }
+        for (field, name) in [("from", &change.from), ("to", &change.to)] {
+            if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
+                let text = format!(
+                    "{field:?} must be the name of a phase, at most {MAX_NAME} characters, not the text {name:?}"
+                );
+                return Some((format!("phases/{at}/{field}"), text));
+            }
+        }
     }
-}
-
-/// Checks that every phase that is left can be entered.
-fn check_reachable(changes: &[(PhaseChange, Position)]) -> Result<(), YamlMistake> {
-    let first = changes.first().map(|(change, _)| change.from.as_str());
-    let entered: BTreeSet<&str> =
-        first.into_iter().chain(changes.iter().map(|(change, _)| change.to.as_str())).collect();
-    let Some((change, position)) = changes.iter().find(|(change, _)| !entered.contains(change.from.as_str()))
-    else {
-        return Ok(());
-    };
-    let hint = did_you_mean_hint(&change.from, entered.iter().copied());
+    // Every phase that is left can be entered.
+    let first = changes.first()?.from.as_str();
+    let entered: BTreeSet<&str> = changes.iter().map(|change| change.to.as_str()).chain([first]).collect();
+    let at = changes.iter().position(|change| !entered.contains(change.from.as_str()))?;
+    let from = &changes[at].from;
+    let hint = did_you_mean_hint(from, entered.iter().copied());
     let text = format!(
-        "no change leads to the phase {:?}{hint}; the agent begins in {:?}, which the first change leaves",
-        change.from,
-        first.unwrap_or_default()
+        "no change leads to the phase {from:?}{hint}; the agent begins in {first:?}, which the first change leaves"
     );
-    Err(YamlMistake::at_position(*position, text))
+    Some((format!("phases/{at}/from"), text))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{AgentSpec, ToolNames};
+    use crate::spec::ToolNames;
+    use crate::state::StateAccess;
 
     struct Names;
 

@@ -93,9 +93,6 @@ const NAMES: [&str; 14] = [
 
 impl Template {
     /// Parses a template.
-    ///
-    /// # Errors
-    /// The syntax is invalid, or it uses an unknown name.
     pub fn new(text: &str) -> Result<Self, TemplateError> {
         let environment = create_environment(UndefinedBehavior::Strict);
         let template =

@@ -1,80 +1,98 @@
 //! The field `tools` of an agent: names of tools, each perhaps with settings and a condition.
 
-use std::collections::BTreeMap;
+use millrace_strict_yaml::{
+    MistakeCollector, Placed, Position, ValueMistake, YamlMistake, YamlNode, YamlValue, did_you_mean_hint,
+};
+use serde::Deserialize;
 
-use millrace_strict_yaml::{YamlMistake, YamlNode, YamlValue, did_you_mean_hint};
+use crate::state::Condition;
 
-use super::state::{self, PlacedCondition};
-use super::{ToolNames, ToolReference};
+/// The tools that a file may name.
+pub trait ToolNames {
+    /// All names.
+    fn names(&self) -> Vec<&str>;
 
-/// The tools of an agent, and the conditions under which some of them are available.
-type ListedTools = (Vec<ToolReference>, BTreeMap<String, PlacedCondition>);
-
-/// Reads the tools.
-///
-/// # Errors
-/// The first mistake.
-pub(super) fn read_tools(node: &YamlNode, tool_names: &dyn ToolNames) -> Result<ListedTools, YamlMistake> {
-    let (mut entries, mut conditions) = (Vec::<ToolReference>::new(), BTreeMap::new());
-    for item in node.parse_list("tools", "tools")? {
-        let (entry, condition) = read_tool(item, tool_names)?;
-        if let Some(condition) = condition {
-            conditions.insert(entry.name.clone(), condition);
-        }
-        if entries.iter().any(|earlier| earlier.name == entry.name) {
-            return Err(YamlMistake::at_position(
-                entry.position,
-                format!("the tool {:?} is listed twice", entry.name),
-            ));
-        }
-        entries.push(entry);
-    }
-    Ok((entries, conditions))
+    /// `true` if the tool of this name takes settings.
+    fn has_settings(&self, name: &str) -> bool;
 }
 
-/// Takes the condition `when` out of the settings of a tool.
-fn take_condition(settings: YamlNode) -> Result<(Option<YamlNode>, Option<PlacedCondition>), YamlMistake> {
-    let YamlValue::Map(mut entries) = settings.value else { return Ok((Some(settings), None)) };
-    let Some(at) = entries.iter().position(|entry| entry.key == "when") else {
-        return Ok((Some(YamlNode { value: YamlValue::Map(entries), ..settings }), None));
-    };
-    let condition = state::read_condition(&entries.remove(at).node)?;
-    let rest = YamlNode { value: YamlValue::Map(entries), ..settings };
-    let is_empty = matches!(&rest.value, YamlValue::Map(entries) if entries.is_empty());
-    Ok(((!is_empty).then_some(rest), Some(condition)))
+/// A tool of an agent.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(try_from = "YamlNode")]
+pub struct ToolReference {
+    /// Its name.
+    pub name: String,
+    /// Its position in the file.
+    pub position: Position,
+    /// Its settings, if the file has any.
+    pub settings: Option<YamlNode>,
+    /// The condition under which it is available.
+    pub when: Option<Placed<Condition>>,
 }
 
-fn read_tool(
-    item: &YamlNode,
-    tool_names: &dyn ToolNames,
-) -> Result<(ToolReference, Option<PlacedCondition>), YamlMistake> {
-    let (name, position, settings) = match &item.value {
-        YamlValue::Text(name) => (name, item.position, None),
-        YamlValue::Map(entries) if entries.len() == 1 => {
-            (&entries[0].key, entries[0].position, Some(entries[0].node.clone()))
-        }
-        YamlValue::Nothing
-        | YamlValue::Flag(_)
-        | YamlValue::Number(_)
-        | YamlValue::List(_)
-        | YamlValue::Map(_) => {
-            return Err(
-                item.mismatch_error("tools", "the name of a tool, or a map from its name to its settings")
-            );
-        }
-    };
-    let names = tool_names.names();
-    if !names.contains(&name.as_str()) {
-        let hint = did_you_mean_hint(name, names.iter().copied());
-        let text = format!("there is no tool {name:?}{hint}; the tools are {}", names.join(", "));
-        return Err(YamlMistake::at_position(position, text));
+impl ToolReference {
+    /// A tool without settings.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        let position = Position { line: 1, column: 1 };
+        Self { name: name.to_owned(), position, settings: None, when: None }
     }
-    let (settings, condition) = settings.map(take_condition).transpose()?.unwrap_or_default();
-    match settings {
-        Some(_) if !tool_names.has_settings(name) => Err(YamlMistake::at_position(
-            position,
-            format!("the tool {name:?} takes no settings but \"when\"; write only its name"),
-        )),
-        settings => Ok((ToolReference { name: name.clone(), position, settings }, condition)),
+}
+
+impl TryFrom<YamlNode> for ToolReference {
+    type Error = ValueMistake;
+
+    fn try_from(node: YamlNode) -> Result<Self, ValueMistake> {
+        let expected = "the name of a tool, or a map from its name to its settings";
+        let (name, position, mut settings) = match node.value {
+            YamlValue::Text(name) => return Ok(Self { position: node.position, ..Self::named(&name) }),
+            YamlValue::Map(ref entries) if entries.len() == 1 => {
+                (entries[0].key.clone(), entries[0].position, entries[0].node.clone())
+            }
+            YamlValue::Nothing
+            | YamlValue::Flag(_)
+            | YamlValue::Number(_)
+            | YamlValue::List(_)
+            | YamlValue::Map(_) => return Err(node.mismatch(expected)),
+        };
+        let mut when = None;
+        if let YamlValue::Map(entries) = &mut settings.value
+            && let Some(at) = entries.iter().position(|entry| entry.key == "when")
+        {
+            let node = entries.remove(at).node;
+            let mistake = |why: String| ValueMistake::at(format!("{name}/when"), format!("\"when\" {why}"));
+            let text = node.as_text().ok_or_else(|| mistake(node.mismatch("text").predicate()))?;
+            let condition = Condition::parse(text);
+            let condition = condition.map_err(|error| mistake(format!("is not a condition: {error}")))?;
+            when = Some(Placed { value: condition, position: node.position });
+        }
+        let is_only_condition =
+            when.is_some() && matches!(&settings.value, YamlValue::Map(entries) if entries.is_empty());
+        Ok(Self { name, position, settings: (!is_only_condition).then_some(settings), when })
     }
+}
+
+/// Checks that the tools exist, that each is named once, and that those with settings take some.
+pub(super) fn check_tools(tools: &[ToolReference], names: &dyn ToolNames, mistakes: &mut MistakeCollector) {
+    let all = names.names();
+    for (at, tool) in tools.iter().enumerate() {
+        let name = &tool.name;
+        let text = if !all.contains(&name.as_str()) {
+            unknown_tool(name, &all, std::iter::empty())
+        } else if tools[..at].iter().any(|earlier| earlier.name == *name) {
+            format!("the tool {name:?} is listed twice")
+        } else if tool.settings.is_some() && !names.has_settings(name) {
+            format!("the tool {name:?} takes no settings but \"when\"; write only its name")
+        } else {
+            continue;
+        };
+        mistakes.add(YamlMistake::at_position(tool.position, text));
+    }
+}
+
+/// The mistake that there is no tool of this name; `more` are patterns of other names that are allowed.
+pub(super) fn unknown_tool(name: &str, names: &[&str], more: impl Iterator<Item = String>) -> String {
+    let hint = did_you_mean_hint(name, names.iter().copied());
+    let all: Vec<String> = names.iter().map(|&name| name.to_owned()).chain(more).collect();
+    format!("there is no tool {name:?}{hint}; the tools are {}", all.join(", "))
 }

@@ -28,12 +28,14 @@ mod tools;
 
 use std::collections::BTreeMap;
 
+use millrace_strict_yaml::{tidy_schema, without_defaults};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::model::ToolSpec;
 use crate::skills::{SkillEntry, SkillProgress};
-use crate::spec::{Template, TemplateError};
+use crate::spec::{AnyObject, Template, TemplateError};
 
 pub use condition::{Condition, ConditionView};
 pub use policy::{StateOperation, StatePolicy};
@@ -62,24 +64,36 @@ pub struct StateRules {
     pub prompt: Option<StatePrompt>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename = "field of the state")]
+#[schemars(deny_unknown_fields, transform = tidy_schema, transform = without_defaults)]
 pub struct StateField {
-    /// The description for the model.
+    /// Its meaning, for the agent.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
-    /// The JSON Schema of its values; any value if it is empty. It may have references to the state: see [`reference`].
+    // It may have references to the state: see [`reference`].
+    /// The JSON Schema of its values. {$state: FIELD} in it stands for the current value of a field.
+    #[serde(default = "any_value")]
+    #[schemars(with = "AnyObject")]
     pub schema: Value,
-    /// The value at the beginning.
+    /// Its value at the beginning; null by default.
+    #[serde(default)]
     pub default: Value,
-    /// The tools that the agent has for it.
+    /// The tools that the agent has for it; read by default.
+    #[serde(default)]
     pub access: StateAccess,
-    /// The policies, checked in this order.
+    /// Rules that can veto an operation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<StatePolicy>,
 }
 
+/// The schema that every value fits.
+fn any_value() -> Value {
+    Value::Object(serde_json::Map::new())
+}
+
 /// The access of an agent to a field of its state.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StateAccess {
     /// None: the field is for conditions and for the prompt.
@@ -94,13 +108,16 @@ pub enum StateAccess {
     ReadWrite,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename = "change of the phase")]
+#[schemars(deny_unknown_fields, transform = tidy_schema)]
 pub struct PhaseChange {
-    /// The phase that it leaves.
+    #[schemars(length(min = 1, max = 40))]
     pub from: String,
-    /// The phase that it enters.
+    #[schemars(length(min = 1, max = 40))]
     pub to: String,
-    /// The condition under which it happens, after a turn.
+    /// An expression over state.FIELD and phase, such as: phase == 'write' and state.count > 2
+    #[schemars(with = "String", length(min = 1))]
     pub when: Condition,
 }
 

@@ -2,14 +2,18 @@
 //! model reads the reason.
 
 use millrace_protocol::schema::check_value_against_schema;
+use millrace_strict_yaml::{one_or_many, tidy_schema, without_defaults};
 use regex::Regex;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
 
 use super::{Condition, ConditionView};
+use crate::spec::{AnyObject, TextOrFlag};
 
 /// An operation on a field.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StateOperation {
     /// Reading it.
@@ -33,28 +37,71 @@ impl StateOperation {
 }
 
 /// A policy. A value has to meet all of its rules.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename = "policy")]
+#[schemars(deny_unknown_fields, transform = tidy_schema, transform = without_defaults, transform = require_rule)]
 pub struct StatePolicy {
-    /// The operations that it applies to.
+    /// The operations that it applies to; set and append by default.
+    #[serde(default = "writing_operations", deserialize_with = "one_or_many")]
+    #[schemars(schema_with = "operations_schema")]
     pub on: Vec<StateOperation>,
-    /// The JSON Schema of the value; of the item for an append.
+    /// The JSON Schema of the value, or of the item of an append.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "AnyObject")]
     pub schema: Option<Value>,
-    /// The pattern that a text must match; the item for an append.
+    /// A regular expression that the text, or the item of an append, must match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matches: Option<String>,
-    /// The least number, length of a text in characters, or length of a list.
+    /// The least number, length of a text or length of a list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min: Option<f64>,
-    /// The greatest number, length of a text in characters, or length of a list.
+    /// The greatest number, length of a text or length of a list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<f64>,
-    /// The condition over `value`, `old`, `state` and `phase` under which the operation is denied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The operation is denied where this expression over value, old, state.FIELD and phase holds.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read_denial")]
+    #[schemars(with = "TextOrFlag")]
     pub deny: Option<Condition>,
-    /// The reason for the model, in place of the one that names the rule.
+    /// The reason that the agent reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+fn writing_operations() -> Vec<StateOperation> {
+    vec![StateOperation::Set, StateOperation::Append]
+}
+
+fn operations_schema(_: &mut SchemaGenerator) -> Schema {
+    let operation = json!({ "enum": ["get", "set", "append"] });
+    json_schema!({ "oneOf": [operation, { "type": "array", "items": operation, "minItems": 1 }] })
+}
+
+fn require_rule(schema: &mut Schema) {
+    let rules = ["schema", "matches", "min", "max", "deny"].map(|rule| json!({ "required": [rule] }));
+    schema.insert("anyOf".into(), rules.to_vec().into());
+}
+
+/// Reads a condition, or `true` or `false` in its place.
+fn read_denial<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Condition>, D::Error> {
+    struct DenialVisitor;
+
+    impl Visitor<'_> for DenialVisitor {
+        type Value = Option<Condition>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("text")
+        }
+
+        fn visit_bool<E: Error>(self, flag: bool) -> Result<Self::Value, E> {
+            Ok(Some(Condition::unchecked(flag.to_string())))
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+            Ok(Some(Condition::unchecked(text.to_owned())))
+        }
+    }
+
+    deserializer.deserialize_any(DenialVisitor)
 }
 
 /// A value as a policy judges it.

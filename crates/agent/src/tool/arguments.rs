@@ -20,9 +20,6 @@ pub(crate) fn parse_lenient_json(text: &str) -> Result<Value, serde_json::Error>
 }
 
 /// Parses a call's arguments as an object.
-///
-/// # Errors
-/// The mistake in them.
 pub(crate) fn parse_arguments_object(text: &str) -> Result<Value, String> {
     // Some providers send an empty text, or null, for a call without arguments.
     if matches!(text.trim(), "" | "null") {

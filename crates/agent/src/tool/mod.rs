@@ -150,7 +150,7 @@ pub trait Tool: Send + Sync {
 }
 
 /// The effect of running a call twice. Decides what happens to a call that began and has no recorded result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
     /// None: it changes nothing outside. It is run again.
@@ -348,9 +348,6 @@ fn typed_spec<A: JsonSchema>(name: &str, description: &str) -> ToolSpec {
 }
 
 /// Deserialises the arguments of a call. Mistakes are reported to the model.
-///
-/// # Errors
-/// They do not fit the type, although they fit the schema.
 pub fn read_arguments<A: DeserializeOwned>(tool: &str, arguments: Value) -> Result<A, ToolError> {
     serde_json::from_value(arguments).map_err(|mistake| {
         ToolError::Refused(format!(

@@ -82,9 +82,6 @@ impl ToolSpecs {
     }
 
     /// Parses and validates a call.
-    ///
-    /// # Errors
-    /// The error message for the model.
     pub(crate) fn validate_call(&self, call: &ToolCall) -> Result<ValidatedCall, String> {
         let name = &call.name;
         let tool = self.find_tool(name).ok_or_else(|| self.unknown_tool_error(name))?;

@@ -37,9 +37,6 @@ pub trait Journal: Send {
 
     /// Returns the name and the value of the next recorded step and leaves it in place; `None` once the recorded steps are
     /// used up.
-    ///
-    /// # Errors
-    /// [`JournalError::Failed`] if its value can't be fetched.
     fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>>;
 
     /// Appends a completed step. When this returns, the step is durable. Called only after [`Journal::read_recorded_step`] returned
@@ -85,9 +82,6 @@ pub trait Journal: Send {
     }
 
     /// Loads a value that [`Journal::store_value`] has stored, on this machine or another.
-    ///
-    /// # Errors
-    /// [`JournalError::Failed`] if it can't be read.
     fn load_value<'a>(
         &'a mut self,
         stored: &'a InlineOrStoredBytes,
@@ -114,9 +108,6 @@ pub trait Journal: Send {
     }
 
     /// Opens a value that [`Journal::store_file`] or [`Journal::store_value`] has stored, on this machine or another.
-    ///
-    /// # Errors
-    /// [`JournalError::Failed`] if it can't be read.
     fn open_stored<'a>(
         &'a mut self,
         blob: &'a BlobRef,

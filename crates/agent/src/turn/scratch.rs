@@ -28,9 +28,6 @@ pub(super) struct Scratchpad {
 
 impl Scratchpad {
     /// Executes a call of an inner tool. The arguments have been validated against its schema.
-    ///
-    /// # Errors
-    /// The error message for the model.
     pub fn run_inner_tool(&mut self, inner: InnerTool, arguments: Value) -> Result<String, String> {
         match inner {
             InnerTool::Think => {

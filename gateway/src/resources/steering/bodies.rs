@@ -146,12 +146,12 @@ impl EditBody {
             capability: self.capability,
             depends_on: self.depends_on,
             parameters: self.parameters.into_iter().collect(),
-            review: review.map_err(|error| mistake("review", error.text))?,
+            review: review.map_err(|error| mistake("review", error.texts()))?,
             limits,
             on_failed_dependency: policy
                 .map_err(|error| mistake("on_failed_dependency", error.to_string()))?,
-            not_before: not_before.map_err(|error| mistake("not_before", error.text))?,
-            wait_for_event: event.map_err(|error| mistake("wait_for_event", error.text))?,
+            not_before: not_before.map_err(|error| mistake("not_before", error.texts()))?,
+            wait_for_event: event.map_err(|error| mistake("wait_for_event", error.texts()))?,
             ..TaskPatch::without_changes(task)
         })
     }

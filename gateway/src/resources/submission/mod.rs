@@ -33,7 +33,7 @@ use millrace_protocol::token::Scope;
 use millrace_runtime::log::read_topic;
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_runtime::work::registry;
-use millrace_strict_yaml::{FileDescription, parse_yaml};
+use millrace_strict_yaml::{FileDescription, YamlMistakes, parse_yaml};
 use millrace_views::CommandOutcome;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -279,9 +279,9 @@ fn parse_plan(plan: &Value) -> Result<PlanFile, Problem> {
 /// Parses a budget by the rules of plan files.
 pub fn parse_budget(budget: &Value) -> Result<Budget, Problem> {
     let kind = FileDescription { name: "budget", holds: "limits" };
-    let mistake = |mistake: millrace_strict_yaml::YamlMistake| invalid_run("budget", mistake.text);
-    let node = parse_yaml(budget.to_string().as_bytes(), kind).map_err(mistake)?;
-    parse_run_budget(&node).map_err(mistake)
+    let node = parse_yaml(budget.to_string().as_bytes(), kind);
+    let read = node.map_err(Into::into).and_then(|node| parse_run_budget(&node));
+    read.map_err(|mistakes: YamlMistakes| invalid_run("budget", mistakes.texts()))
 }
 
 type Models = (Option<String>, BTreeMap<Capability, String>);

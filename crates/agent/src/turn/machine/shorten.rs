@@ -89,9 +89,6 @@ impl<A: Answer> Machine<A> {
     }
 
     /// Handles a call of `compact_conversation`.
-    ///
-    /// # Errors
-    /// The error message for the model.
     pub(super) fn request_compaction(&mut self) -> Result<String, String> {
         let Some(settings) = self.context.settings.filter(|_| !self.context.is_fixed) else {
             return Err("this conversation can't be compacted".into());
