@@ -23,9 +23,7 @@ const QUIET: Duration = Duration::from_secs(3);
 /// The decision on a message that a client appended to the log of a run.
 #[derive(Debug)]
 pub enum MessageDecision {
-    /// It was applied.
     Applied(AppliedMessage),
-    /// It was refused.
     Refused(Refusal),
     /// The run was archived without a decision on it.
     Archived,
@@ -33,10 +31,8 @@ pub enum MessageDecision {
     Interrupted,
 }
 
-/// A message that was applied.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct AppliedMessage {
-    /// The sequence of the decision.
     pub sequence: u64,
     /// Its events for this message; none if an earlier copy of the message was applied.
     pub events: Vec<Event>,
@@ -45,7 +41,6 @@ pub struct AppliedMessage {
 /// The end of a caller's patience with a decision.
 #[derive(Clone, Copy)]
 pub struct Patience<'a> {
-    /// Ends the wait.
     pub interrupt: &'a CancellationToken,
     /// Called once if there is no decision after a few seconds.
     pub on_quiet: &'a (dyn Fn() + Sync),

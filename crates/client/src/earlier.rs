@@ -31,18 +31,15 @@ pub struct EarlierResults {
     pub documents: Vec<(String, Vec<u8>)>,
 }
 
-/// Errors of [`read_earlier_run`].
 #[derive(Debug, thiserror::Error)]
 pub enum EarlierRunError {
     /// No run, or several, have this name.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// The run is in progress.
     #[error(
         "run {0} has not ended, so that its results may change; wait for its end with `millrace watch {0}`, or cancel it"
     )]
     NotEnded(RunId),
-    /// The cluster does not answer.
     #[error(transparent)]
     Fault(#[from] Fault),
 }

@@ -12,10 +12,8 @@ use millrace_runtime::{Bus, Fault};
 
 use crate::read_plan;
 
-/// Errors of [`find_run`].
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// The cluster has no runs.
     #[error("there are no runs yet")]
     NoRuns,
     /// The text is empty, which would match every run.
@@ -26,13 +24,7 @@ pub enum FindError {
     NotFound(String),
     /// Several run ids begin with this text.
     #[error("{text:?} matches runs {first} and {second}; give more of the id")]
-    Ambiguous {
-        text: String,
-        first: RunId,
-        /// Another one.
-        second: RunId,
-    },
-    /// The cluster could not be read.
+    Ambiguous { text: String, first: RunId, second: RunId },
     #[error(transparent)]
     Fault(#[from] Fault),
 }

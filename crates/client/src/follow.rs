@@ -78,7 +78,6 @@ pub(crate) struct RunTail<'a> {
 }
 
 pub(crate) enum TailUpdate {
-    /// The next messages.
     Arrived(Vec<StreamRecord>),
     /// The run has been archived: all of its messages; none if it has been deleted.
     Archived(Vec<StreamRecord>),
@@ -175,7 +174,6 @@ impl FollowPosition {
 /// The end of a run as of a decision: `No` while it is open; otherwise whether it can be resumed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum RunEndState {
-    /// It is open.
     #[default]
     No,
     /// It has ended and can be resumed.

@@ -21,7 +21,6 @@ use crate::{read_archived_records, retry_transient};
 /// After this long without a message, [`follow_task`] checks whether the run has been archived.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// The journals to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Journals {
     /// Those of all attempts at a task and of their reviews.
@@ -33,8 +32,10 @@ pub enum Journals {
 /// A message of a run that concerns the journals.
 #[derive(Debug, Clone)]
 pub enum TaskUpdate {
-    /// A decision on the run.
-    Decision { sequence: u64, decision: Decision },
+    Decision {
+        sequence: u64,
+        decision: Decision,
+    },
     /// An entry of one of the journals.
     Entry(Box<ReceivedEntry>),
 }

@@ -1,4 +1,4 @@
-//! What this machine decides: the author of commands and answers, and the time zone of texts.
+//! The user and the time zone of this machine: the author of commands and answers, and times as text.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;

@@ -15,7 +15,6 @@ const CONCURRENT_REQUESTS: usize = 64;
 /// The retention of a cluster.
 #[derive(Debug)]
 pub struct RetentionOverview {
-    /// The rules with their names.
     pub rules: Vec<(String, RetentionRule)>,
     pub settings: SweepSettings,
     /// The number of deletions in progress.

@@ -58,7 +58,6 @@ impl RunFeed {
     }
 }
 
-/// The runs that were seen.
 #[derive(Debug, Default)]
 struct RunStates(BTreeMap<RunId, RunState>);
 

@@ -11,9 +11,7 @@ pub const CONTENT_VARIABLE: &str = "MILLRACE_TRACE_CONTENT";
 
 #[derive(Debug, Clone)]
 pub struct TraceSettings {
-    /// The content of spans.
     pub options: TraceOptions,
-    /// The source that they name.
     pub resource: TraceResource,
 }
 

@@ -48,14 +48,12 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// A span's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpanContext {
     pub trace: TraceId,
     pub span: SpanId,
 }
 
-/// A completed span.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
     pub context: SpanContext,
@@ -89,7 +87,6 @@ impl Span {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpanKind {
-    /// Work of Millrace.
     Internal,
     /// A request to a service.
     Client,
@@ -97,7 +94,6 @@ pub enum SpanKind {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpanStatus {
-    /// Nothing is wrong.
     Unset,
     /// An error, with a description that is empty unless content is exported.
     Error(String),

@@ -16,7 +16,6 @@ use crate::Time;
 /// A run up to some decision.
 #[derive(Debug, Clone, Default)]
 pub struct RunHistory {
-    /// Its state.
     pub plan: Plan,
     /// The turns of the planner, oldest first.
     pub turns: Vec<PlannerTurn>,
@@ -24,7 +23,6 @@ pub struct RunHistory {
     pub commands: Vec<UserCommand>,
     /// The messages of users to the planner, oldest first.
     pub messages: Vec<UserMessage>,
-    /// The errors, oldest first.
     pub errors: Vec<FailureRecord>,
     /// `true` if the reason for the run's end is recorded already.
     is_winding_down: bool,

@@ -201,9 +201,7 @@ pub struct MessageLine {
 /// The content of a message that decisions answer.
 #[derive(Debug)]
 pub enum MessageContent {
-    /// The submission of the run.
     Submission(Box<Submission>),
-    /// A command of a user.
     Command(Box<RunCommand>),
     /// The answer of a person to a question.
     Answer(Box<RunAnswer>),

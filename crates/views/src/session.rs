@@ -73,7 +73,6 @@ impl Admission {
     }
 }
 
-/// Collects the sessions of runs.
 #[derive(Debug, Default)]
 pub struct SessionTable(BTreeMap<SessionId, (Timestamp, SessionLine)>);
 

@@ -1,5 +1,5 @@
 //! The forms of entities in the API and in the output of commands with `--json`. Most are derived beside the entity
-//! ([`millrace_api_form::ApiForm`]); here are those that say something else than the log.
+//! ([`millrace_api_form::ApiForm`]); the forms here have other fields than the log.
 
 mod question;
 mod work;

@@ -91,7 +91,6 @@ pub struct AnswerOutcome {
     /// The question, as the user named it; its full id if there is such a question.
     pub id: String,
     pub kind: OutcomeKind,
-    /// The person whose answer counts.
     pub by: Option<String>,
     /// When that answer was decided on.
     pub at: Option<Timestamp>,
@@ -152,7 +151,6 @@ impl AnswerOutcome {
     }
 }
 
-/// Errors of [`answer_question`].
 #[derive(Debug, thiserror::Error)]
 pub enum SendAnswerError {
     /// The run is neither in its lane nor in the archive.

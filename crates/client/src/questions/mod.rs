@@ -32,7 +32,6 @@ pub fn full_id(run: &RunId, id: &QuestionId) -> String {
 pub struct QuestionReference {
     /// The run, as the user typed it.
     pub run: String,
-    /// The part of the run.
     part: ReferencedPart,
 }
 
@@ -48,7 +47,6 @@ enum ReferencedPart {
 /// The question that a name selects in a run.
 #[derive(Debug)]
 pub enum Selection<'a> {
-    /// One, open or closed.
     One(Box<RunQuestion<'a>>),
     /// None; the text names the part of the run without a question.
     None(String),

@@ -7,16 +7,13 @@ use url::Url;
 /// A mistake in the definition of a webhook.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidWebhook {
-    /// The list of events is empty.
     #[error("events: a webhook has one or more events")]
     NoEvents,
     /// The list of events has one that is requested only.
     #[error("events: webhook_test is sent when it is requested only")]
     TestEvent,
-    /// There are too many labels.
     #[error("labels: at most {MAX_LABELS} are allowed")]
     TooManyLabels,
-    /// The description can't be shown.
     #[error("description: {0}")]
     Description(String),
     /// The secret before would be used for too long.
@@ -28,7 +25,6 @@ pub enum InvalidWebhook {
 pub struct NewWebhook {
     /// The URL of its receiver, which the policy of the cluster allows.
     pub url: Url,
-    /// A description for people.
     pub description: String,
     /// The events that it tells of.
     pub events: Vec<WebhookEventKind>,
@@ -55,7 +51,6 @@ impl NewWebhook {
 pub struct WebhookChange {
     /// The URL of its receiver, which the policy of the cluster allows.
     pub url: Option<Url>,
-    /// A description for people.
     pub description: Option<String>,
     /// The events that it tells of.
     pub events: Option<Vec<WebhookEventKind>>,

@@ -33,21 +33,16 @@ const MAX_CHANGES: u32 = 5;
 /// A reason why a webhook or a delivery can't be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum WebhookError {
-    /// There is no such webhook.
     #[error("there is no webhook with the id {0:?}")]
     NotFound(String),
-    /// There is no such delivery.
     #[error("the webhook {0} has no delivery {1:?}; they are removed a week after their last change")]
     DeliveryNotFound(WebhookId, String),
     #[error("the webhook {0} is disabled; enable it first")]
     Disabled(WebhookId),
-    /// There are too many.
     #[error("there are {MAX_WEBHOOKS} webhooks; delete unused ones")]
     TooMany,
-    /// The definition has a mistake.
     #[error(transparent)]
     Invalid(#[from] InvalidWebhook),
-    /// The server does not respond.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
@@ -68,7 +63,6 @@ pub async fn find_webhook(bus: &Bus, id: &str) -> Result<Entry<StoredWebhook>, W
     store::read_webhook(bus, &parsed).await?.ok_or_else(unknown)
 }
 
-/// Reads a webhook that delivers.
 async fn find_enabled_webhook(bus: &Bus, id: &str) -> Result<StoredWebhook, WebhookError> {
     let webhook = find_webhook(bus, id).await?.value;
     match webhook.disabled {

@@ -18,21 +18,16 @@ use crate::read_plan;
 /// A reason why a push config can't be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum PushConfigError {
-    /// There is none with this id.
     #[error("run {0} has no push config {1:?}")]
     NotFound(RunId, String),
-    /// There are too many.
     #[error("run {0} has {MAX_PUSH_CONFIGS} push configs; delete unused ones")]
     TooMany(RunId),
-    /// It has a mistake.
     #[error(transparent)]
     Invalid(#[from] InvalidPushConfig),
-    /// The server does not respond.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
 
-/// A push config to set.
 #[derive(Debug)]
 pub struct NewPushConfig {
     /// The id; `None` to have one created.

@@ -16,7 +16,6 @@ pub struct ExportTraceServiceRequest {
 pub struct ResourceSpans {
     #[prost(message, optional, tag = "1")]
     pub resource: Option<Resource>,
-    /// The spans of each scope.
     #[prost(message, repeated, tag = "2")]
     pub scope_spans: Vec<ScopeSpans>,
 }
@@ -75,7 +74,6 @@ pub struct Span {
     pub attributes: Vec<KeyValue>,
     #[prost(message, repeated, tag = "13")]
     pub links: Vec<Link>,
-    /// The status; absent if unset.
     #[prost(message, optional, tag = "15")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<Status>,
@@ -85,7 +83,6 @@ pub struct Span {
 #[repr(i32)]
 pub enum SpanKind {
     Unspecified = 0,
-    /// Inside a program.
     Internal = 1,
     /// A request to another one.
     Client = 3,

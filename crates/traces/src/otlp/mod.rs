@@ -22,7 +22,6 @@ pub const DEFAULT_SERVICE: &str = "millrace";
 /// The source of spans: its attributes, `service.name` among them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceResource {
-    /// Names and values.
     pub attributes: Vec<(String, String)>,
 }
 

@@ -25,7 +25,6 @@ pub(super) struct JournalTrace {
     pub ended_waits: Vec<Span>,
 }
 
-/// A leg in progress.
 #[derive(Debug)]
 pub(super) struct Leg {
     pub context: SpanContext,

@@ -41,7 +41,6 @@ const MAX_CONTENT: usize = 32 * 1024;
 pub struct TraceOptions {
     /// The time without any message, and without work in progress, after which a run continues in its next trace.
     pub split: Duration,
-    /// The version of the names.
     pub convention: Convention,
     /// `true` if spans have the texts of objectives, prompts, replies, tools, questions and errors.
     pub has_content: bool,
