@@ -158,7 +158,7 @@ mod tests {
         let message = || "m".to_owned();
         let all = vec![
             ModelError::RateLimited { retry_after: None, message: message() },
-            ModelError::Overloaded { message: message() },
+            ModelError::Overloaded { retry_after: None, message: message() },
             ModelError::ContextOverflow { message: message() },
             ModelError::Authentication { message: message() },
             ModelError::Quota { message: message() },

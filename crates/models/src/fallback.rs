@@ -80,7 +80,7 @@ fn all_models_failed_error(errors: &[(&str, ModelError)]) -> ModelError {
     {
         ModelError::Paused { retry_after: Some(retry_after), message }
     } else if transient().next().is_some() {
-        ModelError::Overloaded { message }
+        ModelError::Overloaded { retry_after: None, message }
     } else if errors.iter().all(is_quota) {
         ModelError::Quota { message }
     } else {
@@ -98,7 +98,7 @@ mod tests {
         let message = String::new;
         let cases = [
             (ModelError::RateLimited { retry_after: None, message: message() }, true),
-            (ModelError::Overloaded { message: message() }, true),
+            (ModelError::Overloaded { retry_after: None, message: message() }, true),
             (ModelError::Truncated { message: message() }, true),
             (ModelError::Timeout { after: std::time::Duration::ZERO }, true),
             (ModelError::Connection { message: message() }, true),

@@ -306,8 +306,12 @@ pub enum ModelError {
     /// The account's limit on requests or tokens is reached; the provider may have requested a wait.
     #[error("rate limited by the model's provider{}: {message}", format_retry_after(.retry_after))]
     RateLimited { retry_after: Option<Duration>, message: String },
-    #[error("the model's provider is overloaded: {message}")]
-    Overloaded { message: String },
+    #[error("the model's provider is overloaded{}: {message}", format_retry_after(.retry_after))]
+    Overloaded {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_after: Option<Duration>,
+        message: String,
+    },
     #[error("the conversation is too long for the model: {message}")]
     ContextOverflow { message: String },
     /// The API key is missing, wrong, or not allowed to use the model.
@@ -336,8 +340,13 @@ pub enum ModelError {
     Connection { message: String },
 }
 
+/// Formats a wait in whole seconds, rounded up.
+pub(crate) fn format_seconds(wait: Duration) -> String {
+    format!("{:.0} s", wait.as_secs_f64().ceil())
+}
+
 fn format_retry_after(wait: &Option<Duration>) -> String {
-    wait.map_or_else(String::new, |wait| format!(" (try again in {wait:?})"))
+    wait.map_or_else(String::new, |wait| format!(" (try again in {})", format_seconds(wait)))
 }
 
 impl ModelError {
@@ -379,7 +388,10 @@ impl ModelError {
     }
 
     pub fn retry_after(&self) -> Option<Duration> {
-        let (Self::RateLimited { retry_after, .. } | Self::Paused { retry_after, .. }) = self else {
+        let (Self::RateLimited { retry_after, .. }
+        | Self::Overloaded { retry_after, .. }
+        | Self::Paused { retry_after, .. }) = self
+        else {
             return None;
         };
         *retry_after
@@ -404,7 +416,7 @@ mod tests {
         let wait = Some(Duration::from_secs(2));
         let limited = ModelError::RateLimited { retry_after: wait, message: "slow down".into() };
         assert!(limited.is_transient());
-        assert_eq!(limited.to_string(), "rate limited by the model's provider (try again in 2s): slow down");
+        assert_eq!(limited.to_string(), "rate limited by the model's provider (try again in 2 s): slow down");
         assert!(!ModelError::Authentication { message: "no key".into() }.is_transient());
     }
 

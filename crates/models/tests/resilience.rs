@@ -278,7 +278,7 @@ async fn no_request_is_sent_beyond_the_cluster_s_rate_limit() {
     let model = resilient(fake.clone(), |resilient| resilient.rate_limiter = Arc::new(limiter));
     let error = ask(&model).await.unwrap_err();
     assert!(
-        error.to_string().contains("(try again in 400s): the cluster's rate limit for a:fake"),
+        error.to_string().contains("(try again in 400 s): the cluster's rate limit for a:fake"),
         "{error}"
     );
     assert_eq!(fake.call_count(), 0);

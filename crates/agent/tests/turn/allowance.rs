@@ -262,7 +262,7 @@ async fn failing_model_still_reports_usage_by_model() {
             _: &'a dyn DeltaListener,
         ) -> BoxFuture<'a, Result<Reply, ModelError>> {
             let first = request.messages.len() == 1;
-            let away = || ModelError::Overloaded { message: "away".into() };
+            let away = || ModelError::Overloaded { retry_after: None, message: "away".into() };
             ready(if first { Ok(star(0)) } else { Err(away()) }).boxed()
         }
     }

@@ -315,7 +315,7 @@ async fn model_error_ends_the_attempt_with_its_kind_and_usage() {
     let message = || "its words".to_owned();
     let table = [
         (ModelError::RateLimited { retry_after: None, message: message() }, ErrorKind::Model),
-        (ModelError::Overloaded { message: message() }, ErrorKind::Model),
+        (ModelError::Overloaded { retry_after: None, message: message() }, ErrorKind::Model),
         (ModelError::Authentication { message: message() }, ErrorKind::InvalidTask),
         (ModelError::Quota { message: message() }, ErrorKind::InvalidTask),
         (ModelError::Paused { retry_after: None, message: message() }, ErrorKind::Model),

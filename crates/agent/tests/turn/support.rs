@@ -52,7 +52,8 @@ impl Model for Scripted {
         let turn = request.messages.iter().filter(|m| matches!(m, Message::Assistant { .. })).count();
         *self.requests.lock().unwrap().entry(turn).or_default() += 1;
         let reply = self.replies.get(turn).cloned();
-        let missing = || ModelError::Overloaded { message: format!("no reply for turn {turn}") };
+        let missing =
+            || ModelError::Overloaded { retry_after: None, message: format!("no reply for turn {turn}") };
         futures::future::ready(reply.ok_or_else(missing)).boxed()
     }
 }

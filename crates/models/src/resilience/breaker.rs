@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-use crate::model::ModelError;
+use crate::model::{ModelError, format_seconds};
 
 /// Consecutive failures that open the breaker: as many as two callers need to give up.
 const FAILURE_THRESHOLD: u32 = 10;
@@ -25,10 +25,6 @@ const INITIAL_PAUSE: Duration = Duration::from_secs(15);
 const MAX_PAUSE: Duration = Duration::from_secs(120);
 /// The longest pause at the request of a provider: a later request may find that it answers again.
 pub(super) const MAX_REQUESTED_PAUSE: Duration = Duration::from_secs(300);
-
-pub(super) fn format_seconds(wait: Duration) -> String {
-    format!("{:.0} s", wait.as_secs_f64().ceil())
-}
 
 /// The circuit breakers of a process, by the models' full names.
 #[derive(Debug, Default)]
@@ -188,7 +184,7 @@ mod tests {
     use super::*;
 
     fn overloaded_error() -> ModelError {
-        ModelError::Overloaded { message: "busy".into() }
+        ModelError::Overloaded { retry_after: None, message: "busy".into() }
     }
 
     fn rate_limited_error(after: u64) -> ModelError {

@@ -17,13 +17,13 @@ use crate::estimate::estimate_sent_tokens;
 use crate::limits::{RateLimiter, RequestObserver};
 use crate::model::{
     Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Reply, ReplyFuture, ReplyResult,
-    Request,
+    Request, format_seconds,
 };
 use crate::selection::StructuredMode;
 use crate::structured::{choose_mode, convert_reply_for_mode, is_hidden, rewrite_request_for_mode};
 use crate::table::ModelTariff;
 use crate::wire::OutputSupport;
-use breaker::{Admission, CircuitBreaker, RequestPermit, format_seconds};
+use breaker::{Admission, CircuitBreaker, RequestPermit};
 
 /// The first delay of an attempt that waits for its provider: the quick retries before it took a few seconds.
 const FIRST_OUTAGE_DELAY: Duration = Duration::from_secs(2);
@@ -169,8 +169,13 @@ impl Call<'_> {
             Err(error) if error.is_transient() => permit.record_failure(error),
             Ok(_) | Err(_) => permit.record_success(),
         }
-        if let Err(ModelError::RateLimited { retry_after, .. }) = outcome {
-            let pause = retry_after.unwrap_or(model.policy.initial_delay).min(breaker::MAX_REQUESTED_PAUSE);
+        // An overload without a requested wait is left to the retries.
+        if let Err(
+            error @ (ModelError::RateLimited { .. } | ModelError::Overloaded { retry_after: Some(_), .. }),
+        ) = outcome
+        {
+            let pause =
+                error.retry_after().unwrap_or(model.policy.initial_delay).min(breaker::MAX_REQUESTED_PAUSE);
             model.rate_limiter.back_off(model.name(), pause).await;
         }
         model.rate_limiter.settle(model.name(), reserved, used_tokens(outcome, reserved)).await;
@@ -349,7 +354,7 @@ mod tests {
     #[test]
     fn delays_double_up_to_the_maximum_and_attempts_are_limited() {
         let policy = RetryPolicy { max_attempts: 9, ..RetryPolicy::default() };
-        let overloaded = ModelError::Overloaded { message: String::new() };
+        let overloaded = ModelError::Overloaded { retry_after: None, message: String::new() };
         for (attempts, whole) in [(1, 1), (2, 2), (3, 4), (4, 8), (7, 60), (8, 60)] {
             let retry_delay = policy.retry_delay(&overloaded, attempts).unwrap();
             let whole = Duration::from_secs(whole);

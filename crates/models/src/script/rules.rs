@@ -176,7 +176,7 @@ impl ScriptedErrorKind {
         let after = scripted.retry_after.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         match self {
             Self::RateLimited => ModelError::RateLimited { retry_after: after, message },
-            Self::Overloaded => ModelError::Overloaded { message },
+            Self::Overloaded => ModelError::Overloaded { retry_after: after, message },
             Self::ContextOverflow => ModelError::ContextOverflow { message },
             Self::Authentication => ModelError::Authentication { message },
             Self::ContentFilter => ModelError::ContentFilter { message },

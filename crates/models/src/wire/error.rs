@@ -205,8 +205,7 @@ pub(super) fn model_error_from_body(value: &Value, redactor: &SecretRedactor) ->
     to_model_error(&provider_error, parse_retry_delay_in_message(&provider_error.message), redactor)
 }
 
-/// Maps a provider error. An overloaded provider that requests a wait counts as rate limiting, because callers have to
-/// respect the wait.
+/// Maps a provider error.
 fn to_model_error(
     provider_error: &ProviderError,
     wait: Option<Duration>,
@@ -220,8 +219,7 @@ fn to_model_error(
     let message = redact_and_cut(&text, redactor);
     match provider_error.classify() {
         RateLimited => ModelError::RateLimited { retry_after: wait, message },
-        Overloaded if wait.is_some() => ModelError::RateLimited { retry_after: wait, message },
-        Overloaded => ModelError::Overloaded { message },
+        Overloaded => ModelError::Overloaded { retry_after: wait, message },
         ContextOverflow => ModelError::ContextOverflow { message },
         Authentication => ModelError::Authentication { message },
         Quota => ModelError::Quota { message },
@@ -301,12 +299,16 @@ fn parse_delay(text: &str, now: Timestamp) -> Option<Duration> {
         let remaining = millis - from;
         return duration_from_seconds(if is_date { remaining.max(0.0) } else { remaining } / 1e3);
     }
-    let date =
-        jiff::fmt::rfc2822::parse(text).map(|date| date.timestamp()).or_else(|_| text.parse::<Timestamp>());
-    match date {
-        Ok(date) => Some(Duration::try_from(date.duration_since(now)).unwrap_or(Duration::ZERO)),
-        Err(_) => parse_duration(text),
+    match parse_http_date(text).or_else(|| text.parse::<Timestamp>().ok()) {
+        Some(date) => Some(Duration::try_from(date.duration_since(now)).unwrap_or(Duration::ZERO)),
+        None => parse_duration(text),
     }
+}
+
+/// Parses a date of HTTP in each of its three forms, and one with an offset, as some servers write it.
+fn parse_http_date(text: &str) -> Option<Timestamp> {
+    let date = httpdate::parse_http_date(text).ok().and_then(|date| Timestamp::try_from(date).ok());
+    date.or_else(|| jiff::fmt::rfc2822::parse(text).ok().map(|date| date.timestamp()))
 }
 
 /// Parses `6m0s`, `1.5s`, `17ms`, as OpenAI and others write durations.

@@ -235,6 +235,9 @@ fn the_wait_is_read_from_any_header() {
     assert_eq!(requested(&[("retry-after", "1.5")]), seconds(1.5));
     assert_eq!(requested(&[("retry-after", "20"), ("retry-after-ms", "250")]), seconds(0.25));
     assert_eq!(requested(&[("retry-after", "Sun, 22 Nov 2026 10:01:30 GMT")]), seconds(90.0));
+    assert_eq!(requested(&[("retry-after", "Sunday, 22-Nov-26 10:01:30 GMT")]), seconds(90.0), "RFC 850");
+    assert_eq!(requested(&[("retry-after", "Sun Nov 22 10:01:30 2026")]), seconds(90.0), "asctime");
+    assert_eq!(requested(&[("retry-after", "Sun, 22 Nov 2026 11:01:30 +0100")]), seconds(90.0));
     assert_eq!(requested(&[("retry-after", "Sun, 22 Nov 2026 09:00:00 GMT")]), seconds(0.0));
     assert_eq!(requested(&[("retry-after", "soon")]), None);
     assert_eq!(requested(&[("retry-after", "1e9")]), seconds(86_400.0), "a day is the most");
@@ -259,19 +262,20 @@ fn the_wait_is_read_from_any_header() {
 }
 
 #[test]
-fn a_wait_in_the_message_makes_an_overload_a_rate_limit() {
+fn an_overload_that_requests_a_wait_stays_an_overload() {
     let wait = |text: &str| parse_retry_delay_in_message(text);
     assert_eq!(wait("Please try again in 1.5s. Visit …"), Some(Duration::from_millis(1_500)));
     assert_eq!(wait("Please try again in 20ms."), Some(Duration::from_millis(20)));
     assert_eq!(wait("try again in 6 seconds"), Some(Duration::from_secs(6)));
     assert_eq!(wait("try again in a moment"), None);
     assert_eq!(wait("İ try again in  ü ééé"), None);
-    let error = model_error_for_response(503, &[("retry-after", "30")], "");
-    let limited = ModelError::RateLimited {
-        retry_after: Some(Duration::from_secs(30)),
-        message: "503 Service Unavailable".into(),
-    };
-    assert_eq!(error, limited);
+    for (status, message) in [(503, "503 Service Unavailable"), (529, "529")] {
+        let error = model_error_for_response(status, &[("retry-after", "30.2")], "");
+        assert_eq!(error.retry_after(), Some(Duration::from_millis(30_200)));
+        let text = error.to_string();
+        let expected = format!("the model's provider is overloaded (try again in 31 s): {message}");
+        assert!(text.starts_with(&expected), "{text}");
+    }
 }
 
 #[test]

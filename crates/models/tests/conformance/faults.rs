@@ -167,7 +167,7 @@ async fn an_error_with_a_status_of_success_is_an_error() {
         for kind in ["application/json", "text/event-stream"] {
             let error = reply_to(wire, response(200, &[("content-type", kind)], &text)).await.unwrap_err();
             assert!(
-                matches!(&error, ModelError::Overloaded { message } if message.contains("come back")),
+                matches!(&error, ModelError::Overloaded { message, .. } if message.contains("come back")),
                 "{wire:?}: {error:?}"
             );
         }

@@ -112,7 +112,7 @@ impl Model for FakeModel {
 }
 
 pub fn overloaded() -> Result<Reply, ModelError> {
-    Err(ModelError::Overloaded { message: "busy".into() })
+    Err(ModelError::Overloaded { retry_after: None, message: "busy".into() })
 }
 
 pub fn limited(after: Option<u64>) -> Result<Reply, ModelError> {
