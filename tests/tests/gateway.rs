@@ -1,6 +1,7 @@
 //! The HTTP API: real gateways, a real cluster and a client that shows what is on the wire. Every answer is checked against the
 //! description of the API.
 
+mod answers;
 pub mod document;
 pub mod http;
 pub mod process;
