@@ -55,8 +55,22 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let Some(value) = parts.headers.get("idempotency-key") else { return Ok(Self(None)) };
-        let key = value.to_str().ok().map(str::trim).filter(|key| !key.is_empty() && key.len() <= MAX_KEY);
-        match key {
+        Self::parse(value.to_str().ok())
+    }
+}
+
+impl IdempotencyKey {
+    /// Checks the key of a client, if it gives one.
+    pub fn of_text(key: Option<&str>) -> Result<Self, Problem> {
+        key.map_or(Ok(Self(None)), |key| Self::parse(Some(key)))
+    }
+
+    /// Checks a key; `None` stands for one that is no text.
+    fn parse(key: Option<&str>) -> Result<Self, Problem> {
+        let is_valid = |key: &&str| {
+            (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'))
+        };
+        match key.map(str::trim).filter(is_valid) {
             Some(key) => Ok(Self(Some(key.to_owned()))),
             None => Err(Problem::new(
                 ProblemKind::InvalidRequest,
@@ -84,10 +98,8 @@ pub struct JsonBody<T>(pub T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        require_json(request.headers())?;
-        let bytes = read_body(request, state).await?;
-        parse_json(&bytes).map(Self)
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        parse_json(&read_json(request, false).await?).map(Self)
     }
 }
 
@@ -97,14 +109,23 @@ pub struct OptionalJsonBody<T>(pub T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for OptionalJsonBody<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let headers = request.headers().clone();
-        let bytes = read_body(request, state).await?;
-        if bytes.is_empty() && !headers.contains_key(header::CONTENT_TYPE) {
-            return parse_json(b"{}").map(Self);
-        }
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        parse_json(&read_json(request, true).await?).map(Self)
+    }
+}
+
+/// Reads a body of JSON. One that is absent is the same as `{}` if it is optional.
+pub async fn read_json(request: Request, is_optional: bool) -> Result<Bytes, Problem> {
+    let headers = request.headers().clone();
+    let is_declared = !is_optional || headers.contains_key(header::CONTENT_TYPE);
+    if is_declared {
         require_json(&headers)?;
-        parse_json(&bytes).map(Self)
+    }
+    let bytes = read_body(request).await?;
+    match (is_declared, bytes.is_empty()) {
+        (false, true) => Ok(Bytes::from_static(b"{}")),
+        (false, false) => require_json(&headers).map(|()| bytes),
+        (true, _) => Ok(bytes),
     }
 }
 
@@ -151,8 +172,8 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
 }
 
 /// Reads a whole body, which must arrive in time.
-async fn read_body<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
-    within_time(BODY_TIME, Bytes::from_request(request, state)).await?.map_err(body_problem)
+async fn read_body(request: Request) -> Result<Bytes, Problem> {
+    within_time(BODY_TIME, Bytes::from_request(request, &())).await?.map_err(body_problem)
 }
 
 /// Waits for a part of a request.

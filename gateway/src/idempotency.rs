@@ -44,6 +44,16 @@ impl From<Fault> for EarlyReply {
     }
 }
 
+impl EarlyReply {
+    /// Returns the response of a repeated request.
+    pub fn into_result(self) -> Result<Response, Problem> {
+        match self {
+            Self::Problem(problem) => Err(problem),
+            Self::Repeated(response) => Ok(response),
+        }
+    }
+}
+
 impl IntoResponse for EarlyReply {
     fn into_response(self) -> Response {
         match self {

@@ -51,7 +51,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use access::{Authenticator, CallerLimits, ServedTenants, TenantAccess};
+use access::{Authenticator, Caller, CallerLimits, ServedTenants, TenantAccess};
 use account::{AccountSettings, ServedAccount};
 use arguments::AccessArguments;
 use millrace_address_policy::{Cidr, ReceiverPolicy};
@@ -258,14 +258,11 @@ pub async fn serve_mcp_on_stdio(
     shutdown: CancellationToken,
 ) -> Result<(), ProgramError> {
     let gateway = Arc::new(Gateway::new(None, bus.clone(), ReceiverPolicy::default(), shutdown.clone()));
-    let settings = AccessArguments::default().settings(DEFAULT_API, Some(author_name(by)))?;
     // The user of this process has no limits.
     let limits = CallerLimits { requests: None, streams: None };
-    let tenants = ServedTenants::Only(Arc::new(TenantAccess::new(gateway, limits, None)));
-    let authenticator = Authenticator::new(tenants, settings).map_err(ProgramError::bad_environment)?;
-    let authenticator = Arc::new(authenticator);
-    let server = McpServer::new(server::build_api(authenticator));
-    let served = server.serve_stdio(shutdown).await;
+    let access = TenantAccess::new(gateway, limits, None).admit(Arc::new(Caller::local(author_name(by))));
+    let access = access.map_err(|problem| ProgramError::bad_environment(problem.detail().to_owned()))?;
+    let served = McpServer::for_local_user(access).serve_stdio(shutdown).await;
     bus.flush_client().await;
     served.map_err(|error| ProgramError::refused_input(format!("the client does not speak MCP: {error}")))
 }

@@ -265,7 +265,7 @@ impl ProblemKind {
 }
 
 /// An error of the API: problem details as in RFC 9457.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Problem {
     /// The kind of the problem: `urn:millrace:problem:` and a name that never changes.
     #[serde(rename = "type")]
@@ -316,6 +316,12 @@ impl Problem {
     #[must_use]
     pub fn is(&self, kind: ProblemKind) -> bool {
         self.uri.strip_prefix(TYPE_PREFIX) == Some(kind.parts().1)
+    }
+
+    /// Returns the HTTP status.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.code
     }
 
     /// Returns the mistake, its place and the remedy.

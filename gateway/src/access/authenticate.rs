@@ -7,12 +7,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use axum::extract::Request;
 use axum::http::{HeaderMap, Method, header};
 use millrace_protocol::tenant::TenantName;
-use millrace_protocol::token::{ScopeSet, TokenText};
+use millrace_protocol::token::TokenText;
 
 use super::browser::{AllowedHosts, comes_from_own_page};
-use super::caller::{Access, Caller};
+use super::caller::{Access, Caller, ClientAddress};
 use super::cookie::{find_cookie, find_tenant_cookie};
 use super::limits::{CallerLimits, LimitEnforcer};
 use super::oidc::{OidcSettings, OidcVerifier, TokenHolder};
@@ -20,7 +21,7 @@ use super::tenants::{ServedTenants, TenantDirectory};
 use crate::problem::{Problem, ProblemKind};
 
 /// The header with which the holder of a token for several tenants chooses one.
-pub const TENANT_HEADER: &str = "millrace-tenant";
+const TENANT_HEADER: &str = "millrace-tenant";
 
 /// The settings of access.
 #[derive(Debug, Clone)]
@@ -51,12 +52,18 @@ pub struct Authenticator {
 
 /// The parts of a request that say who sends it.
 pub struct RequestHead<'a> {
-    /// The method.
-    pub method: &'a Method,
-    /// The headers.
-    pub headers: &'a HeaderMap,
-    /// The address of the client.
-    pub address: Option<IpAddr>,
+    method: &'a Method,
+    headers: &'a HeaderMap,
+    address: Option<IpAddr>,
+}
+
+impl<'a> RequestHead<'a> {
+    /// Returns the parts of a request.
+    #[must_use]
+    pub fn of(request: &'a Request) -> Self {
+        let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
+        Self { method: request.method(), headers: request.headers(), address }
+    }
 }
 
 /// The credential of a request.
@@ -73,9 +80,7 @@ impl Authenticator {
     /// # Errors
     /// The TLS library can't be used: an error text for the user.
     pub fn new(tenants: ServedTenants, settings: AccessSettings) -> Result<Self, String> {
-        let local = settings.local_user.clone();
-        let scopes = ScopeSet::all();
-        let local = local.map(|name| Caller { name, scopes, token: None, address: None, is_local: true });
+        let local = settings.local_user.clone().map(Caller::local);
         let lookups = LimitEnforcer::new(settings.limits, None);
         let oidc = settings.oidc.clone().map(OidcVerifier::new).transpose()?;
         Ok(Self { tenants, settings, local: local.map(Arc::new), lookups, oidc })
@@ -110,19 +115,20 @@ impl Authenticator {
     /// # Errors
     /// The request has no valid token and needs one, or the cluster does not respond.
     pub async fn authenticate(&self, head: RequestHead<'_>) -> Result<Access, Problem> {
-        let (text, choice) = match find_credential(head.headers)? {
-            Credential::Bearer(text) => (text, TenantChoice::of_header(head.headers)),
+        let RequestHead { method, headers, address } = head;
+        let (text, choice) = match find_credential(headers)? {
+            Credential::Bearer(text) => (text, TenantChoice::of_header(headers)),
             Credential::Cookie(text) => {
                 // A browser sends the cookie with every request, whichever page has caused it.
-                if !head.method.is_safe() && !comes_from_own_page(head.headers) {
+                if !method.is_safe() && !comes_from_own_page(headers) {
                     let detail = "a change with a cookie must have an Origin or a Sec-Fetch-Site header of this server";
                     return Err(Problem::new(ProblemKind::CrossOrigin, detail));
                 }
-                (text, TenantChoice::of_header_or_cookie(head.headers))
+                (text, TenantChoice::of_header_or_cookie(headers))
             }
             Credential::None => return self.admit_local_user(),
         };
-        self.accept_token(text, choice, head.address).await
+        self.accept_token(text, choice, address).await
     }
 
     /// Returns the access of the holder of a token.

@@ -33,6 +33,14 @@ pub struct Caller {
     pub is_local: bool,
 }
 
+impl Caller {
+    /// Returns the user of this machine, who may do everything.
+    #[must_use]
+    pub fn local(name: String) -> Self {
+        Self { name, scopes: ScopeSet::all(), token: None, address: None, is_local: true }
+    }
+}
+
 /// The address from which a connection comes.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerAddress(pub IpAddr);

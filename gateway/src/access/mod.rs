@@ -34,11 +34,11 @@ mod tenant_metrics;
 mod tenants;
 mod token_cache;
 
-pub use authenticate::{AccessSettings, Authenticator, RequestHead, TENANT_HEADER, TenantChoice};
+pub use authenticate::{AccessSettings, Authenticator, RequestHead, TenantChoice};
 pub use browser::{AllowedHosts, check_request};
 pub use caller::{Access, Caller, ClientAddress, PeerAddress};
 pub use cookie::{remove_cookies, set_cookie, set_tenant_cookie};
 pub use limits::{CallerLimits, StreamPermit};
 pub use oidc::{OidcSettings, RequiredClaim, ScopeGrant, is_safe_provider_url};
-pub use routes::{ApiRoutes, TOKEN_SCHEME};
+pub use routes::{ApiRoutes, TOKEN_SCHEME, require_caller};
 pub use tenants::{ServedTenants, TenantAccess, TenantDirectory};

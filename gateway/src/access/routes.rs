@@ -13,7 +13,6 @@ use utoipa::openapi::security::SecurityRequirement;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use super::authenticate::{Authenticator, RequestHead};
-use super::caller::ClientAddress;
 
 /// The name of the tokens' scheme in the description of the API.
 pub const TOKEN_SCHEME: &str = "token";
@@ -90,6 +89,15 @@ impl ApiRoutes {
     }
 }
 
+/// Passes a request on with the access of its caller, whatever its scopes.
+pub async fn require_caller(
+    Extension(authenticator): Extension<Arc<Authenticator>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    check_access(RequiredAccess::Caller, authenticator, request, next).await
+}
+
 /// Passes a request on with the access of its caller.
 async fn check_access(
     required: RequiredAccess,
@@ -97,9 +105,7 @@ async fn check_access(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
-    let head = RequestHead { method: request.method(), headers: request.headers(), address };
-    let access = match authenticator.authenticate(head).await {
+    let access = match authenticator.authenticate(RequestHead::of(&request)).await {
         Ok(access) => access,
         Err(problem) => return problem.into_response(),
     };

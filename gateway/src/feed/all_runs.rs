@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::labels::{LabelSelector, Labels};
 use millrace_runtime::Bus;
@@ -22,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::cursor::EventCursor;
 use super::filter::EventFilter;
-use super::frame::{StreamNotice, summary_frame};
+use super::frame::{Frame, StreamNotice, summary_frame};
 use super::hub::{LaneHub, LaneItem, Subscription};
 use super::labels::read_labels;
 use super::lane_log::LaneLog;
@@ -102,7 +101,7 @@ enum LaneState {
 
 impl AllRunsStream {
     /// Starts to write events into `frames`.
-    pub fn start(sources: StreamSources, request: AllRunsRequest, frames: mpsc::Sender<Bytes>) {
+    pub fn start(sources: StreamSources, request: AllRunsRequest, frames: mpsc::Sender<Frame>) {
         let lanes = sources.bus.settings().lanes;
         let position = match &request.start {
             StreamStart::Now => StreamPosition::start(lanes),
@@ -167,7 +166,7 @@ impl AllRunsStream {
             })
             .collect();
         let started = StreamNotice::StreamStarted { last: self.position.to_string() };
-        self.send(started.to_frame_with_id(&self.position.to_string())).await?;
+        self.send(started.to_frame_with_id(Some(self.position.to_string()))).await?;
         if self.request.start == StreamStart::Now {
             let mut live = Vec::new();
             let collect = |run: &IndexedRun| {
@@ -196,7 +195,7 @@ impl AllRunsStream {
                 () = tokio::time::sleep_until(summaries_due) => None,
                 () = tokio::time::sleep_until(keep_alive) => {
                     keep_alive = Instant::now() + KEEP_ALIVE;
-                    self.send(Bytes::from_static(b": keep-alive\n\n")).await?;
+                    self.send(Frame::Comment("keep-alive")).await?;
                     continue;
                 }
                 stop = self.sink.closed() => return Err(stop),
@@ -302,7 +301,7 @@ impl AllRunsStream {
             }
             self.position.lanes[lane] = event.cursor;
             if self.request.filter.selects(event) {
-                self.send(event.to_frame(&self.position.to_string())).await?;
+                self.send(event.to_frame(self.position.to_string())).await?;
             }
         }
         Ok(())
@@ -359,11 +358,11 @@ impl AllRunsStream {
             return Ok(());
         }
         let line = RunListLine::new(&summary.run, Some(summary));
-        self.send(summary_frame(&self.position.to_string(), &line)).await
+        self.send(summary_frame(self.position.to_string(), &line)).await
     }
 
     /// Sends a frame. A client that was slow gets a notice before the next one.
-    async fn send(&self, frame: Bytes) -> Result<(), StreamStop> {
+    async fn send(&self, frame: Frame) -> Result<(), StreamStop> {
         let waited = self.sink.send(frame).await?;
         if waited < SLOW {
             return Ok(());

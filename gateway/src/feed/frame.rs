@@ -1,4 +1,4 @@
-//! Events as frames of an event stream (`text/event-stream`). Pure.
+//! Events as frames of a stream. Pure.
 
 use bytes::Bytes;
 use millrace_protocol::ids::{RunId, TaskId};
@@ -25,8 +25,34 @@ pub struct PositionedEvent {
     pub name: String,
     /// The task that it is about.
     pub task: Option<String>,
-    /// Its frame without the id.
-    body: Bytes,
+    /// The event as JSON.
+    data: Bytes,
+}
+
+/// A frame of a stream.
+#[derive(Debug, Clone)]
+pub enum Frame {
+    /// A comment keeps a connection open.
+    Comment(&'static str),
+    /// An event with its position, or a notice without one.
+    Event { id: Option<String>, name: String, data: Bytes },
+}
+
+impl Frame {
+    fn of_value(id: Option<String>, name: &str, data: &Value) -> Self {
+        Self::Event { id, name: name.to_owned(), data: data.to_string().into() }
+    }
+
+    /// Returns the frame as `text/event-stream` has it.
+    pub fn encode(&self) -> Bytes {
+        match self {
+            Self::Comment(text) => format!(": {text}\n\n").into(),
+            Self::Event { id, name, data } => {
+                let id = id.iter().flat_map(|id| ["id: ", id, "\n"]).collect::<String>();
+                [id.as_bytes(), b"event: ", name.as_bytes(), b"\ndata: ", data, b"\n\n"].concat().into()
+            }
+        }
+    }
 }
 
 impl PositionedEvent {
@@ -43,7 +69,7 @@ impl PositionedEvent {
             Self {
                 cursor: EventCursor { sequence, index: u32::try_from(index).unwrap_or(u32::MAX) },
                 task: data["task"].as_str().map(str::to_owned),
-                body: frame_body(&name, &data),
+                data: data.to_string().into(),
                 name,
             }
         };
@@ -60,29 +86,20 @@ impl PositionedEvent {
             cursor: EventCursor { sequence: entry.sequence, index: 0 },
             name: STEP.to_owned(),
             task: task.map(ToString::to_string),
-            body: frame_body(STEP, &millrace_views::to_value(&EntryLine { run, task, entry })),
+            data: millrace_views::to_value(&EntryLine { run, task, entry }).to_string().into(),
         }
     }
 
     /// Returns the frame. Its id is a position, so that a client that reconnects continues after it.
     #[must_use]
-    pub fn to_frame(&self, id: &str) -> Bytes {
-        frame_with_id(id, &self.body)
+    pub fn to_frame(&self, id: String) -> Frame {
+        Frame::Event { id: Some(id), name: self.name.clone(), data: self.data.clone() }
     }
 }
 
-/// Returns a frame without an id.
-fn frame_body(name: &str, data: &Value) -> Bytes {
-    format!("event: {name}\ndata: {data}\n\n").into()
-}
-
-fn frame_with_id(id: &str, body: &[u8]) -> Bytes {
-    [b"id: ", id.as_bytes(), b"\n", body].concat().into()
-}
-
 /// Returns the frame with the summary of a run.
-pub fn summary_frame(id: &str, line: &RunListLine<'_>) -> Bytes {
-    frame_with_id(id, &frame_body(RUN_SUMMARY, &millrace_views::to_value(line)))
+pub fn summary_frame(id: String, line: &RunListLine<'_>) -> Frame {
+    Frame::of_value(Some(id), RUN_SUMMARY, &millrace_views::to_value(line))
 }
 
 /// Notices of a stream, which have no position: a client that reconnects does not get them again.
@@ -151,14 +168,14 @@ pub enum StreamNotice<'a> {
 impl StreamNotice<'_> {
     /// Returns the frame, without an id.
     #[must_use]
-    pub fn to_frame(&self) -> Bytes {
-        let data = millrace_views::to_value(self);
-        frame_body(data["type"].as_str().unwrap_or_default(), &data)
+    pub fn to_frame(&self) -> Frame {
+        self.to_frame_with_id(None)
     }
 
     /// Returns the frame with an id.
     #[must_use]
-    pub fn to_frame_with_id(&self, id: &str) -> Bytes {
-        frame_with_id(id, &self.to_frame())
+    pub fn to_frame_with_id(&self, id: Option<String>) -> Frame {
+        let data = millrace_views::to_value(self);
+        Frame::of_value(id, data["type"].as_str().unwrap_or_default(), &data)
     }
 }

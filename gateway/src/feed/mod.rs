@@ -45,7 +45,7 @@ mod stream;
 pub use all_runs::{AllRunsRequest, AllRunsStream, StreamSources, StreamStart};
 pub use cursor::EventCursor;
 pub use filter::{EventFilter, EventLevel};
-pub use frame::{RUN_SUMMARY, StreamNotice};
+pub use frame::{Frame, RUN_SUMMARY, StreamNotice};
 pub use hub::LaneHub;
 pub use labels::read_labels;
 pub use lane_log::LaneLog;

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use millrace_runtime::Fault;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use super::frame::Frame;
 
 /// The time that a client may take for a frame before it counts as slow.
 pub const SLOW: Duration = Duration::from_secs(1);
@@ -32,18 +33,18 @@ impl From<Fault> for StreamStop {
 /// The client's end of a stream.
 #[derive(Clone)]
 pub struct FrameSink {
-    frames: mpsc::Sender<Bytes>,
+    frames: mpsc::Sender<Frame>,
     shutdown: CancellationToken,
 }
 
 impl FrameSink {
     /// Creates a sink; the token ends the stream when the process stops.
-    pub fn new(frames: mpsc::Sender<Bytes>, shutdown: CancellationToken) -> Self {
+    pub fn new(frames: mpsc::Sender<Frame>, shutdown: CancellationToken) -> Self {
         Self { frames, shutdown }
     }
 
     /// Sends a frame, and returns the time that the client took to make room for it.
-    pub async fn send(&self, frame: Bytes) -> Result<Duration, StreamStop> {
+    pub async fn send(&self, frame: Frame) -> Result<Duration, StreamStop> {
         let frame = match self.frames.try_send(frame) {
             Ok(()) => return Ok(Duration::ZERO),
             Err(mpsc::error::TrySendError::Full(frame)) => frame,
@@ -58,7 +59,7 @@ impl FrameSink {
     }
 
     /// Sends a frame if there is room for it. Returns `false` if there is not.
-    pub fn send_if_room(&self, frame: Bytes) -> Result<bool, StreamStop> {
+    pub fn send_if_room(&self, frame: Frame) -> Result<bool, StreamStop> {
         match self.frames.try_send(frame) {
             Ok(()) => Ok(true),
             Err(mpsc::error::TrySendError::Full(_)) => Ok(false),
@@ -67,7 +68,7 @@ impl FrameSink {
     }
 
     /// Sends the last frame, also while the process stops. A client that is gone needs none.
-    pub async fn send_last(&self, frame: Bytes) {
+    pub async fn send_last(&self, frame: Frame) {
         let _ = self.frames.send(frame).await;
     }
 

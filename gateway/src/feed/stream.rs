@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use async_nats::Subscriber;
-use bytes::Bytes;
 use futures::StreamExt;
 use millrace_client::RunEndState;
 use millrace_protocol::ids::{RunId, TaskId};
@@ -21,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::cursor::EventCursor;
 use super::filter::{EventFilter, EventLevel};
-use super::frame::StreamNotice;
+use super::frame::{Frame, StreamNotice};
 use super::hub::LaneHub;
 use super::message::LaneMessage;
 use super::run_feed::{FeedStep, RunFeed};
@@ -58,7 +57,7 @@ impl EventStream {
     pub fn start(
         (bus, hub, run): (&Bus, &Arc<LaneHub>, &RunId),
         request: EventRequest,
-        frames: mpsc::Sender<Bytes>,
+        frames: mpsc::Sender<Frame>,
         shutdown: CancellationToken,
     ) {
         let last = request.after.unwrap_or_default();
@@ -106,7 +105,7 @@ impl EventStream {
             }
             EventLevel::Decisions | EventLevel::Steps => None,
         };
-        self.send(Bytes::from_static(b": millrace events\n\n")).await?;
+        self.send(Frame::Comment("millrace events")).await?;
         self.end = self.read_end_before(seen).await?;
         let mut keep_alive = Instant::now() + KEEP_ALIVE;
         let mut failures = 0;
@@ -119,7 +118,7 @@ impl EventStream {
                 }
                 () = tokio::time::sleep_until(keep_alive) => {
                     keep_alive = Instant::now() + KEEP_ALIVE;
-                    self.send(Bytes::from_static(b": keep-alive\n\n")).await?;
+                    self.send(Frame::Comment("keep-alive")).await?;
                     continue;
                 }
                 stop = self.sink.closed() => return Err(stop),
@@ -181,7 +180,7 @@ impl EventStream {
         for event in &content.events {
             let is_new = self.request.after.is_none_or(|after| event.cursor > after);
             if is_new && self.request.filter.selects(event) {
-                self.send(event.to_frame(&event.cursor.to_string())).await?;
+                self.send(event.to_frame(event.cursor.to_string())).await?;
             }
             self.last = self.last.max(event.cursor);
         }
@@ -203,7 +202,7 @@ impl EventStream {
     }
 
     /// Sends a frame. A client that was slow gets a notice before the next one.
-    async fn send(&mut self, frame: Bytes) -> Result<(), StreamStop> {
+    async fn send(&mut self, frame: Frame) -> Result<(), StreamStop> {
         let waited = self.sink.send(frame).await?;
         if waited < SLOW && self.dropped_deltas == 0 {
             return Ok(());

@@ -63,7 +63,7 @@ async fn list_workers(gateway: Access) -> Result<Response, Problem> {
     get, path = "/capabilities", tag = "cluster",
     responses((status = 200, description = "The capabilities", body = ref("#/components/schemas/ClusterJson")))
 )]
-async fn list_capabilities(gateway: Access) -> Result<Response, Problem> {
+pub async fn list_capabilities(gateway: Access) -> Result<Response, Problem> {
     let status = ClusterStatus::read(&gateway.bus).await?;
     Ok(json_response(StatusCode::OK, &ClusterJson::capabilities(&status, Timestamp::now())))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 use crate::access::{Access, ApiRoutes, StreamPermit};
 use crate::extract::{PathParts, QueryParts};
 use crate::feed::{
-    AllRunsRequest, AllRunsStream, EventCursor, EventFilter, EventLevel, EventRequest, EventStream,
+    AllRunsRequest, AllRunsStream, EventCursor, EventFilter, EventLevel, EventRequest, EventStream, Frame,
     QUEUED_FRAMES, RUN_SUMMARY, StreamPosition, StreamSources, StreamStart,
 };
 use crate::problem::{Problem, ProblemKind};
@@ -32,20 +32,20 @@ pub fn routes() -> ApiRoutes {
         .scoped(Scope::Read, routes!(stream_all_events))
 }
 
-#[derive(Deserialize, IntoParams)]
+#[derive(Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct EventQuery {
+pub struct EventQuery {
     /// Send only events after the one with this id; the header Last-Event-ID has precedence.
-    after: Option<String>,
+    pub after: Option<String>,
     /// `decisions` (default), `steps` (and each entry of the journals) or `live` (and model output as it is written).
     #[param(inline)]
     #[serde(default)]
-    level: EventLevel,
+    pub level: EventLevel,
     /// Only events with these names, separated by commas, such as `task_completed,run_ended`; `step` with `level=steps` or `live`.
-    types: Option<String>,
+    pub types: Option<String>,
     /// Only events of this task.
-    task: Option<String>,
+    pub task: Option<String>,
 }
 
 /// Follow the events of a run. Each event has an id; a client that reconnects with the last id it has received gets every later
@@ -66,10 +66,21 @@ async fn stream_events(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let after = last.or(query.after).filter(|id| !id.is_empty()).map(|id| id.parse::<EventCursor>());
+    let (receiver, permit) =
+        open_events(&gateway, &run, EventQuery { after: last.or(query.after), ..query }).await?;
+    Ok(stream_response(receiver, permit))
+}
+
+/// Opens a stream of the events of a run.
+pub async fn open_events(
+    gateway: &Access,
+    run: &str,
+    query: EventQuery,
+) -> Result<(mpsc::Receiver<Frame>, StreamPermit), Problem> {
+    let after = query.after.filter(|id| !id.is_empty()).map(|id| id.parse::<EventCursor>());
     let after = after.transpose().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?;
     let mut filter = parse_filter(query.level, query.types.as_deref(), None)?;
-    let (run, _) = gateway.find_run(&run).await?;
+    let (run, _) = gateway.find_run(run).await?;
     if let Some(task) = &query.task {
         filter.task = Some(gateway.find_task(&run, task).await?);
     }
@@ -77,7 +88,7 @@ async fn stream_events(
     let permit = gateway.open_stream()?;
     let (sender, receiver) = mpsc::channel(QUEUED_FRAMES);
     EventStream::start((&gateway.bus, &gateway.hub, &run), request, sender, gateway.shutdown.clone());
-    Ok(stream_response(receiver, permit))
+    Ok((receiver, permit))
 }
 
 fn parse_filter(
@@ -96,9 +107,12 @@ fn split_list(text: Option<&str>) -> Vec<String> {
 }
 
 /// Returns the response whose body is a stream of frames. The permit ends with it.
-fn stream_response(receiver: mpsc::Receiver<Bytes>, permit: StreamPermit) -> Response {
+fn stream_response(receiver: mpsc::Receiver<Frame>, permit: StreamPermit) -> Response {
     let frames = stream::unfold((receiver, permit), |(mut receiver, permit)| async move {
-        receiver.recv().await.map(|frame| (Ok::<_, std::convert::Infallible>(frame), (receiver, permit)))
+        receiver
+            .recv()
+            .await
+            .map(|frame| (Ok::<_, std::convert::Infallible>(frame.encode()), (receiver, permit)))
     });
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream"),

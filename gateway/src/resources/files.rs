@@ -33,10 +33,10 @@ pub struct FileList<'a> {
     pub files: Vec<FileJson<'a>>,
 }
 
-#[derive(Deserialize, IntoParams)]
+#[derive(Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct FolderQuery {
+pub struct FolderQuery {
     /// Only files in this folder.
     folder: Option<String>,
     /// The files as of this sequence of the run's log.
@@ -49,7 +49,7 @@ struct FolderQuery {
     params(("run" = String, Path, description = "The run"), FolderQuery),
     responses((status = 200, description = "The files", body = ref("#/components/schemas/FileList")))
 )]
-async fn list_files(
+pub async fn list_files(
     gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<FolderQuery>,
@@ -83,10 +83,10 @@ fn parse_path(path: &str) -> Result<FilePath, Problem> {
     path.parse().map_err(|error| Problem::new(ProblemKind::FileNotFound, format!("{path:?}: {error}")))
 }
 
-#[derive(Deserialize, IntoParams)]
+#[derive(Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct FileQuery {
+pub struct FileQuery {
     /// This version of the file instead of the newest.
     version: Option<u64>,
     /// The version of the file as of this sequence of the run's log.
@@ -109,7 +109,7 @@ struct FileQuery {
         (status = 206, description = "The requested range of it", content_type = "application/octet-stream", body = String)
     )
 )]
-async fn read_file(
+pub async fn read_file(
     gateway: Access,
     PathParts((run, path)): PathParts<(String, String)>,
     QueryParts(query): QueryParts<FileQuery>,

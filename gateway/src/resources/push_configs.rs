@@ -48,16 +48,16 @@ impl From<PushConfigError> for Problem {
 pub struct PushConfigBody {
     /// Its id, unique within the run; one is created if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    id: Option<String>,
+    pub id: Option<String>,
     /// The URL of its receiver.
-    url: String,
+    pub url: String,
     /// The token that requests have in the header `X-A2A-Notification-Token`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
-    token: Option<SecretText>,
+    pub token: Option<SecretText>,
     /// The header `Authorization` of requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    authentication: Option<PushAuthenticationBody>,
+    pub authentication: Option<PushAuthenticationBody>,
 }
 
 /// The header `Authorization` of requests to a receiver.
@@ -65,11 +65,11 @@ pub struct PushConfigBody {
 #[serde(deny_unknown_fields)]
 pub struct PushAuthenticationBody {
     /// The scheme, such as `Bearer`.
-    scheme: String,
+    pub scheme: String,
     /// The credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
-    credentials: Option<SecretText>,
+    pub credentials: Option<SecretText>,
 }
 
 impl Access {

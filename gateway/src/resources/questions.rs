@@ -50,13 +50,13 @@ pub struct QuestionList<'a> {
     pub questions: Vec<QuestionLine<'a>>,
 }
 
-#[derive(Deserialize, IntoParams)]
+#[derive(Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct QuestionQuery {
+pub struct QuestionQuery {
     /// `true` lists closed questions too, with their answers.
     #[serde(default)]
-    history: bool,
+    pub history: bool,
 }
 
 fn lines_of<'a>(run: &'a RunId, plan: &'a Plan, has_history: bool) -> Vec<QuestionLine<'a>> {
@@ -72,7 +72,7 @@ fn lines_of<'a>(run: &'a RunId, plan: &'a Plan, has_history: bool) -> Vec<Questi
     get, path = "/questions", tag = "questions", params(QuestionQuery),
     responses((status = 200, description = "The questions", body = ref("#/components/schemas/QuestionList")))
 )]
-async fn list_all_questions(
+pub async fn list_all_questions(
     gateway: Access,
     QueryParts(query): QueryParts<QuestionQuery>,
 ) -> Result<Response, Problem> {
@@ -96,7 +96,7 @@ async fn list_all_questions(
     params(("run" = String, Path, description = "The run"), QuestionQuery),
     responses((status = 200, description = "The questions", body = ref("#/components/schemas/QuestionList")))
 )]
-async fn list_run_questions(
+pub async fn list_run_questions(
     gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<QuestionQuery>,
@@ -113,7 +113,7 @@ async fn list_run_questions(
     params(("question" = String, Path, description = "The id of the question; its slashes are part of the path")),
     responses((status = 200, description = "The question", body = ref("#/components/schemas/QuestionLine")))
 )]
-async fn read_question(gateway: Access, PathParts(id): PathParts<String>) -> Result<Response, Problem> {
+pub async fn read_question(gateway: Access, PathParts(id): PathParts<String>) -> Result<Response, Problem> {
     let unknown = |why: String| Problem::new(ProblemKind::QuestionNotFound, why);
     let reference = id.parse::<QuestionReference>().map_err(unknown)?;
     let (run, _) = gateway.find_run(&reference.run).await?;
@@ -132,16 +132,16 @@ async fn read_question(gateway: Access, PathParts(id): PathParts<String>) -> Res
 #[serde(deny_unknown_fields)]
 pub struct AnswerBody {
     /// The kind of the answer, one of the question's `decisions`.
-    answer: AnswerKind,
+    pub answer: AnswerKind,
     /// With `edit` the changed arguments, with `answer` the value.
     #[serde(default)]
-    value: Option<Value>,
+    pub value: Option<Value>,
     /// With `reject` the reason, with `respond` the content, with `fail` the feedback.
     #[serde(default)]
-    text: Option<String>,
+    pub text: Option<String>,
     /// The calls that the answer also decides.
     #[serde(default)]
-    scope: AnswerScope,
+    pub scope: AnswerScope,
 }
 
 impl AnswerBody {
@@ -178,7 +178,7 @@ impl AnswerBody {
         (status = 202, description = "The answer is in the log; no supervisor has decided on it yet", body = ref("#/components/schemas/AnswerLine"))
     )
 )]
-async fn send_answer(
+pub async fn send_answer(
     gateway: Access,
     PathParts(id): PathParts<String>,
     JsonBody(body): JsonBody<AnswerBody>,

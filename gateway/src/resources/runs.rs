@@ -55,28 +55,28 @@ pub struct RunList<'a> {
     pub next: String,
 }
 
-#[derive(Deserialize, IntoParams)]
+#[derive(Clone, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct ListQuery {
+pub struct ListQuery {
     /// Only runs in these states, separated by commas, such as `running,paused`.
-    state: Option<String>,
+    pub state: Option<String>,
     /// Only runs with these labels, separated by commas: `NAME=VALUE`, or `NAME` for any value.
-    label: Option<String>,
+    pub label: Option<String>,
     /// Only runs of this session.
     #[param(value_type = Option<String>)]
-    session: Option<SessionId>,
+    pub session: Option<SessionId>,
     /// Only runs that started at this time or later: a time, or a duration before now such as `2h`. Of a run that has not started, the
     /// time of its submission counts.
-    since: Option<String>,
+    pub since: Option<String>,
     /// Only runs that started before this time: a time, or a duration before now.
-    until: Option<String>,
+    pub until: Option<String>,
     /// Only runs whose id or objective contains this text, in any case.
-    text: Option<String>,
+    pub text: Option<String>,
     /// The number of runs, 50 by default and at most 1000.
-    limit: Option<usize>,
+    pub limit: Option<usize>,
     /// The `next` of the part before.
-    cursor: Option<String>,
+    pub cursor: Option<String>,
 }
 
 /// List runs, newest first.
@@ -84,7 +84,10 @@ struct ListQuery {
     get, path = "/runs", tag = "runs", params(ListQuery),
     responses((status = 200, description = "A part of the list", body = ref("#/components/schemas/RunList")))
 )]
-async fn list_runs(gateway: Access, QueryParts(query): QueryParts<ListQuery>) -> Result<Response, Problem> {
+pub async fn list_runs(
+    gateway: Access,
+    QueryParts(query): QueryParts<ListQuery>,
+) -> Result<Response, Problem> {
     let filter = RunFilter::parse(
         (query.state.as_deref(), query.label.as_deref(), query.text.as_deref()),
         (query.since.as_deref(), query.until.as_deref()),
@@ -105,10 +108,10 @@ async fn list_runs(gateway: Access, QueryParts(query): QueryParts<ListQuery>) ->
     Ok(json_response(StatusCode::OK, &RunList { runs, next }))
 }
 
-#[derive(Deserialize, IntoParams)]
+#[derive(Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct ReadQuery {
+pub struct ReadQuery {
     /// The state as of this sequence of the log: the `sequence` of an event or of a reply to a write.
     at: Option<u64>,
 }
@@ -122,7 +125,7 @@ struct ReadQuery {
         (status = 304, description = "The run has not changed since the version in If-None-Match")
     )
 )]
-async fn read_run(
+pub async fn read_run(
     gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<ReadQuery>,
@@ -160,12 +163,12 @@ async fn read_deliverable(
     }
 }
 
-#[derive(Deserialize, IntoParams)]
+#[derive(Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct WaitQuery {
+pub struct WaitQuery {
     /// The longest wait in seconds, 30 by default and at most 300.
-    timeout: Option<u64>,
+    pub timeout: Option<u64>,
 }
 
 /// Wait for the end of a run.
@@ -177,7 +180,7 @@ struct WaitQuery {
         (status = 202, description = "The run has not ended in time; this is its state so far", body = ref("#/components/schemas/RunResult"))
     )
 )]
-async fn wait_for_run(
+pub async fn wait_for_run(
     gateway: Access,
     PathParts(run): PathParts<String>,
     QueryParts(query): QueryParts<WaitQuery>,
@@ -251,7 +254,7 @@ enum ReportType {
         (String = "text/markdown"), (String = "text/html"), (ref("#/components/schemas/TaskResult") = "application/json")
     )))
 )]
-async fn read_report(
+pub async fn read_report(
     gateway: Access,
     PathParts(run): PathParts<String>,
     headers: HeaderMap,

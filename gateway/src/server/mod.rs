@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -34,7 +34,7 @@ use tracing::{debug, warn};
 use address_slots::AddressSlots;
 use lingering::LingeringStream;
 
-use crate::access::{Authenticator, ClientAddress, PeerAddress, RequestHead, check_request};
+use crate::access::{Authenticator, PeerAddress, check_request, require_caller};
 use crate::dashboard;
 use crate::docs_page;
 use crate::openapi::api_router;
@@ -56,12 +56,6 @@ const STOP_TIME: Duration = Duration::from_secs(5);
 /// The pause after a connection could not be accepted, for example because the process has too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Returns the API alone, with the checks of its requests.
-pub fn build_api(authenticator: Arc<Authenticator>) -> Router {
-    let (router, _) = api_router().split_for_parts();
-    add_checks(router, authenticator)
-}
-
 /// Adds the checks of all requests.
 fn add_checks(router: Router, authenticator: Arc<Authenticator>) -> Router {
     router
@@ -78,10 +72,9 @@ fn build_router(
     has_dashboard: bool,
     shutdown: CancellationToken,
 ) -> Router {
-    let api = build_api(authenticator.clone());
-    let a2a = A2aServer::new(api.clone(), authenticator.is_encrypted(), authenticator.needs_token());
+    let a2a = A2aServer::new(authenticator.is_encrypted(), authenticator.needs_token());
     let (agent_card, a2a) = a2a.into_routes();
-    let mcp = McpServer::new(api).into_http_service(shutdown);
+    let mcp = McpServer::for_requests().into_http_service(shutdown);
     let protocols = Router::new().route_service("/mcp", mcp).merge(a2a).layer(from_fn(require_caller));
     let (router, _) = api_router().split_for_parts();
     let pages = match has_dashboard {
@@ -96,20 +89,6 @@ fn build_router(
         .route("/docs/docs.js", get(docs_page::serve_script))
         .route("/docs/docs.css", get(docs_page::serve_style));
     add_checks(router, authenticator)
-}
-
-/// Refuses clients without credentials. The API checks the scope of each of their requests.
-async fn require_caller(
-    Extension(authenticator): Extension<Arc<Authenticator>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
-    let head = RequestHead { method: request.method(), headers: request.headers(), address };
-    match authenticator.authenticate(head).await {
-        Ok(_) => next.run(request).await,
-        Err(problem) => problem.into_response(),
-    }
 }
 
 async fn unknown_path(request: Request) -> Response {

@@ -1,15 +1,19 @@
-//! The events of a run, read from the API: those after a position, and new ones until a deadline.
+//! The events of a run: those after a position, and new ones until a deadline.
 
 use std::time::Duration;
 
-use axum::body::{Body, BodyDataStream};
-use futures::StreamExt;
+use millrace_protocol::token::Scope;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
-use super::api::{ApiClient, ApiProblem, encode_part};
+use super::api::Operator;
+use crate::access::StreamPermit;
+use crate::feed::{EventLevel, Frame};
+use crate::problem::Problem;
+use crate::resources::events::{EventQuery, open_events};
 
 /// The time in which further events belong to a batch, after its first one.
 const BATCH_TIME: Duration = Duration::from_millis(200);
@@ -47,34 +51,29 @@ impl RunEvent {
 
 /// A stream of the events of a run.
 pub struct RunEvents {
-    body: BodyDataStream,
-    received: Vec<u8>,
+    frames: mpsc::Receiver<Frame>,
+    _permit: StreamPermit,
 }
 
 impl RunEvents {
     /// Opens the stream after a position: an event's id, or a sequence; empty is the beginning.
-    pub async fn open(api: &ApiClient, run: &str, after: &str, level: &str) -> Result<Self, ApiProblem> {
-        let (run, after) = (encode_part(run), encode_part(after));
-        let body = api.open_stream(&format!("/runs/{run}/events?after={after}&level={level}")).await?;
-        Ok(Self::of_body(body))
-    }
-
-    fn of_body(body: Body) -> Self {
-        Self { body: body.into_data_stream(), received: Vec::new() }
+    pub async fn open(
+        operator: &Operator,
+        run: &str,
+        after: &str,
+        level: EventLevel,
+    ) -> Result<Self, Problem> {
+        let query = EventQuery { after: Some(after.to_owned()), level, ..EventQuery::default() };
+        let (frames, permit) = open_events(&operator.with(Scope::Read)?, run, query).await?;
+        Ok(Self { frames, _permit: permit })
     }
 
     /// Returns the next event; `None` after the end of the stream.
     pub async fn next_event(&mut self) -> Option<RunEvent> {
         loop {
-            while let Some(length) = self.received.windows(2).position(|pair| pair == b"\n\n") {
-                let frame: Vec<u8> = self.received.drain(..length + 2).collect();
-                if let Some(event) = parse_frame(&String::from_utf8_lossy(&frame)) {
-                    return Some(event);
-                }
+            if let Frame::Event { id, name, data } = self.frames.recv().await? {
+                return Some(RunEvent { id, name, data: serde_json::from_slice(&data).ok()? });
             }
-            // A stream of this process fails only if the process stops.
-            let bytes = self.body.next().await?.ok()?;
-            self.received.extend_from_slice(&bytes);
         }
     }
 
@@ -95,34 +94,9 @@ impl RunEvents {
     }
 }
 
-/// Parses a frame; `None` for comments, which keep connections open.
-fn parse_frame(frame: &str) -> Option<RunEvent> {
-    let field = |name: &str| {
-        let mut lines = frame.lines().filter_map(|line| line.strip_prefix(name));
-        lines.next().map(|value| value.trim_start().to_owned())
-    };
-    let data = serde_json::from_str(&field("data:")?).ok()?;
-    Some(RunEvent { id: field("id:"), name: field("event:")?, data })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn frames_are_read_whatever_their_pieces_and_a_batch_ends_with_the_run() {
-        let frames = ": keep-alive\n\nid: 3.0\nevent: run_ended\ndata: {\"a\":1}\n\nevent: end\ndata: {}\n\n";
-        let pieces: Vec<_> = frames.bytes().map(|byte| Ok::<_, std::io::Error>(vec![byte])).collect();
-        let mut events = RunEvents::of_body(Body::from_stream(futures::stream::iter(pieces)));
-        let batch = events.read_batch(10, Instant::now() + Duration::from_secs(5)).await;
-        assert_eq!(batch.len(), 2);
-        assert_eq!(
-            batch[0],
-            RunEvent { id: Some("3.0".into()), name: "run_ended".into(), data: json!({"a": 1}) }
-        );
-        assert!(batch[1].is_end());
-        assert!(events.next_event().await.is_none());
-    }
 
     #[test]
     fn long_data_is_cut() {

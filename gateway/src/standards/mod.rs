@@ -1,12 +1,11 @@
-//! Standard protocols over the HTTP API: assistants and agents that know nothing of Millrace use it as they use other servers. Each
-//! is a façade: it sends requests to the routes of the API within this process, with the credentials of its client, so that the
-//! same checks, scopes and rules apply. It holds nothing, and any gateway continues what another one has begun.
+//! Standard protocols: assistants and agents that know nothing of Millrace use it as they use other servers. Each is a façade: it
+//! calls the operations of the API on behalf of its client, so that the same checks, scopes and rules apply. It holds nothing, and
+//! any gateway continues what another one has begun.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `api` | requests to the API within this process |
-//! | `events` | the events of a run, read from the API |
-//! | `submission` | a run with documents, as a request to the API |
+//! | `api` | the operations of the API |
+//! | `events` | the events of a run |
 //! | `run_view` | runs as models and other agents read them |
 //! | `mcp` | the Model Context Protocol |
 //! | `a2a` | the Agent2Agent protocol |
@@ -16,7 +15,6 @@ mod api;
 mod events;
 mod mcp;
 mod run_view;
-mod submission;
 
 pub use a2a::{A2aServer, MEDIA_TYPE as A2A_MEDIA_TYPE, build_notification};
 pub use mcp::McpServer;

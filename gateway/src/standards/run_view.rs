@@ -1,13 +1,21 @@
 //! Runs and questions as models and other agents read them: the parts of the API's JSON that matter for a decision. The full JSON of
 //! a run has all attempts with their results, and does not fit into a conversation.
 
+use axum::http::HeaderMap;
+use axum::response::Response;
 use millrace_protocol::foreign_json::parse_foreign_json;
+use millrace_protocol::token::Scope;
 use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::api::{ApiClient, ApiProblem, encode_part};
+use super::api::{Operator, value_of};
+use crate::extract::{PathParts, QueryParts};
+use crate::problem::Problem;
+use crate::resources::questions::{QuestionQuery, list_run_questions};
+use crate::resources::runs::{ReadQuery, WaitQuery, read_run, wait_for_run};
 
 /// The interval in seconds at which a waiting call looks for questions and reports progress.
 const LOOK_INTERVAL: u64 = 2;
@@ -158,40 +166,56 @@ pub struct QuestionsView {
     pub questions: Vec<QuestionView>,
 }
 
+/// Reads a run with all its tasks.
+pub async fn read(operator: &Operator, run: &str) -> Result<Response, Problem> {
+    let query = QueryParts(ReadQuery::default());
+    read_run(operator.with(Scope::Read)?, PathParts(run.to_owned()), query, HeaderMap::new()).await
+}
+
+/// Reads the questions of a run, the closed ones too with `history`.
+pub async fn read_questions<T: DeserializeOwned>(
+    operator: &Operator,
+    run: &str,
+    history: bool,
+) -> Result<T, Problem> {
+    let query = QueryParts(QuestionQuery { history });
+    value_of(list_run_questions(operator.with(Scope::Read)?, PathParts(run.to_owned()), query).await).await
+}
+
 impl RunView {
     /// Reads a run with its open questions.
-    pub async fn read(api: &ApiClient, run: &str) -> Result<Self, ApiProblem> {
-        let view: Self = api.get(&format!("/runs/{}", encode_part(run))).await?;
-        view.complete(api).await
+    pub async fn read(operator: &Operator, run: &str) -> Result<Self, Problem> {
+        let view: Self = value_of(read(operator, run).await).await?;
+        view.complete(operator).await
     }
 
     /// Adds the open questions, and leaves the last errors.
-    pub async fn complete(mut self, api: &ApiClient) -> Result<Self, ApiProblem> {
+    pub async fn complete(mut self, operator: &Operator) -> Result<Self, Problem> {
         self.errors.drain(..self.errors.len().saturating_sub(MAX_ERRORS));
         if !self.has_ended() {
-            let path = format!("/runs/{}/questions", encode_part(&self.run));
-            self.open_questions = api.get::<QuestionsView>(&path).await?.questions;
+            self.open_questions =
+                read_questions::<QuestionsView>(operator, &self.run, false).await?.questions;
         }
         Ok(self)
     }
 
     /// Waits until a run is as wanted, or for the deadline, and returns it.
     pub async fn wait(
-        api: &ApiClient,
+        operator: &Operator,
         run: &str,
         deadline: Instant,
         is_wanted: impl Fn(&Self) -> bool + Send,
         progress: &(impl ReportProgress + Sync),
-    ) -> Result<Self, ApiProblem> {
+    ) -> Result<Self, Problem> {
         loop {
-            let view = Self::read(api, run).await?;
+            let view = Self::read(operator, run).await?;
             let left = deadline.saturating_duration_since(Instant::now());
             if is_wanted(&view) || left.is_zero() {
                 return Ok(view);
             }
             progress.report_progress(&view).await;
-            let seconds = LOOK_INTERVAL.min(left.as_secs().max(1));
-            let _: Value = api.get(&format!("/runs/{}/wait?timeout={seconds}", encode_part(run))).await?;
+            let query = WaitQuery { timeout: Some(LOOK_INTERVAL.min(left.as_secs().max(1))) };
+            wait_for_run(operator.with(Scope::Read)?, PathParts(run.to_owned()), QueryParts(query)).await?;
         }
     }
 

@@ -1,19 +1,103 @@
-//! The bodies of commands.
+//! The commands with their bodies, in the form of the rules.
 
 use std::collections::BTreeMap;
 
-use millrace_plan_file::{parse_not_before, parse_on_failed_dependency, parse_review, parse_start_event};
+use millrace_plan_file::{
+    AdditionalTasks, CapabilityMistake, find_capability_mistakes, parse_additional_tasks, parse_not_before,
+    parse_on_failed_dependency, parse_review, parse_start_event,
+};
 use millrace_protocol::ids::{Capability, TaskId};
-use millrace_protocol::plan::{Edit, Plan, TaskLimits, TaskPatch};
+use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan, TaskLimits, TaskPatch};
 use millrace_runtime::duration::parse_duration;
+use millrace_runtime::work::registry;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::problem::{Problem, ProblemKind};
+use crate::resources::submission::parse_budget;
+use crate::state::{Gateway, find_task};
+
+/// A command with its body. It is written as its body, whose digest an idempotency key stands for.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+pub enum Steering {
+    CancelRun(CancelBody),
+    PauseRun,
+    InterruptRun,
+    ResumeRun(ResumeBody),
+    SendMessage(MessageBody),
+    SignalEvent(SignalBody),
+    AddTasks(AddBody),
+    EditTask(EditBody),
+    CancelTask(CancelBody),
+    RetryTask(RetryBody),
+}
+
+impl Steering {
+    /// The name of its operation, to which idempotency keys belong.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::CancelRun(_) => "cancel_run",
+            Self::PauseRun => "pause_run",
+            Self::InterruptRun => "interrupt_run",
+            Self::ResumeRun(_) => "resume_run",
+            Self::SendMessage(_) => "send_message",
+            Self::SignalEvent(_) => "signal_event",
+            Self::AddTasks(_) => "add_tasks",
+            Self::EditTask(_) => "edit_task",
+            Self::CancelTask(_) => "cancel_task",
+            Self::RetryTask(_) => "retry_task",
+        }
+    }
+
+    /// `true` if it is possible for a run in this state: most commands are for runs that have not ended.
+    pub fn is_for(&self, plan: &Plan) -> bool {
+        let Some(end) = &plan.run.end else { return true };
+        match self {
+            Self::ResumeRun(_) => end.is_resumable,
+            Self::AddTasks(_) | Self::RetryTask(_) => plan.can_be_reopened(),
+            Self::CancelRun(_)
+            | Self::PauseRun
+            | Self::InterruptRun
+            | Self::SendMessage(_)
+            | Self::SignalEvent(_)
+            | Self::EditTask(_)
+            | Self::CancelTask(_) => false,
+        }
+    }
+
+    /// Returns the command in the form of the rules.
+    ///
+    /// # Errors
+    /// A field is invalid, or the run has no such task.
+    pub async fn into_action(
+        self,
+        gateway: &Gateway,
+        plan: &Plan,
+        task: Option<&str>,
+    ) -> Result<CommandAction, Problem> {
+        let task = || find_task(plan, task.unwrap_or_default());
+        Ok(match self {
+            Self::CancelRun(body) => CommandAction::CancelRun { reason: body.into_reason() },
+            Self::PauseRun => CommandAction::Pause,
+            Self::InterruptRun => CommandAction::Interrupt,
+            Self::ResumeRun(body) => body.into_action(plan)?,
+            Self::SendMessage(MessageBody { text }) => CommandAction::Message { text },
+            Self::SignalEvent(SignalBody { name, data }) => {
+                CommandAction::Signal { name, data: data.map(|data| data.to_string()).unwrap_or_default() }
+            }
+            Self::AddTasks(body) => CommandAction::Edit(body.into_edit(gateway, plan).await?),
+            Self::EditTask(body) if body.is_final => CommandAction::Edit(Edit::MarkFinal { task: task()? }),
+            Self::EditTask(body) => CommandAction::Edit(Edit::Patch(body.into_patch(task()?, plan)?)),
+            Self::CancelTask(body) => CommandAction::CancelTask { task: task()?, reason: body.into_reason() },
+            Self::RetryTask(body) => CommandAction::Edit(body.into_edit(task()?, plan)?),
+        })
+    }
+}
 
 /// The body of a cancellation.
-#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CancelBody {
     /// The reason; recorded in the log.
@@ -21,14 +105,13 @@ pub struct CancelBody {
 }
 
 impl CancelBody {
-    /// The reason, or the usual one.
-    pub fn into_reason(self) -> String {
+    fn into_reason(self) -> String {
         self.reason.unwrap_or_else(|| "cancelled by the user".into())
     }
 }
 
 /// The body of a resumption.
-#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResumeBody {
     /// New total limits, as in a plan file, such as `{"tokens": "400k"}`; the others stay.
@@ -36,7 +119,7 @@ pub struct ResumeBody {
 }
 
 /// The body of a message to the planner.
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MessageBody {
     /// The message.
@@ -44,7 +127,7 @@ pub struct MessageBody {
 }
 
 /// The body of a signal.
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SignalBody {
     /// The name of the event.
@@ -55,7 +138,7 @@ pub struct SignalBody {
 }
 
 /// The body of a retry.
-#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetryBody {
     /// Feedback for the next attempt.
@@ -66,7 +149,7 @@ pub struct RetryBody {
 }
 
 /// Tasks to add.
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddBody {
     /// The tasks, as in a plan file. Either all are added or none; they may depend on tasks of the run.
@@ -74,7 +157,7 @@ pub struct AddBody {
 }
 
 /// Changes of a task that no worker has claimed yet, or that is retried. Fields that are absent stay as they are.
-#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EditBody {
     /// The objective.
@@ -102,12 +185,44 @@ pub struct EditBody {
     pub is_final: bool,
 }
 
+impl ResumeBody {
+    fn into_action(self, plan: &Plan) -> Result<CommandAction, Problem> {
+        let old = plan.run.start.as_ref().map(|start| start.budget.capabilities.clone()).unwrap_or_default();
+        let budget = self.budget.as_ref().map(parse_budget).transpose()?;
+        // The budgets of capabilities are replaced as a whole, so those that stay are repeated.
+        let budget = budget.map(|mut budget| {
+            let changed = std::mem::replace(&mut budget.capabilities, old);
+            budget.capabilities.extend(changed);
+            budget
+        });
+        Ok(CommandAction::Resume { budget })
+    }
+}
+
+impl AddBody {
+    async fn into_edit(self, gateway: &Gateway, plan: &Plan) -> Result<Edit, Problem> {
+        let text = serde_json::json!({ "tasks": self.tasks }).to_string();
+        let AdditionalTasks { tasks, positions } = parse_additional_tasks(text.as_bytes(), plan)
+            .map_err(|mistakes| Problem::new(ProblemKind::InvalidRun, mistakes))?;
+        if !plan.has_planner() {
+            let known = registry::read_capabilities(&gateway.bus).await?;
+            let known = CapabilityRegistry::from_descriptions(known.values());
+            let mistakes = find_capability_mistakes(&tasks, &positions, &known).into_iter();
+            let refused = mistakes.filter_map(|mistake| match mistake {
+                CapabilityMistake::Unknown(_) => None,
+                CapabilityMistake::Parameters(mistake) => Some(mistake.text),
+            });
+            let refused: Vec<String> = refused.collect();
+            if !refused.is_empty() {
+                return Err(Problem::new(ProblemKind::InvalidRun, refused.join("\n")));
+            }
+        }
+        Ok(Edit::Add(tasks))
+    }
+}
+
 impl RetryBody {
-    /// Returns the retry in the form of the rules.
-    ///
-    /// # Errors
-    /// A field is invalid.
-    pub fn into_edit(self, task: TaskId, plan: &Plan) -> Result<Edit, Problem> {
+    fn into_edit(self, task: TaskId, plan: &Plan) -> Result<Edit, Problem> {
         let Self { feedback, changes } = self;
         if changes.is_final {
             let detail = "final: a retry can't change it; change it with a PATCH of the task";
@@ -120,11 +235,7 @@ impl RetryBody {
 }
 
 impl EditBody {
-    /// Returns the changes in the form of the rules.
-    ///
-    /// # Errors
-    /// A field is invalid.
-    pub fn into_patch(self, task: TaskId, plan: &Plan) -> Result<TaskPatch, Problem> {
+    fn into_patch(self, task: TaskId, plan: &Plan) -> Result<TaskPatch, Problem> {
         let mistake = |pointer: &str, message: String| {
             Problem::new(ProblemKind::InvalidRequest, format!("{pointer}: {message}"))
         };

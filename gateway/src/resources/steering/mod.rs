@@ -1,338 +1,295 @@
-//! The commands that steer a run: `POST /runs/{run}/cancel` and its siblings.
+//! The commands that steer a run: `POST /runs/{run}/cancel` and its siblings, as a table.
 //!
 //! Each appends a command to the log. With `wait=accepted` the reply comes as soon as the log has it; with `wait=decided`, the
 //! default, when a supervisor has decided on it. A refusal is a problem with its reason.
+//!
+//! # Invariants
+//!
+//! - I165: A command over HTTP is applied once per idempotency key, which belongs to its operation and what that acts on, and a
+//!   refusal has the supervisor's reason.
+//!   (`tests/tests/gateway.rs::commands_are_decided_once_and_refusals_have_a_reason`,
+//!   `tests/tests/gateway.rs::key_belongs_to_an_operation_a_resource_and_a_request`)
 
 mod bodies;
-mod command;
 
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::http::StatusCode;
 use axum::response::Response;
-use millrace_client::AppliedMessage;
-use millrace_plan_file::{
-    AdditionalTasks, CapabilityMistake, find_capability_mistakes, parse_additional_tasks,
-};
+use axum::routing::{MethodFilter, on};
+use millrace_client::{AppliedMessage, MessageDecision, append_run_message, find_obstacle};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan};
+use millrace_protocol::plan::{Plan, RunCommand};
+use millrace_protocol::subject::Topic;
 use millrace_protocol::token::Scope;
-use millrace_runtime::work::registry;
-use serde::Serialize;
-use utoipa_axum::routes;
+use millrace_views::CommandOutcome;
+use millrace_views::changes::describe_changes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::IntoParams;
+use utoipa::openapi::Paths;
+use utoipa::openapi::path::{ParameterIn, PathItem};
+use utoipa_axum::router::UtoipaMethodRouter;
 
-use super::submission::parse_budget;
 use crate::access::{Access, ApiRoutes};
-use crate::extract::{IdempotencyKey, JsonBody, OptionalJsonBody, PathParts, QueryParts};
+use crate::extract::{IdempotencyKey, PathParts, QueryParts, parse_json, read_json};
 use crate::idempotency::{EarlyReply, RepeatableRequest};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::{find_task, resume_command};
-use command::{CommandQuery, reply_to_applied, steer};
+use crate::resources::Written;
+use crate::state::{json_response, resume_command};
+use crate::waiting::await_decision;
 
-pub use bodies::{AddBody, CancelBody, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody};
-pub use command::CommandReceipt;
+pub use bodies::{AddBody, CancelBody, EditBody, MessageBody, ResumeBody, RetryBody, SignalBody, Steering};
+
+/// The longest wait for a decision in seconds.
+const MAX_WAIT: u64 = 60;
+/// The wait in seconds if the client does not choose one.
+const DEFAULT_WAIT: u64 = 10;
+
+/// The route of a command.
+struct SteeringRoute {
+    method: &'static str,
+    path: &'static str,
+    name: &'static str,
+    summary: &'static str,
+    body: RouteBody,
+}
+
+/// The body of a command's request, with the name of its schema.
+enum RouteBody {
+    None(Steering),
+    Optional(&'static str, fn(&[u8]) -> Result<Steering, Problem>),
+    Required(&'static str, fn(&[u8]) -> Result<Steering, Problem>),
+}
+
+const fn post(
+    path: &'static str,
+    name: &'static str,
+    summary: &'static str,
+    body: RouteBody,
+) -> SteeringRoute {
+    SteeringRoute { method: "post", path, name, summary, body }
+}
+
+static ROUTES: [SteeringRoute; 10] = [
+    post(
+        "/runs/{run}/cancel",
+        "cancel_run",
+        "Cancel a run.",
+        RouteBody::Optional("CancelBody", |body| parse_json(body).map(Steering::CancelRun)),
+    ),
+    post(
+        "/runs/{run}/pause",
+        "pause_run",
+        "Pause a run: running tasks finish, no new ones start.",
+        RouteBody::None(Steering::PauseRun),
+    ),
+    post(
+        "/runs/{run}/interrupt",
+        "interrupt_run",
+        "Interrupt a run: work in flight is returned, and nothing runs until it is resumed.",
+        RouteBody::None(Steering::InterruptRun),
+    ),
+    post(
+        "/runs/{run}/resume",
+        "resume_run",
+        "Resume a run that is paused, interrupted, or has ended and can be resumed.",
+        RouteBody::Optional("ResumeBody", |body| parse_json(body).map(Steering::ResumeRun)),
+    ),
+    post(
+        "/runs/{run}/message",
+        "send_message",
+        "Send a message to the planner of a run.",
+        RouteBody::Required("MessageBody", |body| parse_json(body).map(Steering::SendMessage)),
+    ),
+    post(
+        "/runs/{run}/signal",
+        "signal_event",
+        "Signal an event to a run, which ends the waits for it.",
+        RouteBody::Required("SignalBody", |body| parse_json(body).map(Steering::SignalEvent)),
+    ),
+    post(
+        "/runs/{run}/tasks",
+        "add_tasks",
+        "Add tasks to a run.",
+        RouteBody::Required("AddBody", |body| parse_json(body).map(Steering::AddTasks)),
+    ),
+    SteeringRoute {
+        method: "patch",
+        path: "/runs/{run}/tasks/{task}",
+        name: "edit_task",
+        summary: "Change a task that no worker has claimed yet.",
+        body: RouteBody::Required("EditBody", |body| parse_json(body).map(Steering::EditTask)),
+    },
+    post(
+        "/runs/{run}/tasks/{task}/cancel",
+        "cancel_task",
+        "Cancel a task and its dependents.",
+        RouteBody::Optional("CancelBody", |body| parse_json(body).map(Steering::CancelTask)),
+    ),
+    post(
+        "/runs/{run}/tasks/{task}/retry",
+        "retry_task",
+        "Retry a task, with changes if wanted, and the tasks that depend on it.",
+        RouteBody::Optional("RetryBody", |body| parse_json(body).map(Steering::RetryTask)),
+    ),
+];
 
 /// The routes.
 pub fn routes() -> ApiRoutes {
-    ApiRoutes::new()
-        .scoped(Scope::Steer, routes!(cancel_run))
-        .scoped(Scope::Steer, routes!(pause_run))
-        .scoped(Scope::Steer, routes!(interrupt_run))
-        .scoped(Scope::Steer, routes!(resume_run))
-        .scoped(Scope::Steer, routes!(send_message))
-        .scoped(Scope::Steer, routes!(signal_event))
-        .scoped(Scope::Steer, routes!(add_tasks))
-        .scoped(Scope::Steer, routes!(edit_task))
-        .scoped(Scope::Steer, routes!(cancel_task))
-        .scoped(Scope::Steer, routes!(retry_task))
+    ROUTES.iter().fold(ApiRoutes::new(), |routes, route| routes.scoped(Scope::Steer, route.describe()))
 }
 
-/// Cancel a run.
-#[utoipa::path(
-    post, path = "/runs/{run}/cancel", tag = "commands",
-    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
-    request_body = ref("#/components/schemas/CancelBody"),
-    responses(
-        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
-        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
-    )
-)]
-async fn cancel_run(
-    gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<CommandQuery>,
-    key: IdempotencyKey,
-    OptionalJsonBody(body): OptionalJsonBody<CancelBody>,
-) -> Result<Response, EarlyReply> {
-    let (run, _, repeatable) = open_run(&gateway, (&run, None), ("cancel_run", key), &body).await?;
-    Ok(steer(&gateway, &run, CommandAction::CancelRun { reason: body.into_reason() }, query, repeatable)
-        .await?)
-}
-
-/// Pause a run: running tasks finish, no new ones start.
-#[utoipa::path(
-    post, path = "/runs/{run}/pause", tag = "commands",
-    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
-    responses(
-        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
-        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
-    )
-)]
-async fn pause_run(
-    gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<CommandQuery>,
-    key: IdempotencyKey,
-) -> Result<Response, EarlyReply> {
-    let (run, _, repeatable) = open_run(&gateway, (&run, None), ("pause_run", key), &()).await?;
-    Ok(steer(&gateway, &run, CommandAction::Pause, query, repeatable).await?)
-}
-
-/// Interrupt a run: work in flight is returned, and nothing runs until it is resumed.
-#[utoipa::path(
-    post, path = "/runs/{run}/interrupt", tag = "commands",
-    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
-    responses(
-        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
-        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
-    )
-)]
-async fn interrupt_run(
-    gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<CommandQuery>,
-    key: IdempotencyKey,
-) -> Result<Response, EarlyReply> {
-    let (run, _, repeatable) = open_run(&gateway, (&run, None), ("interrupt_run", key), &()).await?;
-    Ok(steer(&gateway, &run, CommandAction::Interrupt, query, repeatable).await?)
-}
-
-/// Resume a run that is paused, interrupted, or has ended and can be resumed.
-#[utoipa::path(
-    post, path = "/runs/{run}/resume", tag = "commands",
-    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
-    request_body = ref("#/components/schemas/ResumeBody"),
-    responses(
-        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
-        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
-    )
-)]
-async fn resume_run(
-    gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<CommandQuery>,
-    key: IdempotencyKey,
-    OptionalJsonBody(body): OptionalJsonBody<ResumeBody>,
-) -> Result<Response, EarlyReply> {
-    let (run, plan, repeatable) = read_plan(&gateway, (&run, None), ("resume_run", key), &body).await?;
-    if plan.run.end.as_ref().is_some_and(|end| !end.is_resumable) {
-        refuse_ended_run(&run, &plan)?;
-    }
-    let old = plan.run.start.as_ref().map(|start| start.budget.capabilities.clone()).unwrap_or_default();
-    let budget = body.budget.as_ref().map(parse_budget).transpose()?;
-    // The budgets of capabilities are replaced as a whole, so those that stay are repeated.
-    let budget = budget.map(|mut budget| {
-        let changed = std::mem::replace(&mut budget.capabilities, old);
-        budget.capabilities.extend(changed);
-        budget
-    });
-    Ok(steer(&gateway, &run, CommandAction::Resume { budget }, query, repeatable).await?)
-}
-
-/// Send a message to the planner of a run.
-#[utoipa::path(
-    post, path = "/runs/{run}/message", tag = "commands",
-    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
-    request_body = ref("#/components/schemas/MessageBody"),
-    responses(
-        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
-        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
-    )
-)]
-async fn send_message(
-    gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<CommandQuery>,
-    key: IdempotencyKey,
-    JsonBody(body): JsonBody<MessageBody>,
-) -> Result<Response, EarlyReply> {
-    let (run, _, repeatable) = open_run(&gateway, (&run, None), ("send_message", key), &body).await?;
-    Ok(steer(&gateway, &run, CommandAction::Message { text: body.text }, query, repeatable).await?)
-}
-
-/// Signal an event to a run, which ends the waits for it.
-#[utoipa::path(
-    post, path = "/runs/{run}/signal", tag = "commands",
-    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
-    request_body = ref("#/components/schemas/SignalBody"),
-    responses(
-        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
-        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
-    )
-)]
-async fn signal_event(
-    gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<CommandQuery>,
-    key: IdempotencyKey,
-    JsonBody(body): JsonBody<SignalBody>,
-) -> Result<Response, EarlyReply> {
-    let (run, _, repeatable) = open_run(&gateway, (&run, None), ("signal_event", key), &body).await?;
-    let SignalBody { name, data } = body;
-    let data = data.map(|data| data.to_string()).unwrap_or_default();
-    Ok(steer(&gateway, &run, CommandAction::Signal { name, data }, query, repeatable).await?)
-}
-
-/// Add tasks to a run.
-#[utoipa::path(
-    post, path = "/runs/{run}/tasks", tag = "commands",
-    params(("run" = String, Path, description = "The run"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
-    request_body = ref("#/components/schemas/AddBody"),
-    responses(
-        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
-        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
-    )
-)]
-async fn add_tasks(
-    gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<CommandQuery>,
-    key: IdempotencyKey,
-    JsonBody(body): JsonBody<AddBody>,
-) -> Result<Response, EarlyReply> {
-    let (run, plan, repeatable) = editable_run(&gateway, (&run, None), ("add_tasks", key), &body).await?;
-    let text = serde_json::json!({ "tasks": body.tasks }).to_string();
-    let AdditionalTasks { tasks, positions } = parse_additional_tasks(text.as_bytes(), &plan)
-        .map_err(|mistakes| Problem::new(ProblemKind::InvalidRun, mistakes))?;
-    if !plan.has_planner() {
-        let known = registry::read_capabilities(&gateway.bus).await?;
-        let known = CapabilityRegistry::from_descriptions(known.values());
-        let mistakes = find_capability_mistakes(&tasks, &positions, &known).into_iter();
-        let refused = mistakes.filter_map(|mistake| match mistake {
-            CapabilityMistake::Unknown(_) => None,
-            CapabilityMistake::Parameters(mistake) => Some(mistake.text),
+impl SteeringRoute {
+    /// Returns the route with its description.
+    fn describe(&'static self) -> UtoipaMethodRouter {
+        let names = [("run", "The run"), ("task", "The task")].into_iter();
+        let names = names.filter(|(name, _)| self.path.contains(&format!("{{{name}}}")));
+        let path_parameter = |(name, description)| json!({ "name": name, "in": "path", "description": description, "required": true, "schema": { "type": "string" } });
+        let mut parameters: Vec<_> = names.map(path_parameter).collect();
+        let query = CommandQuery::into_params(|| Some(ParameterIn::Query));
+        parameters.extend(query.iter().map(|parameter| json!(parameter)));
+        parameters.push(json!({
+            "name": "Idempotency-Key", "in": "header", "required": false, "schema": { "type": ["string", "null"] },
+            "description": "A key by which a repetition is recognised",
+        }));
+        let content = |schema: &str| json!({ "application/json": { "schema": { "$ref": format!("#/components/schemas/{schema}") } } });
+        let mut operation = json!({
+            "tags": ["commands"], "summary": self.summary, "operationId": self.name, "parameters": parameters,
+            "responses": {
+                "200": { "description": "The command was applied", "content": content("AppliedCommand") },
+                "202": { "description": "The command is in the log", "content": content("AcceptedCommand") },
+            },
         });
-        let refused: Vec<String> = refused.collect();
-        if !refused.is_empty() {
-            return Err(Problem::new(ProblemKind::InvalidRun, refused.join("\n")).into());
+        if let RouteBody::Optional(schema, _) | RouteBody::Required(schema, _) = self.body {
+            operation["requestBody"] = json!({ "content": content(schema) });
         }
+        let item: Result<PathItem, _> = serde_json::from_value(json!({ self.method: operation }));
+        let mut paths = Paths::new();
+        paths.paths.insert(self.path.to_owned(), item.expect("the description is one of an operation"));
+        let method = if self.method == "post" { MethodFilter::POST } else { MethodFilter::PATCH };
+        let handler = move |access: Access,
+                            PathParts(place): PathParts<SteeredPlace>,
+                            QueryParts(query): QueryParts<CommandQuery>,
+                            key: IdempotencyKey,
+                            request: Request| async move {
+            let steering = match &self.body {
+                RouteBody::None(steering) => steering.clone(),
+                RouteBody::Optional(_, parse) => parse(&read_json(request, true).await?)?,
+                RouteBody::Required(_, parse) => parse(&read_json(request, false).await?)?,
+            };
+            steer(&access, (&place.run, place.task.as_deref()), steering, (key, query)).await
+        };
+        (Vec::new(), paths, on(method, handler))
     }
-    Ok(steer(&gateway, &run, CommandAction::Edit(Edit::Add(tasks)), query, repeatable).await?)
 }
 
-/// Change a task that no worker has claimed yet.
-#[utoipa::path(
-    patch, path = "/runs/{run}/tasks/{task}", tag = "commands",
-    params(("run" = String, Path, description = "The run"), ("task" = String, Path, description = "The task"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
-    request_body = ref("#/components/schemas/EditBody"),
-    responses(
-        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
-        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
-    )
-)]
-async fn edit_task(
-    gateway: Access,
-    PathParts((run, task)): PathParts<(String, String)>,
-    QueryParts(query): QueryParts<CommandQuery>,
-    key: IdempotencyKey,
-    JsonBody(body): JsonBody<EditBody>,
-) -> Result<Response, EarlyReply> {
-    let (run, plan, repeatable) = open_run(&gateway, (&run, Some(&task)), ("edit_task", key), &body).await?;
-    let task = find_task(&plan, &task)?;
-    let edit =
-        if body.is_final { Edit::MarkFinal { task } } else { Edit::Patch(body.into_patch(task, &plan)?) };
-    Ok(steer(&gateway, &run, CommandAction::Edit(edit), query, repeatable).await?)
+/// The run, and the task if a command is for one.
+#[derive(Deserialize)]
+struct SteeredPlace {
+    run: String,
+    task: Option<String>,
 }
 
-/// Cancel a task and its dependents.
-#[utoipa::path(
-    post, path = "/runs/{run}/tasks/{task}/cancel", tag = "commands",
-    params(("run" = String, Path, description = "The run"), ("task" = String, Path, description = "The task"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
-    request_body = ref("#/components/schemas/CancelBody"),
-    responses(
-        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
-        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
-    )
-)]
-async fn cancel_task(
-    gateway: Access,
-    PathParts((run, task)): PathParts<(String, String)>,
-    QueryParts(query): QueryParts<CommandQuery>,
-    key: IdempotencyKey,
-    OptionalJsonBody(body): OptionalJsonBody<CancelBody>,
-) -> Result<Response, EarlyReply> {
-    let (run, plan, repeatable) =
-        open_run(&gateway, (&run, Some(&task)), ("cancel_task", key), &body).await?;
-    let action = CommandAction::CancelTask { task: find_task(&plan, &task)?, reason: body.into_reason() };
-    Ok(steer(&gateway, &run, action, query, repeatable).await?)
+/// The moment of the reply to a command.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitFor {
+    /// The log has the command.
+    Accepted,
+    /// A supervisor has decided on it.
+    #[default]
+    Decided,
 }
 
-/// Retry a task, with changes if wanted, and the tasks that depend on it.
-#[utoipa::path(
-    post, path = "/runs/{run}/tasks/{task}/retry", tag = "commands",
-    params(("run" = String, Path, description = "The run"), ("task" = String, Path, description = "The task"), CommandQuery, ("Idempotency-Key" = Option<String>, Header, description = "A key by which a repetition is recognised")),
-    request_body = ref("#/components/schemas/RetryBody"),
-    responses(
-        (status = 200, description = "The command was applied", body = ref("#/components/schemas/AppliedCommand")),
-        (status = 202, description = "The command is in the log", body = ref("#/components/schemas/AcceptedCommand"))
-    )
-)]
-async fn retry_task(
-    gateway: Access,
-    PathParts((run, task)): PathParts<(String, String)>,
-    QueryParts(query): QueryParts<CommandQuery>,
-    key: IdempotencyKey,
-    OptionalJsonBody(body): OptionalJsonBody<RetryBody>,
-) -> Result<Response, EarlyReply> {
-    let (run, plan, repeatable) =
-        editable_run(&gateway, (&run, Some(&task)), ("retry_task", key), &body).await?;
-    let action = CommandAction::Edit(body.into_edit(find_task(&plan, &task)?, &plan)?);
-    Ok(steer(&gateway, &run, action, query, repeatable).await?)
+/// The parameters of every command.
+#[derive(Debug, Clone, Copy, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct CommandQuery {
+    /// `accepted` replies as soon as the log has the command, `decided` (default) when a supervisor has decided on it.
+    #[param(inline)]
+    #[serde(default)]
+    pub wait: WaitFor,
+    /// The longest wait for the decision in seconds, 10 by default and at most 60.
+    pub timeout: Option<u64>,
 }
 
-/// A run that a command changes, with its plan and the request.
-type Steered<'a> = (RunId, Plan, RepeatableRequest<'a>);
+/// The receipt of a command that no supervisor has decided on.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum CommandReceipt<'a> {
+    /// The command is in the log at `sequence`; a supervisor will decide on it.
+    CommandAccepted {
+        /// The run.
+        run: &'a RunId,
+        /// The id of the command.
+        command: String,
+    },
+}
 
-/// Reads the plan of a run. A command that was applied before has its reply, whatever has become of the run since.
-async fn read_plan<'a>(
-    gateway: &'a Access,
+/// Replies to a command that was applied; its events are visible at `sequence`.
+async fn reply_to_applied(
+    repeatable: RepeatableRequest<'_>,
+    run: &RunId,
+    AppliedMessage { sequence, events }: AppliedMessage,
+) -> Result<Response, Problem> {
+    let outcome = CommandOutcome::applied(run, describe_changes(run, &events), &events);
+    repeatable.reply((StatusCode::OK, None), &Written { sequence, outcome }).await
+}
+
+/// Appends a command for a run or a task, and waits as the client asks. A command that was applied before has its reply, whatever
+/// has become of the run since.
+pub async fn steer(
+    gateway: &Access,
     (run, task): (&str, Option<&str>),
-    (operation, key): (&str, IdempotencyKey),
-    body: &impl Serialize,
-) -> Result<Steered<'a>, EarlyReply> {
+    steering: Steering,
+    (key, query): (IdempotencyKey, CommandQuery),
+) -> Result<Response, EarlyReply> {
     let (run, _) = gateway.find_run(run).await?;
     let resource = format!("{run}/{}", task.unwrap_or_default());
-    let repeatable = RepeatableRequest::look_up(gateway, key, (operation, &resource), body).await?;
+    let mut repeatable =
+        RepeatableRequest::look_up(gateway, key, (steering.name(), &resource), &steering).await?;
     let state = gateway.read_history(&run, None).await?;
-    let commands = &state.history.plan.run.commands;
-    if repeatable.earlier().is_some_and(|(_, id)| commands.contains(id)) {
+    let plan = state.plan();
+    if repeatable.earlier().is_some_and(|(_, id)| plan.run.commands.contains(id)) {
         let applied = AppliedMessage { sequence: state.sequence(), events: Vec::new() };
         return Err(EarlyReply::Repeated(reply_to_applied(repeatable, &run, applied).await?));
     }
-    Ok((run, state.plan().clone(), repeatable))
-}
-
-/// Reads the plan of a run that has not ended, or that a retry or more tasks reopen.
-async fn editable_run<'a>(
-    gateway: &'a Access,
-    place: (&str, Option<&str>),
-    request: (&str, IdempotencyKey),
-    body: &impl Serialize,
-) -> Result<Steered<'a>, EarlyReply> {
-    let (run, plan, repeatable) = read_plan(gateway, place, request, body).await?;
-    if !plan.can_be_reopened() {
-        refuse_ended_run(&run, &plan)?;
+    if !steering.is_for(plan) {
+        refuse_ended_run(&run, plan)?;
     }
-    Ok((run, plan, repeatable))
-}
-
-/// Reads the plan of a run that has not ended.
-async fn open_run<'a>(
-    gateway: &'a Access,
-    place: (&str, Option<&str>),
-    request: (&str, IdempotencyKey),
-    body: &impl Serialize,
-) -> Result<Steered<'a>, EarlyReply> {
-    let (run, plan, repeatable) = read_plan(gateway, place, request, body).await?;
-    refuse_ended_run(&run, &plan)?;
-    Ok((run, plan, repeatable))
+    let control = steering.into_action(gateway, plan, task).await?;
+    if let Some(refusal) = find_obstacle(&gateway.bus, &run).await? {
+        return Err(repeatable.refuse(Problem::new(ProblemKind::CommandRefused, refusal)).await.into());
+    }
+    let (_, id) = repeatable.claim(run.clone(), uuid::Uuid::now_v7().simple().to_string()).await?;
+    let command = RunCommand { id: id.clone(), by: gateway.caller.name.clone(), control };
+    let fact = append_run_message(&gateway.bus, &run, &Topic::Control, (&command, &id)).await?;
+    let decision = match query.wait {
+        WaitFor::Accepted => None,
+        WaitFor::Decided => {
+            let timeout = Duration::from_secs(query.timeout.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT));
+            tokio::time::timeout(timeout, await_decision(gateway, &run, (fact, &id)))
+                .await
+                .ok()
+                .transpose()?
+        }
+    };
+    let refusal = match decision {
+        Some(MessageDecision::Applied(applied)) => {
+            return Ok(reply_to_applied(repeatable, &run, applied).await?);
+        }
+        Some(MessageDecision::Refused(refusal)) => refusal.to_string(),
+        Some(MessageDecision::Archived) => format!("run {run} ended before the command"),
+        Some(MessageDecision::Interrupted) | None => {
+            let outcome = CommandReceipt::CommandAccepted { run: &run, command: id };
+            return Ok(json_response(StatusCode::ACCEPTED, &Written { sequence: fact, outcome }));
+        }
+    };
+    Err(repeatable.refuse(Problem::new(ProblemKind::CommandRefused, refusal)).await.into())
 }
 
 fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), Problem> {

@@ -30,6 +30,7 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::subject::Topic;
 use millrace_protocol::token::Scope;
+use millrace_protocol::trace_context::TraceParent;
 use millrace_runtime::log::read_topic;
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_runtime::work::registry;
@@ -49,6 +50,8 @@ use crate::idempotency::{EarlyReply, RepeatableRequest};
 use crate::problem::{Mistake, Problem, ProblemKind};
 use crate::state::{Gateway, find_blob};
 use upload::{check_document_path, read_request};
+
+pub use upload::store_document;
 
 /// The maximum size of a submission with its documents: some thousand documents of usual size.
 const MAX_SUBMISSION: usize = 512 * 1024 * 1024;
@@ -136,23 +139,33 @@ async fn submit_run(
     ClientTrace(trace_parent): ClientTrace,
     request: Request,
 ) -> Result<Response, EarlyReply> {
-    let (mut body, uploaded) = read_request(&gateway, request).await?;
+    let (body, uploaded) = read_request(&gateway, request).await?;
+    submit(&gateway, (body, uploaded), key, trace_parent).await
+}
+
+/// Submits a run with documents that are stored already.
+pub async fn submit(
+    gateway: &Access,
+    (mut body, uploaded): (SubmissionBody, Vec<Document>),
+    key: IdempotencyKey,
+    trace_parent: Option<TraceParent>,
+) -> Result<Response, EarlyReply> {
     // The content, not its bytes: a repetition has another boundary between its parts, and may have them in another order.
     let documents: BTreeMap<&str, &str> =
         uploaded.iter().map(|document| (document.path.as_str(), document.sha256.as_str())).collect();
     let scope = ("submit_run", "");
-    let mut repeatable = RepeatableRequest::look_up(&gateway, key, scope, &(&body, documents)).await?;
+    let mut repeatable = RepeatableRequest::look_up(gateway, key, scope, &(&body, documents)).await?;
     // A config with a mistake starts no run.
     let push_config = body.push_config.take().map(|config| gateway.check_push_config(config)).transpose()?;
     let earlier = match repeatable.earlier() {
         // The process that claimed the key has died, before or after it submitted the run.
-        Some((run, _)) => find_submission(&gateway, run).await?.map(|sequence| (run.clone(), sequence)),
+        Some((run, _)) => find_submission(gateway, run).await?.map(|sequence| (run.clone(), sequence)),
         None => None,
     };
     let (run, sequence) = match earlier {
         Some(earlier) => earlier,
         None => {
-            let (submission, documents) = describe_submission(&gateway, body, uploaded).await?;
+            let (submission, documents) = describe_submission(gateway, body, uploaded).await?;
             let submission = Submission { trace_parent, ..submission };
             let submission = match documents.is_empty() {
                 true => submission,
@@ -161,7 +174,7 @@ async fn submit_run(
                     Submission { documents, ..submission }
                 }
             };
-            if let Some(problem) = find_problem_of_full_cluster(&gateway).await? {
+            if let Some(problem) = find_problem_of_full_cluster(gateway).await? {
                 return Err(problem.into());
             }
             let run = generate_run_id(&gateway.bus, submission.session.as_ref());
@@ -169,7 +182,7 @@ async fn submit_run(
             let sequence = submit_run_with_id(&gateway.bus, &run, &submission).await?;
             let sequence = match sequence {
                 Some(sequence) => Some(sequence),
-                None => find_submission(&gateway, &run).await?,
+                None => find_submission(gateway, &run).await?,
             };
             (run, sequence.unwrap_or(0))
         }

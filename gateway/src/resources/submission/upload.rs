@@ -55,8 +55,7 @@ async fn read_parts(
                 let path = part.file_name().map(ToOwned::to_owned).unwrap_or_default();
                 check_document_path(&path)?;
                 let bytes = read_part(part, usize::try_from(MAX_BYTES).unwrap_or(usize::MAX)).await?;
-                let stored = gateway.bus.blobs().put_blob(&bytes).await?;
-                documents.push(Document { path, sha256: stored.sha256, size: stored.size });
+                documents.push(store_document(gateway, path, &bytes).await?);
             }
             other => {
                 let detail =
@@ -69,6 +68,13 @@ async fn read_parts(
         Problem::new(ProblemKind::InvalidRequest, "the part \"run\" is missing: a run as JSON")
     })?;
     Ok((body, documents))
+}
+
+/// Stores a document of a run.
+pub async fn store_document(gateway: &Gateway, path: String, content: &[u8]) -> Result<Document, Problem> {
+    check_document_path(&path)?;
+    let stored = gateway.bus.blobs().put_blob(content).await?;
+    Ok(Document { path, sha256: stored.sha256, size: stored.size })
 }
 
 /// Reads a part that may have at most `limit` bytes.

@@ -6,9 +6,12 @@ use a2a::agent_card::{
     AgentCapabilities, AgentCard, AgentInterface, AgentSkill, HttpAuthSecurityScheme, SecurityScheme,
 };
 use a2a::{TRANSPORT_PROTOCOL_HTTP_JSON, TRANSPORT_PROTOCOL_JSONRPC};
+use millrace_protocol::token::Scope;
 use serde::Deserialize;
 
-use crate::standards::api::{ApiClient, ApiProblem};
+use crate::problem::Problem;
+use crate::resources::cluster::list_capabilities;
+use crate::standards::api::{Operator, value_of};
 
 /// The path below which A2A is served.
 pub const ROOT: &str = "/a2a";
@@ -31,8 +34,8 @@ struct CapabilityLine {
 }
 
 /// Reads the capabilities of the cluster as skills.
-pub async fn read_skills(api: &ApiClient) -> Result<Vec<AgentSkill>, ApiProblem> {
-    let all: Capabilities = api.get("/capabilities").await?;
+pub async fn read_skills(operator: &Operator) -> Result<Vec<AgentSkill>, Problem> {
+    let all: Capabilities = value_of(list_capabilities(operator.with(Scope::Read)?).await).await?;
     let usable = all.capabilities.into_iter().filter(|one| !INTERNAL.contains(&one.name.as_str()));
     Ok(usable
         .map(|one| {

@@ -6,8 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::problem::ProblemKind;
-use crate::standards::api::ApiProblem;
+use crate::problem::{Problem, ProblemKind};
 
 /// An error, with the status of the HTTP binding.
 #[derive(Debug, Clone)]
@@ -24,12 +23,12 @@ impl From<A2AError> for A2aFault {
     }
 }
 
-impl From<ApiProblem> for A2aFault {
-    fn from(problem: ApiProblem) -> Self {
+impl From<Problem> for A2aFault {
+    fn from(problem: Problem) -> Self {
         // The specification has no error for a push config that does not exist.
         let is_missing = [ProblemKind::RunNotFound, ProblemKind::RunDeleted, ProblemKind::PushConfigNotFound];
         let has_no_task = is_missing.into_iter().any(|kind| problem.is(kind));
-        let code = match problem.status {
+        let code = match problem.status() {
             _ if has_no_task => error_code::TASK_NOT_FOUND,
             status if status.is_server_error() => error_code::INTERNAL_ERROR,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS => {
@@ -37,8 +36,8 @@ impl From<ApiProblem> for A2aFault {
             }
             _ => error_code::INVALID_PARAMS,
         };
-        let status = if has_no_task { StatusCode::NOT_FOUND } else { problem.status };
-        Self { status, error: A2AError::new(code, problem.detail) }
+        let status = if has_no_task { StatusCode::NOT_FOUND } else { problem.status() };
+        Self { status, error: A2AError::new(code, problem.detail()) }
     }
 }
 

@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 
 use super::card::OBJECTIVE_SKILL;
 use super::fault::A2aFault;
+use crate::standards::api::SubmittedDocument;
 use crate::standards::run_view::{QuestionView, value_of_text};
-use crate::standards::submission::SubmittedDocument;
 
 /// The label of a run with the context of its message.
 pub const CONTEXT_LABEL: &str = "a2a.context";

@@ -7,18 +7,20 @@ use a2a::{
     A2AError, CancelTaskRequest, GetTaskRequest, ListTasksRequest, ListTasksResponse, Message, Part, Role,
     SendMessageRequest, Task, TaskState, TaskStatus,
 };
+use millrace_protocol::token::Scope;
 use serde::Deserialize;
-use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::fault::A2aFault;
 use super::message::{CONTEXT_LABEL, answer_of_message, check_context, describe_run, find_question, text_of};
 use super::push::{describe_config_of_message, set_config};
 use super::task::{RunTask, context_of, run_states_of, state_of};
-use crate::problem::ProblemKind;
-use crate::standards::api::{ApiClient, encode_part, encode_path};
+use crate::extract::QueryParts;
+use crate::problem::{Problem, ProblemKind};
+use crate::resources::runs::{ListQuery, list_runs};
+use crate::resources::steering::{CancelBody, MessageBody, Steering};
+use crate::standards::api::{Operator, answer_question, steer_run, value_of};
 use crate::standards::run_view::{ReportProgress, RunView};
-use crate::standards::submission::submit_run;
 
 /// The longest wait for the end of a task or a question; a client then gets the task as it is.
 const MAX_WAIT: Duration = Duration::from_secs(300);
@@ -48,7 +50,10 @@ pub struct Delivery {
 }
 
 /// Delivers a message.
-pub async fn deliver_message(api: &ApiClient, request: &SendMessageRequest) -> Result<Delivery, A2aFault> {
+pub async fn deliver_message(
+    operator: &Operator,
+    request: &SendMessageRequest,
+) -> Result<Delivery, A2aFault> {
     let message = &request.message;
     let configuration = request.configuration.as_ref();
     let push = configuration.and_then(|one| one.task_push_notification_config.as_ref());
@@ -59,27 +64,28 @@ pub async fn deliver_message(api: &ApiClient, request: &SendMessageRequest) -> R
     match message.task_id.as_deref().filter(|task| !task.is_empty()) {
         None => {
             let mut run = describe_run(message)?;
-            run.description.extend(push.map(|config| ("push_config".to_owned(), config)));
+            let push = push.map(|config| ("push_config".to_owned(), millrace_views::to_value(&config)));
+            run.description.extend(push);
             // A repeated message is the same run.
             let key = format!("a2a/{}", message.message_id);
-            let run = submit_run(api, &run.description, &run.documents, Some(&key)).await?.run;
+            let run = operator.submit_run(&run.description, run.documents, Some(&key)).await?;
             Ok(Delivery { run, before: None })
         }
         Some(task) => {
             if let Some(config) = push {
                 // Before the message, so that the config tells of its effect.
-                RunTask::read(api, task, Some(0)).await?;
-                set_config(api, task, &config).await?;
+                RunTask::read(operator, task, Some(0)).await?;
+                set_config(operator, task, config).await?;
             }
-            let before = continue_run(api, task, message).await?;
+            let before = continue_run(operator, task, message).await?;
             Ok(Delivery { run: task.to_owned(), before: Some(before) })
         }
     }
 }
 
 /// Answers the open question of a run, or sends a message to its planner. Returns the sequence of the log before.
-async fn continue_run(api: &ApiClient, run: &str, message: &Message) -> Result<u64, A2aFault> {
-    let current = RunTask::read(api, run, Some(0)).await?;
+async fn continue_run(operator: &Operator, run: &str, message: &Message) -> Result<u64, A2aFault> {
+    let current = RunTask::read(operator, run, Some(0)).await?;
     if message.context_id.as_ref().is_some_and(|context| *context != current.task.context_id) {
         return Err(A2aFault::invalid(format!("task {run} is not of the context of the message")));
     }
@@ -90,19 +96,17 @@ async fn continue_run(api: &ApiClient, run: &str, message: &Message) -> Result<u
     }
     if let Some(question) = find_question(message, &current.view.open_questions)? {
         let answer = answer_of_message(message, question)?;
-        let _: Value = api.post(&format!("/questions/{}", encode_path(&question.id)), &answer).await?;
+        answer_question(operator, &question.id, &answer).await?;
         return Ok(current.sequence);
     }
-    let path = format!("/runs/{}/message", encode_part(run));
-    let body = serde_json::to_vec(&json!({ "text": text_of(message) })).unwrap_or_default();
-    let key = format!("a2a/{}", message.message_id);
-    let _: Value = api.post_bytes(&path, "application/json", body, Some(&key)).await?;
+    let steering = Steering::SendMessage(MessageBody { text: text_of(message) });
+    steer_run(operator, run, steering, Some(&format!("a2a/{}", message.message_id))).await?;
     Ok(current.sequence)
 }
 
 /// Sends a message, and returns the task when it has ended or needs input, or at once if the client wants that.
-pub async fn send_message(api: &ApiClient, request: SendMessageRequest) -> Result<Task, A2aFault> {
-    let Delivery { run, .. } = deliver_message(api, &request).await?;
+pub async fn send_message(operator: &Operator, request: SendMessageRequest) -> Result<Task, A2aFault> {
+    let Delivery { run, .. } = deliver_message(operator, &request).await?;
     let configuration = request.configuration.unwrap_or(a2a::SendMessageConfiguration {
         accepted_output_modes: None,
         task_push_notification_config: None,
@@ -112,27 +116,31 @@ pub async fn send_message(api: &ApiClient, request: SendMessageRequest) -> Resul
     if !configuration.return_immediately.unwrap_or(false) {
         let deadline = Instant::now() + MAX_WAIT;
         let is_wanted = |view: &RunView| view.has_ended() || !view.open_questions.is_empty();
-        RunView::wait(api, &run, deadline, is_wanted, &NoProgress).await?;
+        RunView::wait(operator, &run, deadline, is_wanted, &NoProgress).await?;
     }
-    Ok(RunTask::read(api, &run, configuration.history_length).await?.with_artifacts(api).await?.task)
+    Ok(RunTask::read(operator, &run, configuration.history_length)
+        .await?
+        .with_artifacts(operator)
+        .await?
+        .task)
 }
 
 /// Reads a task.
-pub async fn get_task(api: &ApiClient, request: GetTaskRequest) -> Result<Task, A2aFault> {
-    let task = RunTask::read(api, &request.id, request.history_length).await?;
-    Ok(task.with_artifacts(api).await?.task)
+pub async fn get_task(operator: &Operator, request: GetTaskRequest) -> Result<Task, A2aFault> {
+    let task = RunTask::read(operator, &request.id, request.history_length).await?;
+    Ok(task.with_artifacts(operator).await?.task)
 }
 
 /// Cancels a task.
-pub async fn cancel_task(api: &ApiClient, request: CancelTaskRequest) -> Result<Task, A2aFault> {
+pub async fn cancel_task(operator: &Operator, request: CancelTaskRequest) -> Result<Task, A2aFault> {
     let run = &request.id;
-    let task = RunTask::read(api, run, Some(0)).await?;
+    let task = RunTask::read(operator, run, Some(0)).await?;
     if task.view.has_ended() {
         return Err(A2AError::task_not_cancelable(run).into());
     }
-    let body = json!({ "reason": "cancelled by an A2A client" });
-    match api.post::<Value>(&format!("/runs/{}/cancel", encode_part(run)), &body).await {
-        Ok(_) => {}
+    let reason = Some("cancelled by an A2A client".to_owned());
+    match steer_run(operator, run, Steering::CancelRun(CancelBody { reason }), None).await {
+        Ok(()) => {}
         Err(problem) if problem.is(ProblemKind::CommandRefused) => {
             return Err(A2AError::task_not_cancelable(run).into());
         }
@@ -140,8 +148,8 @@ pub async fn cancel_task(api: &ApiClient, request: CancelTaskRequest) -> Result<
     }
     // Attempts in flight stop before the run ends.
     let deadline = Instant::now() + Duration::from_secs(5);
-    RunView::wait(api, run, deadline, RunView::has_ended, &NoProgress).await?;
-    Ok(RunTask::read(api, run, None).await?.task)
+    RunView::wait(operator, run, deadline, RunView::has_ended, &NoProgress).await?;
+    Ok(RunTask::read(operator, run, None).await?.task)
 }
 
 #[derive(Default, Deserialize)]
@@ -183,12 +191,15 @@ impl RunLine {
 }
 
 /// Lists tasks, newest first.
-pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<ListTasksResponse, A2aFault> {
+pub async fn list_tasks(
+    operator: &Operator,
+    request: ListTasksRequest,
+) -> Result<ListTasksResponse, A2aFault> {
     let size = request.page_size.unwrap_or(DEFAULT_PAGE);
     if !(1..=MAX_PAGE).contains(&size) {
         return Err(A2aFault::invalid(format!("pageSize must be from 1 to {MAX_PAGE}")));
     }
-    let mut filter = String::new();
+    let mut filter = ListQuery { limit: usize::try_from(size).ok(), ..ListQuery::default() };
     if let Some(status) = &request.status {
         let states = run_states_of(status);
         if states.is_empty() && *status != TaskState::Unspecified {
@@ -196,7 +207,7 @@ pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<Li
             let (tasks, next_page_token) = (Vec::new(), String::new());
             return Ok(ListTasksResponse { tasks, next_page_token, page_size: 0, total_size: 0 });
         }
-        filter.push_str(&format!("&state={states}"));
+        filter.state = Some(states);
     }
     // A run without a label is a context of its own.
     let is_own_part = request.page_token.as_deref() == Some(OWN_PART);
@@ -204,19 +215,20 @@ pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<Li
         None => None,
         Some(context) => {
             check_context(context)?;
-            filter.push_str(&format!("&label={CONTEXT_LABEL}={}", encode_part(context)));
-            let own = RunTask::read(api, context, Some(0)).await.ok();
+            filter.label = Some(format!("{CONTEXT_LABEL}={context}"));
+            let own = RunTask::read(operator, context, Some(0)).await.ok();
             own.filter(|own| own.task.context_id == context)
         }
     };
+    let list = async |query| -> Result<Runs, Problem> {
+        value_of(list_runs(operator.with(Scope::Read)?, QueryParts(query)).await).await
+    };
+    let all = ListQuery { limit: Some(MAX_COUNT), ..filter.clone() };
     let page = match is_own_part {
         true => Runs::default(),
-        false => {
-            let cursor = encode_part(request.page_token.as_deref().unwrap_or_default());
-            api.get(&format!("/runs?limit={size}&cursor={cursor}{filter}")).await?
-        }
+        false => list(ListQuery { cursor: request.page_token.clone(), ..filter }).await?,
     };
-    let all: Runs = api.get(&format!("/runs?limit={MAX_COUNT}{filter}")).await?;
+    let all = list(all).await?;
     let is_wanted = |task: &Task| {
         let is_recent = request
             .status_timestamp_after
@@ -241,9 +253,10 @@ pub async fn list_tasks(api: &ApiClient, request: ListTasksRequest) -> Result<Li
         tasks.push(match wants_more {
             false => task,
             true => {
-                let full = RunTask::read(api, &task.id, Some(request.history_length.unwrap_or(0))).await?;
+                let full =
+                    RunTask::read(operator, &task.id, Some(request.history_length.unwrap_or(0))).await?;
                 match request.include_artifacts.unwrap_or(false) {
-                    true => full.with_artifacts(api).await?.task,
+                    true => full.with_artifacts(operator).await?.task,
                     false => full.task,
                 }
             }

@@ -17,126 +17,107 @@ use a2a::{
     TaskPushNotificationConfig, TaskState, TaskStatus, TaskStatusUpdateEvent,
 };
 use millrace_client::questions::{full_id, open_questions_of_plan};
+use millrace_client::webhooks::{self, PushConfigError};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Plan, RunQuestion};
-use millrace_protocol::webhook::{WebhookEventKind, WebhookMessage};
+use millrace_protocol::token::Scope;
+use millrace_protocol::webhook::{SecretText, StoredPushConfig, WebhookEventKind, WebhookMessage};
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_views::QuestionLine;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::fault::A2aFault;
 use super::task::{context_of, message_of_agent, parts_of_question, state_of};
-use crate::problem::ProblemKind;
-use crate::standards::api::{ApiClient, ApiProblem, encode_part};
+use crate::problem::Problem;
+use crate::resources::push_configs::{PushAuthenticationBody, PushConfigBody};
+use crate::standards::api::Operator;
 use crate::standards::run_view::QuestionView;
 
-/// A push config, as the API shows it.
-#[derive(Deserialize)]
-struct PushConfig {
-    id: String,
-    run: String,
-    url: String,
-    #[serde(default)]
-    authentication_scheme: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct PushConfigs {
-    push_configs: Vec<PushConfig>,
-}
-
-impl From<PushConfig> for TaskPushNotificationConfig {
-    /// Shows a config without its secrets.
-    fn from(config: PushConfig) -> Self {
-        let PushConfig { id, run, url, authentication_scheme } = config;
-        let authentication =
-            authentication_scheme.map(|scheme| AuthenticationInfo { scheme, credentials: None });
-        Self { url, id: Some(id), task_id: run, token: None, authentication, tenant: None }
+/// Shows a config without its secrets.
+fn show_config(config: &StoredPushConfig) -> TaskPushNotificationConfig {
+    let scheme = config.authentication.as_ref().map(|one| one.scheme.clone());
+    TaskPushNotificationConfig {
+        url: config.url.to_string(),
+        id: Some(config.config.clone()),
+        task_id: config.run.to_string(),
+        token: None,
+        authentication: scheme.map(|scheme| AuthenticationInfo { scheme, credentials: None }),
+        tenant: None,
     }
 }
 
 /// Returns a config as the API accepts it. Empty texts are absent ones, as in Protocol Buffers.
-fn describe_config(config: &TaskPushNotificationConfig) -> Value {
+pub fn describe_config(config: &TaskPushNotificationConfig) -> PushConfigBody {
     let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    let mut body = json!({ "url": config.url });
-    if let Some(id) = filled(&config.id) {
-        body["id"] = id.into();
-    }
-    if let Some(token) = filled(&config.token) {
-        body["token"] = token.into();
-    }
-    if let Some(AuthenticationInfo { scheme, credentials }) = &config.authentication {
-        body["authentication"] = json!({ "scheme": scheme });
-        if let Some(credentials) = filled(credentials) {
-            body["authentication"]["credentials"] = credentials.into();
-        }
-    }
-    body
+    let authentication = config.authentication.as_ref().map(|one| PushAuthenticationBody {
+        scheme: one.scheme.clone(),
+        credentials: filled(&one.credentials).map(SecretText::from),
+    });
+    let (id, token) = (filled(&config.id), filled(&config.token).map(SecretText::from));
+    PushConfigBody { id, url: config.url.clone(), token, authentication }
 }
 
 /// Returns the config of a message as the API accepts it. Its id follows from the message, so that a repeated message sets no
 /// second one.
-pub fn describe_config_of_message(config: &TaskPushNotificationConfig, message: &str) -> Value {
-    let mut body = describe_config(config);
-    if body.get("id").is_none() {
-        body["id"] = sha256_hex(message.as_bytes())[..32].into();
-    }
-    body
+pub fn describe_config_of_message(config: &TaskPushNotificationConfig, message: &str) -> PushConfigBody {
+    let body = describe_config(config);
+    let id = body.id.unwrap_or_else(|| sha256_hex(message.as_bytes())[..32].to_owned());
+    PushConfigBody { id: Some(id), ..body }
 }
 
-fn path_of_task(task: &str) -> String {
-    format!("/runs/{}/push-configs", encode_part(task))
-}
-
-fn path_of_config(task: &str, id: &str) -> String {
-    format!("{}/{}", path_of_task(task), encode_part(id))
-}
-
-/// Sets a config, as [`describe_config_of_message`] returns it.
+/// Sets a config.
 pub async fn set_config(
-    api: &ApiClient,
+    operator: &Operator,
     task: &str,
-    config: &Value,
-) -> Result<TaskPushNotificationConfig, ApiProblem> {
-    Ok(api.post::<PushConfig>(&path_of_task(task), config).await?.into())
+    config: PushConfigBody,
+) -> Result<TaskPushNotificationConfig, Problem> {
+    let access = operator.with(Scope::Submit)?;
+    let (run, _) = access.find_run(task).await?;
+    let new = access.check_push_config(config)?;
+    Ok(show_config(&access.set_push_config(&run, new).await?))
 }
 
 /// Creates a config of a task, or replaces the one with its id.
 pub async fn create_push_config(
-    api: &ApiClient,
+    operator: &Operator,
     config: TaskPushNotificationConfig,
 ) -> Result<TaskPushNotificationConfig, A2aFault> {
-    Ok(set_config(api, &config.task_id, &describe_config(&config)).await?)
+    Ok(set_config(operator, &config.task_id, describe_config(&config)).await?)
 }
 
 /// Reads a config of a task.
 pub async fn get_push_config(
-    api: &ApiClient,
+    operator: &Operator,
     request: GetTaskPushNotificationConfigRequest,
 ) -> Result<TaskPushNotificationConfig, A2aFault> {
-    Ok(api.get::<PushConfig>(&path_of_config(&request.task_id, &request.id)).await?.into())
+    let access = operator.with(Scope::Read)?;
+    let (run, _) = access.find_run(&request.task_id).await?;
+    let config = webhooks::find_push_config(&access.bus, &run, &request.id).await;
+    Ok(show_config(&config.map_err(Problem::from)?))
 }
 
 /// Lists the configs of a task. There are so few that they are one page.
 pub async fn list_push_configs(
-    api: &ApiClient,
+    operator: &Operator,
     request: ListTaskPushNotificationConfigsRequest,
 ) -> Result<ListTaskPushNotificationConfigsResponse, A2aFault> {
-    let PushConfigs { push_configs } = api.get(&path_of_task(&request.task_id)).await?;
-    let configs = push_configs.into_iter().map(Into::into).collect();
+    let access = operator.with(Scope::Read)?;
+    let (run, _) = access.find_run(&request.task_id).await?;
+    let configs = webhooks::list_push_configs(&access.bus, &run).await.map_err(Problem::from)?;
+    let configs = configs.iter().map(show_config).collect();
     Ok(ListTaskPushNotificationConfigsResponse { configs, next_page_token: None })
 }
 
 /// Deletes a config of a task, unless it is gone already.
 pub async fn delete_push_config(
-    api: &ApiClient,
+    operator: &Operator,
     request: DeleteTaskPushNotificationConfigRequest,
 ) -> Result<Value, A2aFault> {
-    match api.delete::<Value>(&path_of_config(&request.task_id, &request.id)).await {
-        Ok(_) => Ok(json!({})),
-        Err(problem) if problem.is(ProblemKind::PushConfigNotFound) => Ok(json!({})),
-        Err(problem) => Err(problem.into()),
+    let access = operator.with(Scope::Submit)?;
+    let (run, _) = access.find_run(&request.task_id).await?;
+    match webhooks::delete_push_config(&access.bus, &run, &request.id).await {
+        Ok(_) | Err(PushConfigError::NotFound(..)) => Ok(json!({})),
+        Err(error) => Err(Problem::from(error).into()),
     }
 }
 

@@ -3,20 +3,21 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use a2a::agent_card::AgentCard;
+use a2a::agent_card::{AgentCard, AgentSkill};
 use a2a::{
     A2AError, CancelTaskRequest, DeleteTaskPushNotificationConfigRequest,
     GetTaskPushNotificationConfigRequest, GetTaskRequest, ListTaskPushNotificationConfigsRequest,
     ListTasksRequest, SendMessageRequest, SendMessageResponse, StreamResponse, TaskPushNotificationConfig,
     VERSION,
 };
-use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use millrace_protocol::foreign_json::{parse_foreign_json, plain_json_error};
 use millrace_runtime::store::blobs::sha256_hex;
 use serde::de::DeserializeOwned;
@@ -31,7 +32,8 @@ use super::operations::{Delivery, cancel_task, deliver_message, get_task, list_t
 use super::push::{create_push_config, delete_push_config, get_push_config, list_push_configs};
 use super::rpc::answer_rpc;
 use super::updates::{StreamEnd, StreamPart, StreamStart, start_stream};
-use crate::standards::api::ApiClient;
+use crate::access::{Authenticator, RequestHead};
+use crate::standards::api::Operator;
 use crate::standards::mcp::MAX_BODY;
 
 /// The media type of answers and notifications.
@@ -43,7 +45,6 @@ const CARD_CACHING: &str = "private, max-age=60";
 /// The A2A server.
 #[derive(Clone)]
 pub struct A2aServer {
-    api: Router,
     /// `true` if clients connect over TLS, which a proxy ends.
     is_encrypted: bool,
     /// `true` if clients need a token.
@@ -53,10 +54,9 @@ pub struct A2aServer {
 type SharedServer = Arc<A2aServer>;
 
 impl A2aServer {
-    /// Creates a server over the routes of the API.
     #[must_use]
-    pub fn new(api: Router, is_encrypted: bool, needs_token: bool) -> Self {
-        Self { api, is_encrypted, needs_token }
+    pub fn new(is_encrypted: bool, needs_token: bool) -> Self {
+        Self { is_encrypted, needs_token }
     }
 
     /// Returns the routes: those of the public card, and those of the operations, which need credentials.
@@ -83,28 +83,36 @@ impl A2aServer {
         (card.with_state(server), Router::new().nest(ROOT, operations).merge(with_slash))
     }
 
-    /// Returns the API as the sender of a request may use it.
-    ///
-    /// # Errors
-    /// The client speaks another version of A2A.
-    pub fn api_of(&self, parts: &Parts) -> Result<ApiClient, A2aFault> {
-        let version = parts.headers.get("a2a-version").and_then(|value| value.to_str().ok());
-        match version.map(str::trim).filter(|version| !version.is_empty()) {
-            Some(version) if version.split('.').next() != VERSION.split('.').next() => {
-                Err(A2AError::version_not_supported(version).into())
-            }
-            Some(_) | None => Ok(ApiClient::for_request(self.api.clone(), parts)),
-        }
-    }
-
     /// Returns the card, with the capabilities of the cluster as far as the client may know them.
-    pub async fn card(&self, parts: &Parts) -> AgentCard {
-        let host =
-            parts.headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or("localhost");
+    pub fn card(&self, headers: &HeaderMap, skills: Vec<AgentSkill>) -> AgentCard {
+        let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or("localhost");
         let scheme = if self.is_encrypted { "https" } else { "http" };
-        let api = ApiClient::for_request(self.api.clone(), parts);
-        let skills = read_skills(&api).await.unwrap_or_default();
         build_card(&format!("{scheme}://{host}"), skills, self.needs_token)
+    }
+}
+
+/// Returns the sender of a request.
+///
+/// # Errors
+/// The client speaks another version of A2A.
+pub fn operator_of(parts: &Parts) -> Result<Operator, A2aFault> {
+    let version = parts.headers.get("a2a-version").and_then(|value| value.to_str().ok());
+    match version.map(str::trim).filter(|version| !version.is_empty()) {
+        Some(version) if version.split('.').next() != VERSION.split('.').next() => {
+            Err(A2AError::version_not_supported(version).into())
+        }
+        Some(_) | None => Ok(Operator::of_request(parts)?),
+    }
+}
+
+/// The sender of a request, with its head.
+struct Client(Operator, Parts);
+
+impl<S: Send + Sync> FromRequestParts<S> for Client {
+    type Rejection = A2aFault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, A2aFault> {
+        Ok(Self(operator_of(parts)?, parts.clone()))
     }
 }
 
@@ -151,22 +159,38 @@ fn encode_update(update: Result<&StreamResponse, A2aFault>) -> Value {
     }
 }
 
-async fn read_body<T: DeserializeOwned>(body: Body) -> Result<T, A2aFault> {
-    let bytes = axum::body::to_bytes(body, MAX_BODY).await;
-    let bytes = bytes.map_err(|_| A2aFault::invalid(format!("the body has more than {MAX_BODY} bytes")))?;
-    let value: Value = parse_foreign_json(&bytes)
-        .map_err(|error| A2aFault::invalid(format!("the body is no JSON: {error}")))?;
-    serde_path_to_error::deserialize(with_usual_names(value)).map_err(|error| {
-        let mistake = plain_json_error(&error.inner().to_string());
-        A2aFault::invalid(format!("the body is invalid: {}: {mistake}", error.path()))
-    })
+/// A body of JSON.
+struct A2aBody<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for A2aBody<T> {
+    type Rejection = A2aFault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, A2aFault> {
+        let bytes = axum::body::to_bytes(request.into_body(), MAX_BODY).await;
+        let bytes =
+            bytes.map_err(|_| A2aFault::invalid(format!("the body has more than {MAX_BODY} bytes")))?;
+        let value: Value = parse_foreign_json(&bytes)
+            .map_err(|error| A2aFault::invalid(format!("the body is no JSON: {error}")))?;
+        serde_path_to_error::deserialize(with_usual_names(value)).map(Self).map_err(|error| {
+            let mistake = plain_json_error(&error.inner().to_string());
+            A2aFault::invalid(format!("the body is invalid: {}: {mistake}", error.path()))
+        })
+    }
 }
 
-async fn read_card(State(server): State<SharedServer>, request: Request) -> Response {
-    let (parts, _) = request.into_parts();
-    let body = serde_json::to_vec(&server.card(&parts).await).expect("the types of A2A serialise to JSON");
+async fn read_card(
+    State(server): State<SharedServer>,
+    Extension(authenticator): Extension<Arc<Authenticator>>,
+    request: Request,
+) -> Response {
+    let skills = match authenticator.authenticate(RequestHead::of(&request)).await {
+        Ok(access) => read_skills(&Operator::new(access)).await.unwrap_or_default(),
+        Err(_) => Vec::new(),
+    };
+    let headers = request.headers();
+    let body = serde_json::to_vec(&server.card(headers, skills)).expect("the types of A2A serialise to JSON");
     let version = format!("\"{}\"", &sha256_hex(&body)[..32]);
-    let is_known = parts.headers.get_all(header::IF_NONE_MATCH).iter().any(|value| {
+    let is_known = headers.get_all(header::IF_NONE_MATCH).iter().any(|value| {
         let mut versions = value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
         versions.any(|known| known.strip_prefix(b"W/").unwrap_or(known) == version.as_bytes())
     });
@@ -185,63 +209,60 @@ async fn read_card(State(server): State<SharedServer>, request: Request) -> Resp
 
 async fn read_extended_card(
     State(server): State<SharedServer>,
-    request: Request,
+    Client(operator, parts): Client,
 ) -> Result<Response, A2aFault> {
-    let (parts, _) = request.into_parts();
-    let api = server.api_of(&parts)?;
-    read_skills(&api).await?;
-    Ok(json_response(&server.card(&parts).await))
+    Ok(json_response(&server.card(&parts.headers, read_skills(&operator).await?)))
 }
 
-async fn post_message(State(server): State<SharedServer>, request: Request) -> Result<Response, A2aFault> {
-    let (parts, body) = request.into_parts();
-    let api = server.api_of(&parts)?;
-    let task = send_message(&api, read_body(body).await?).await?;
-    Ok(json_response(&SendMessageResponse::Task(task)))
+async fn post_message(
+    Client(operator, _): Client,
+    A2aBody(request): A2aBody<SendMessageRequest>,
+) -> Result<Response, A2aFault> {
+    Ok(json_response(&SendMessageResponse::Task(send_message(&operator, request).await?)))
 }
 
-async fn stream_message(State(server): State<SharedServer>, request: Request) -> Result<Response, A2aFault> {
-    let (parts, body) = request.into_parts();
-    let api = server.api_of(&parts)?;
-    let request: SendMessageRequest = read_body(body).await?;
-    let receiver = start_message_stream(&api, &request, last_event_id(&parts.headers)).await?;
+async fn stream_message(
+    Client(operator, parts): Client,
+    A2aBody(request): A2aBody<SendMessageRequest>,
+) -> Result<Response, A2aFault> {
+    let receiver = start_message_stream(&operator, request, last_event_id(&parts.headers)).await?;
     Ok(stream_response(receiver, encode_update))
 }
 
 /// Delivers a message, and follows its task until it has ended or needs input.
 pub async fn start_message_stream(
-    api: &ApiClient,
-    request: &SendMessageRequest,
+    operator: &Operator,
+    request: SendMessageRequest,
     last: Option<String>,
 ) -> Result<mpsc::Receiver<StreamPart>, A2aFault> {
-    let Delivery { run, before } = deliver_message(api, request).await?;
+    let Delivery { run, before } = deliver_message(operator, &request).await?;
     let start = match (last, before) {
         (Some(id), _) => StreamStart::After(id),
         (None, Some(before)) => StreamStart::After(before.to_string()),
         (None, None) => StreamStart::First,
     };
-    start_stream(api, &run, start, StreamEnd::TaskOrInput).await
+    start_stream(operator, &run, start, StreamEnd::TaskOrInput).await
 }
 
 /// Follows a task until it has ended.
 pub async fn start_task_stream(
-    api: &ApiClient,
+    operator: &Operator,
     run: &str,
     last: Option<String>,
 ) -> Result<mpsc::Receiver<StreamPart>, A2aFault> {
     let start = last.map_or(StreamStart::Now, StreamStart::After);
-    start_stream(api, run, start, StreamEnd::Task).await
+    start_stream(operator, run, start, StreamEnd::Task).await
 }
 
-async fn get_tasks(
-    State(server): State<SharedServer>,
-    query: Result<Query<Value>, axum::extract::rejection::QueryRejection>,
-    request: Request,
-) -> Result<Response, A2aFault> {
-    let (parts, _) = request.into_parts();
-    let api = server.api_of(&parts)?;
-    let Query(query) = query.map_err(|error| A2aFault::invalid(error.body_text()))?;
-    Ok(json_response(&list_tasks(&api, parse_list_query(query)?).await?))
+type ParsedQuery<T> = Result<Query<T>, QueryRejection>;
+
+fn refused_query(error: QueryRejection) -> A2aFault {
+    A2aFault::invalid(error.body_text())
+}
+
+async fn get_tasks(Client(operator, _): Client, query: ParsedQuery<Value>) -> Result<Response, A2aFault> {
+    let Query(query) = query.map_err(refused_query)?;
+    Ok(json_response(&list_tasks(&operator, parse_list_query(query)?).await?))
 }
 
 /// Parses the query of a list: all its values are texts.
@@ -262,14 +283,11 @@ fn parse_list_query(query: Value) -> Result<ListTasksRequest, A2aFault> {
 }
 
 async fn read_or_follow_task(
-    State(server): State<SharedServer>,
+    Client(operator, parts): Client,
     Path(task): Path<String>,
-    request: Request,
 ) -> Result<Response, A2aFault> {
-    let (parts, _) = request.into_parts();
-    let api = server.api_of(&parts)?;
     if let Some(run) = task.strip_suffix(":subscribe") {
-        let receiver = start_task_stream(&api, run, last_event_id(&parts.headers)).await?;
+        let receiver = start_task_stream(&operator, run, last_event_id(&parts.headers)).await?;
         return Ok(stream_response(receiver, encode_update));
     }
     let history = parts.uri.query().unwrap_or_default().split('&');
@@ -278,39 +296,21 @@ async fn read_or_follow_task(
     let history = history.map(|(_, value)| value);
     let history_length = history.map(str::parse).transpose();
     let history_length = history_length.map_err(|_| A2aFault::invalid("historyLength must be a number"))?;
-    Ok(json_response(&get_task(&api, GetTaskRequest { id: task, history_length, tenant: None }).await?))
+    Ok(json_response(&get_task(&operator, GetTaskRequest { id: task, history_length, tenant: None }).await?))
 }
 
 async fn act_on_task(
-    State(server): State<SharedServer>,
+    Client(operator, parts): Client,
     Path(task): Path<String>,
-    request: Request,
 ) -> Result<Response, A2aFault> {
-    let (parts, _) = request.into_parts();
-    let api = server.api_of(&parts)?;
-    if let Some(run) = task.strip_suffix(":subscribe") {
-        let receiver = start_task_stream(&api, run, last_event_id(&parts.headers)).await?;
-        return Ok(stream_response(receiver, encode_update));
+    if task.ends_with(":subscribe") {
+        return read_or_follow_task(Client(operator, parts), Path(task)).await;
     }
     let Some(run) = task.strip_suffix(":cancel") else {
         return Err(A2AError::method_not_found(&format!("POST {ROOT}/tasks/{task}")).into());
     };
     let request = CancelTaskRequest { id: run.to_owned(), metadata: None, tenant: None };
-    Ok(json_response(&cancel_task(&api, request).await?))
-}
-
-async fn get_push_configs(
-    State(server): State<SharedServer>,
-    Path(task): Path<String>,
-    query: Result<Query<PageQuery>, axum::extract::rejection::QueryRejection>,
-    request: Request,
-) -> Result<Response, A2aFault> {
-    let api = server.api_of(&request.into_parts().0)?;
-    let Query(PageQuery { page_size, page_token }) =
-        query.map_err(|error| A2aFault::invalid(error.body_text()))?;
-    let request =
-        ListTaskPushNotificationConfigsRequest { task_id: task, page_size, page_token, tenant: None };
-    Ok(json_response(&list_push_configs(&api, request).await?))
+    Ok(json_response(&cancel_task(&operator, request).await?))
 }
 
 #[derive(Deserialize)]
@@ -320,37 +320,40 @@ struct PageQuery {
     page_token: Option<String>,
 }
 
-async fn post_push_config(
-    State(server): State<SharedServer>,
-    Path(task): Path<String>,
-    request: Request,
+async fn get_push_configs(
+    Client(operator, _): Client,
+    Path(task_id): Path<String>,
+    query: ParsedQuery<PageQuery>,
 ) -> Result<Response, A2aFault> {
-    let (parts, body) = request.into_parts();
-    let api = server.api_of(&parts)?;
-    let config: TaskPushNotificationConfig = read_body(body).await?;
+    let Query(PageQuery { page_size, page_token }) = query.map_err(refused_query)?;
+    let request = ListTaskPushNotificationConfigsRequest { task_id, page_size, page_token, tenant: None };
+    Ok(json_response(&list_push_configs(&operator, request).await?))
+}
+
+async fn post_push_config(
+    Client(operator, _): Client,
+    Path(task_id): Path<String>,
+    A2aBody(config): A2aBody<TaskPushNotificationConfig>,
+) -> Result<Response, A2aFault> {
     // The path names the task.
-    let config = TaskPushNotificationConfig { task_id: task, ..config };
-    Ok(json_response(&create_push_config(&api, config).await?))
+    let config = TaskPushNotificationConfig { task_id, ..config };
+    Ok(json_response(&create_push_config(&operator, config).await?))
 }
 
 async fn read_push_config(
-    State(server): State<SharedServer>,
+    Client(operator, _): Client,
     Path((task_id, id)): Path<(String, String)>,
-    request: Request,
 ) -> Result<Response, A2aFault> {
-    let api = server.api_of(&request.into_parts().0)?;
     let request = GetTaskPushNotificationConfigRequest { task_id, id, tenant: None };
-    Ok(json_response(&get_push_config(&api, request).await?))
+    Ok(json_response(&get_push_config(&operator, request).await?))
 }
 
 async fn remove_push_config(
-    State(server): State<SharedServer>,
+    Client(operator, _): Client,
     Path((task_id, id)): Path<(String, String)>,
-    request: Request,
 ) -> Result<Response, A2aFault> {
-    let api = server.api_of(&request.into_parts().0)?;
     let request = DeleteTaskPushNotificationConfigRequest { task_id, id, tenant: None };
-    Ok(json_response(&delete_push_config(&api, request).await?))
+    Ok(json_response(&delete_push_config(&operator, request).await?))
 }
 
 #[cfg(test)]

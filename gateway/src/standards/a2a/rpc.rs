@@ -15,11 +15,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::card::read_skills;
 use super::fault::A2aFault;
 use super::field_names::with_usual_names;
 use super::operations::{cancel_task, get_task, list_tasks, send_message};
 use super::push::{create_push_config, delete_push_config, get_push_config, list_push_configs};
-use super::rest::{A2aServer, last_event_id, start_message_stream, start_task_stream, stream_response};
+use super::rest::{
+    A2aServer, last_event_id, operator_of, start_message_stream, start_task_stream, stream_response,
+};
 use crate::standards::mcp::MAX_BODY;
 
 /// Answers a request. Errors are in the body of the answer, as JSON-RPC demands.
@@ -39,31 +42,38 @@ pub async fn answer_rpc(State(server): State<Arc<A2aServer>>, request: Request) 
         Err((id, error)) => return rpc_response(&failure(id, error.into())),
     };
     let id = request.id.clone();
-    let api = match server.api_of(&parts) {
-        Ok(api) => api,
+    let operator = match operator_of(&parts) {
+        Ok(operator) => operator,
         Err(fault) => return rpc_response(&failure(id, fault)),
     };
     let params = request.params.unwrap_or_default();
     let outcome = match request.method.as_str() {
         methods::SEND_MESSAGE => {
             with_params(params, async |request| {
-                send_message(&api, request).await.map(SendMessageResponse::Task)
+                send_message(&operator, request).await.map(SendMessageResponse::Task)
             })
             .await
         }
-        methods::GET_TASK => with_params(params, async |request| get_task(&api, request).await).await,
-        methods::LIST_TASKS => with_params(params, async |request| list_tasks(&api, request).await).await,
-        methods::CANCEL_TASK => with_params(params, async |request| cancel_task(&api, request).await).await,
-        methods::GET_EXTENDED_AGENT_CARD => Ok(millrace_views::to_value(&server.card(&parts).await)),
+        methods::GET_TASK => with_params(params, async |request| get_task(&operator, request).await).await,
+        methods::LIST_TASKS => {
+            with_params(params, async |request| list_tasks(&operator, request).await).await
+        }
+        methods::CANCEL_TASK => {
+            with_params(params, async |request| cancel_task(&operator, request).await).await
+        }
+        methods::GET_EXTENDED_AGENT_CARD => {
+            let skills = read_skills(&operator).await.unwrap_or_default();
+            Ok(millrace_views::to_value(&server.card(&parts.headers, skills)))
+        }
         methods::SEND_STREAMING_MESSAGE | methods::SUBSCRIBE_TO_TASK => {
             let last = last_event_id(&parts.headers);
             let started = match request.method == methods::SUBSCRIBE_TO_TASK {
                 true => match parse_params::<SubscribeToTaskRequest>(params) {
-                    Ok(request) => start_task_stream(&api, &request.id, last).await,
+                    Ok(request) => start_task_stream(&operator, &request.id, last).await,
                     Err(fault) => Err(fault),
                 },
                 false => match parse_params(params) {
-                    Ok(request) => start_message_stream(&api, &request, last).await,
+                    Ok(request) => start_message_stream(&operator, request, last).await,
                     Err(fault) => Err(fault),
                 },
             };
@@ -83,16 +93,16 @@ pub async fn answer_rpc(State(server): State<Arc<A2aServer>>, request: Request) 
             }
         }
         methods::CREATE_PUSH_CONFIG => {
-            with_params(params, async |config| create_push_config(&api, config).await).await
+            with_params(params, async |config| create_push_config(&operator, config).await).await
         }
         methods::GET_PUSH_CONFIG => {
-            with_params(params, async |request| get_push_config(&api, request).await).await
+            with_params(params, async |request| get_push_config(&operator, request).await).await
         }
         methods::LIST_PUSH_CONFIGS => {
-            with_params(params, async |request| list_push_configs(&api, request).await).await
+            with_params(params, async |request| list_push_configs(&operator, request).await).await
         }
         methods::DELETE_PUSH_CONFIG => {
-            with_params(params, async |request| delete_push_config(&api, request).await).await
+            with_params(params, async |request| delete_push_config(&operator, request).await).await
         }
         other => Err(A2AError::method_not_found(other).into()),
     };

@@ -3,14 +3,18 @@
 use std::collections::{BTreeMap, HashMap};
 
 use a2a::{Artifact, Message, Part, Role, Task, TaskState, TaskStatus};
+use millrace_protocol::token::Scope;
 use millrace_views::RunState;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::message::CONTEXT_LABEL;
-use crate::problem::ProblemKind;
-use crate::standards::api::{ApiClient, ApiProblem, encode_part, encode_path};
-use crate::standards::run_view::{QuestionView, RunView, UsageView};
+use crate::extract::{PathParts, QueryParts};
+use crate::openapi::API_ROOT;
+use crate::problem::{Problem, ProblemKind};
+use crate::resources::files::{FolderQuery, list_files};
+use crate::standards::api::{Operator, encode_path, read_content, read_report, value_of, versioned_value_of};
+use crate::standards::run_view::{self, QuestionView, RunView, UsageView, read_questions};
 
 /// The size in bytes up to which an artifact contains its file; of larger ones it has the path in the API.
 const MAX_INLINE: u64 = 256 * 1024;
@@ -124,14 +128,14 @@ pub fn context_of(run: &str, labels: Option<&BTreeMap<String, String>>) -> Strin
 
 impl RunTask {
     /// Reads a run as a task, with at most this many messages of its history.
-    pub async fn read(api: &ApiClient, run: &str, history: Option<i32>) -> Result<Self, ApiProblem> {
-        let (source, sequence) = api.get_versioned(&format!("/runs/{}", encode_part(run))).await?;
+    pub async fn read(operator: &Operator, run: &str, history: Option<i32>) -> Result<Self, Problem> {
+        let (source, sequence) = versioned_value_of(run_view::read(operator, run).await).await?;
         let RunSource { view, labels, messages } = source;
-        let view = view.complete(api).await?;
+        let view = view.complete(operator).await?;
         let context = context_of(&view.run, labels.as_ref());
         let asked = match history {
             Some(..=0) => Vec::new(),
-            Some(_) | None => read_questions(api, &view.run).await?,
+            Some(_) | None => read_questions::<Questions>(operator, &view.run, true).await?.questions,
         };
         let task = Task {
             id: view.run.clone(),
@@ -145,8 +149,8 @@ impl RunTask {
     }
 
     /// Adds the artifacts.
-    pub async fn with_artifacts(mut self, api: &ApiClient) -> Result<Self, ApiProblem> {
-        let artifacts = read_artifacts(api, &self.view).await?;
+    pub async fn with_artifacts(mut self, operator: &Operator) -> Result<Self, Problem> {
+        let artifacts = read_artifacts(operator, &self.view).await?;
         self.task.artifacts = Some(artifacts).filter(|artifacts| !artifacts.is_empty());
         Ok(self)
     }
@@ -221,12 +225,6 @@ fn message(run: &str, context: &str, id: String, role: Role, parts: Vec<Part>) -
     }
 }
 
-/// Reads all questions of a run.
-async fn read_questions(api: &ApiClient, run: &str) -> Result<Vec<AskedQuestion>, ApiProblem> {
-    let path = format!("/runs/{}/questions?history=true", encode_part(run));
-    Ok(api.get::<Questions>(&path).await?.questions)
-}
-
 /// Returns the last messages, oldest first: the objective, the user's messages, and the questions with their answers.
 fn history_of(
     view: &RunView,
@@ -279,10 +277,10 @@ fn part_of_answer(answer: &QuestionAnswer) -> Part {
 }
 
 /// Reads the report of a run that has ended, and the files of a run.
-pub async fn read_artifacts(api: &ApiClient, view: &RunView) -> Result<Vec<Artifact>, ApiProblem> {
-    let (mut artifacts, run) = (Vec::new(), encode_part(&view.run));
+pub async fn read_artifacts(operator: &Operator, view: &RunView) -> Result<Vec<Artifact>, Problem> {
+    let mut artifacts = Vec::new();
     if view.has_ended() {
-        match api.get_text(&format!("/runs/{run}/report")).await {
+        match read_report(operator, &view.run).await {
             Ok(report) => {
                 let part =
                     Part::text(report.trim_end()).with_media_type("text/markdown").with_filename("report.md");
@@ -292,12 +290,13 @@ pub async fn read_artifacts(api: &ApiClient, view: &RunView) -> Result<Vec<Artif
             Err(problem) => return Err(problem),
         }
     }
-    let list: Files = api.get(&format!("/runs/{run}/files")).await?;
+    let query = QueryParts(FolderQuery::default());
+    let list = list_files(operator.with(Scope::Read)?, PathParts(view.run.clone()), query).await;
+    let list: Files = value_of(list).await?;
     for FileLine { path, bytes, version } in list.files {
-        let address = format!("/runs/{run}/files/{}", encode_path(&path));
         let part = match bytes <= MAX_INLINE {
-            false => Part::url(format!("{}{address}", crate::openapi::API_ROOT)),
-            true => match String::from_utf8(api.get_bytes(&address).await?) {
+            false => Part::url(format!("{API_ROOT}/runs/{}/files/{}", view.run, encode_path(&path))),
+            true => match String::from_utf8(read_content(operator, &view.run, &path).await?) {
                 Ok(text) => Part::text(text).with_media_type("text/plain"),
                 Err(error) => Part::raw(error.into_bytes()).with_media_type("application/octet-stream"),
             },

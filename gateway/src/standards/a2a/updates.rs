@@ -12,7 +12,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::fault::A2aFault;
 use super::task::{RunTask, read_artifacts, status_of};
-use crate::standards::api::{ApiClient, ApiProblem};
+use crate::feed::EventLevel;
+use crate::problem::Problem;
+use crate::standards::api::Operator;
 use crate::standards::events::{RunEvent, RunEvents};
 use crate::standards::run_view::RunView;
 
@@ -57,12 +59,12 @@ pub enum StreamStart {
 /// # Errors
 /// There is no such run, or it has ended and the client only wants what happens from now on.
 pub async fn start_stream(
-    api: &ApiClient,
+    operator: &Operator,
     run: &str,
     start: StreamStart,
     end: StreamEnd,
 ) -> Result<mpsc::Receiver<StreamPart>, A2aFault> {
-    let first = RunTask::read(api, run, None).await?;
+    let first = RunTask::read(operator, run, None).await?;
     if first.view.has_ended() && start == StreamStart::Now {
         let detail = format!("task {run} has ended; read it instead");
         return Err(A2AError::unsupported_operation(detail).into());
@@ -72,16 +74,16 @@ pub async fn start_stream(
         StreamStart::Now => first.sequence.to_string(),
         StreamStart::After(id) => id,
     };
-    let events = RunEvents::open(api, run, &after, "decisions").await?;
+    let events = RunEvents::open(operator, run, &after, EventLevel::Decisions).await?;
     let (sender, receiver) = mpsc::channel(QUEUE);
     let context = first.task.context_id.clone();
-    let follower = Follower { api: api.clone(), run: run.to_owned(), context, end, sender };
+    let follower = Follower { operator: operator.clone(), run: run.to_owned(), context, end, sender };
     tokio::spawn(follower.follow(first, events));
     Ok(receiver)
 }
 
 struct Follower {
-    api: ApiClient,
+    operator: Operator,
     run: String,
     context: String,
     end: StreamEnd,
@@ -121,21 +123,21 @@ impl Follower {
     }
 
     /// Sends the updates of an event, and returns `true` after the last one.
-    async fn send_updates(&self, event: &RunEvent) -> Result<Result<bool, ()>, ApiProblem> {
+    async fn send_updates(&self, event: &RunEvent) -> Result<Result<bool, ()>, Problem> {
         let Some(id) = &event.id else {
             // A notice of the stream.
             return Ok(Ok(event.is_end()));
         };
         let view = match event.name.as_str() {
             "run_ended" | "attempt_parked" | "plan_question_asked" | "question_renewed" => {
-                Some(RunView::read(&self.api, &self.run).await?)
+                Some(RunView::read(&self.operator, &self.run).await?)
             }
             _ => None,
         };
         let view = view.filter(|view| view.has_ended() || !view.open_questions.is_empty());
         let has_ended = event.name == "run_ended" && view.as_ref().is_some_and(RunView::has_ended);
         if has_ended && let Some(view) = &view {
-            for artifact in read_artifacts(&self.api, view).await? {
+            for artifact in read_artifacts(&self.operator, view).await? {
                 let update = TaskArtifactUpdateEvent {
                     task_id: self.run.clone(),
                     context_id: self.context.clone(),

@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::feed::EventLevel;
 use crate::resources::EditBody;
 
 /// The longest wait of a call in seconds: many clients give up after a minute.
@@ -120,12 +121,11 @@ pub enum EventsLevel {
     Steps,
 }
 
-impl EventsLevel {
-    /// The name, as the API accepts it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Decisions => "decisions",
-            Self::Steps => "steps",
+impl From<EventsLevel> for EventLevel {
+    fn from(level: EventsLevel) -> Self {
+        match level {
+            EventsLevel::Decisions => Self::Decisions,
+            EventsLevel::Steps => Self::Steps,
         }
     }
 }

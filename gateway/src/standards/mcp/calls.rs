@@ -1,14 +1,12 @@
-//! Calls of tools: each sends requests to the API.
+//! The calls of the tools: each is an operation of the API.
 
 use std::time::Duration;
 
-use millrace_protocol::foreign_json::plain_json_error;
-use rmcp::model::{CallToolResult, ContentBlock, JsonObject};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use millrace_protocol::question::AnswerScope;
+use millrace_protocol::token::Scope;
 use tokio::time::Instant;
 
+use super::ProgressSender;
 use super::arguments::{
     AnswerArguments, CancelArguments, EventsArguments, FileArguments, ListRunsArguments, MAX_EVENTS,
     MAX_WAIT, MessageArguments, NoArguments, QuestionsArguments, ResumeArguments, RetryArguments,
@@ -17,97 +15,50 @@ use super::arguments::{
 use super::results::{
     AnswerResult, CapabilitiesResult, CommandResult, EventsResult, FilesResult, RunsResult, StartedRun,
 };
-use super::tools::ToolName;
-use crate::standards::api::{ApiClient, ApiProblem, encode_part, encode_path};
+use crate::extract::{IdempotencyKey, JsonBody, PathParts, QueryParts};
+use crate::problem::{Problem, ProblemKind};
+use crate::resources::questions::{AnswerBody, QuestionQuery, list_all_questions, send_answer};
+use crate::resources::runs::{self, ListQuery};
+use crate::resources::steering::{
+    CancelBody, CommandQuery, MessageBody, ResumeBody, RetryBody, Steering, steer,
+};
+use crate::resources::{cluster, files};
+use crate::standards::api::{Operator, SubmittedDocument, read_content, read_report, value_of};
 use crate::standards::events::{RunEvent, RunEvents};
-use crate::standards::run_view::{QuestionsView, ReportProgress, RunView};
-use crate::standards::submission::{SubmittedDocument, submit_run};
+use crate::standards::run_view::{QuestionsView, RunView, read_questions};
 
 /// The longest text of a result, in bytes: a file may be larger than a conversation.
 const MAX_TEXT: usize = 400_000;
 
-/// Carries out a call. A refusal is a result that the model reads.
-pub async fn call_tool(
-    tool: ToolName,
-    arguments: JsonObject,
-    api: &ApiClient,
-    progress: &(impl ReportProgress + Sync),
-) -> CallToolResult {
-    let outcome = match tool {
-        ToolName::StartRun => start_run(api, arguments).await.map(structured),
-        ToolName::WaitForRun => wait_for_run(api, arguments, progress).await.map(structured),
-        ToolName::GetRun => get_run(api, arguments).await.map(structured),
-        ToolName::ReadEvents => read_events(api, arguments).await.map(structured),
-        ToolName::GetReport => get_report(api, arguments).await.map(text),
-        ToolName::ListRuns => list_runs(api, arguments).await.map(structured),
-        ToolName::ListQuestions => list_questions(api, arguments).await.map(structured),
-        ToolName::AnswerQuestion => answer_question(api, arguments).await.map(structured),
-        ToolName::MessageRun => message_run(api, arguments).await.map(structured),
-        ToolName::PauseRun => pause_run(api, arguments).await.map(structured),
-        ToolName::ResumeRun => resume_run(api, arguments).await.map(structured),
-        ToolName::CancelRun => cancel_run(api, arguments).await.map(structured),
-        ToolName::RetryTask => retry_task(api, arguments).await.map(structured),
-        ToolName::ListCapabilities => list_capabilities(api, arguments).await.map(structured),
-        ToolName::ListFiles => list_files(api, arguments).await.map(structured),
-        ToolName::ReadFile => read_file(api, arguments).await.map(text),
-    };
-    outcome.unwrap_or_else(|problem| error_result(&problem))
+/// A call by a client.
+pub struct Call {
+    pub operator: Operator,
+    pub progress: ProgressSender,
 }
 
-/// Returns a refusal as a result, for the model to read.
-pub fn error_result(problem: &ApiProblem) -> CallToolResult {
-    CallToolResult::error(vec![ContentBlock::text(problem.to_string())])
+pub async fn start_run(call: Call, mut arguments: StartRunArguments) -> Result<StartedRun, Problem> {
+    let documents = std::mem::take(&mut arguments.documents).into_iter();
+    let documents =
+        documents.map(|one| SubmittedDocument { path: one.path, content: one.text.into_bytes() }).collect();
+    let run = call.operator.submit_run(&arguments, documents, arguments.key.as_deref()).await?;
+    Ok(StartedRun { run })
 }
 
-/// Parses the arguments of a call, and names the field of a mistake.
-fn parse<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, ApiProblem> {
-    serde_path_to_error::deserialize(Value::Object(arguments)).map_err(|error| {
-        let place = error.path().to_string();
-        let place = if place == "." { String::new() } else { format!("{place}: ") };
-        let mistake = plain_json_error(&error.into_inner().to_string());
-        ApiProblem::invalid(format!("the arguments are invalid: {place}{mistake}"))
-    })
-}
-
-/// Returns a result as JSON, and as its text for clients that know no other.
-fn structured(result: impl Serialize) -> CallToolResult {
-    CallToolResult::structured(millrace_views::to_value(&result))
-}
-
-fn text(text: String) -> CallToolResult {
-    CallToolResult::success(vec![ContentBlock::text(text)])
-}
-
-/// Starts a run.
-pub async fn start_run(api: &ApiClient, arguments: JsonObject) -> Result<StartedRun, ApiProblem> {
-    let arguments: StartRunArguments = parse(arguments)?;
-    let documents: Vec<SubmittedDocument> = arguments
-        .documents
-        .iter()
-        .map(|one| SubmittedDocument { path: one.path.clone(), content: one.text.clone().into_bytes() })
-        .collect();
-    let submitted = submit_run(api, &arguments, &documents, arguments.key.as_deref()).await?;
-    Ok(StartedRun { run: submitted.run })
-}
-
-async fn wait_for_run(
-    api: &ApiClient,
-    arguments: JsonObject,
-    progress: &(impl ReportProgress + Sync),
-) -> Result<RunView, ApiProblem> {
-    let WaitArguments { run, timeout_seconds } = parse(arguments)?;
+pub async fn wait_for_run(
+    call: Call,
+    WaitArguments { run, timeout_seconds }: WaitArguments,
+) -> Result<RunView, Problem> {
     let deadline = Instant::now() + Duration::from_secs(timeout_seconds.min(MAX_WAIT));
-    RunView::wait(api, &run, deadline, RunView::needs_client, progress).await
+    RunView::wait(&call.operator, &run, deadline, RunView::needs_client, &call.progress).await
 }
 
-async fn get_run(api: &ApiClient, arguments: JsonObject) -> Result<RunView, ApiProblem> {
-    let RunArguments { run } = parse(arguments)?;
-    RunView::read(api, &run).await
+pub async fn get_run(call: Call, RunArguments { run }: RunArguments) -> Result<RunView, Problem> {
+    RunView::read(&call.operator, &run).await
 }
 
-async fn read_events(api: &ApiClient, arguments: JsonObject) -> Result<EventsResult, ApiProblem> {
-    let EventsArguments { run, after, level, timeout_seconds, limit } = parse(arguments)?;
-    let mut stream = RunEvents::open(api, &run, &after, level.name()).await?;
+pub async fn read_events(call: Call, arguments: EventsArguments) -> Result<EventsResult, Problem> {
+    let EventsArguments { run, after, level, timeout_seconds, limit } = arguments;
+    let mut stream = RunEvents::open(&call.operator, &run, &after, level.into()).await?;
     // Time to read the events that are in the log already, also without a wait.
     let wait = Duration::from_secs(timeout_seconds.min(MAX_WAIT)).max(Duration::from_millis(500));
     let mut events = stream.read_batch(limit.clamp(1, MAX_EVENTS), Instant::now() + wait).await;
@@ -117,99 +68,100 @@ async fn read_events(api: &ApiClient, arguments: JsonObject) -> Result<EventsRes
     Ok(EventsResult { events: events.into_iter().map(RunEvent::shortened).collect(), after, ended })
 }
 
-async fn get_report(api: &ApiClient, arguments: JsonObject) -> Result<String, ApiProblem> {
-    let RunArguments { run } = parse(arguments)?;
-    api.get_text(&format!("/runs/{}/report", encode_part(&run))).await
+pub async fn get_report(call: Call, RunArguments { run }: RunArguments) -> Result<String, Problem> {
+    read_report(&call.operator, &run).await
 }
 
-async fn list_runs(api: &ApiClient, arguments: JsonObject) -> Result<RunsResult, ApiProblem> {
-    let ListRunsArguments { state, label, text, limit, cursor } = parse(arguments)?;
-    let mut path = format!("/runs?limit={}", limit.clamp(1, 100));
-    for (name, value) in [("state", state), ("label", label), ("text", text), ("cursor", cursor)] {
-        if !value.is_empty() {
-            path.push_str(&format!("&{name}={}", encode_part(&value)));
-        }
-    }
-    api.get(&path).await
+pub async fn list_runs(call: Call, arguments: ListRunsArguments) -> Result<RunsResult, Problem> {
+    let ListRunsArguments { state, label, text, limit, cursor } = arguments;
+    let filled = |text: String| Some(text).filter(|text| !text.is_empty());
+    let query = ListQuery {
+        state: filled(state),
+        label: filled(label),
+        text: filled(text),
+        limit: Some(limit.clamp(1, 100)),
+        cursor: filled(cursor),
+        ..ListQuery::default()
+    };
+    value_of(runs::list_runs(call.operator.with(Scope::Read)?, QueryParts(query)).await).await
 }
 
-async fn list_questions(api: &ApiClient, arguments: JsonObject) -> Result<QuestionsView, ApiProblem> {
-    match parse::<QuestionsArguments>(arguments)?.run {
-        Some(run) => api.get(&format!("/runs/{}/questions", encode_part(&run))).await,
-        None => api.get("/questions").await,
-    }
+pub async fn list_questions(
+    call: Call,
+    QuestionsArguments { run }: QuestionsArguments,
+) -> Result<QuestionsView, Problem> {
+    let Some(run) = run else {
+        let query = QueryParts(QuestionQuery::default());
+        return value_of(list_all_questions(call.operator.with(Scope::Read)?, query).await).await;
+    };
+    read_questions(&call.operator, &run, false).await
 }
 
-async fn answer_question(api: &ApiClient, arguments: JsonObject) -> Result<AnswerResult, ApiProblem> {
-    let answer: AnswerArguments = parse(arguments)?;
-    api.post(&format!("/questions/{}", encode_path(&answer.question)), &answer).await
+pub async fn answer_question(call: Call, arguments: AnswerArguments) -> Result<AnswerResult, Problem> {
+    let AnswerArguments { question, answer, value, text } = arguments;
+    let value = Some(value).filter(|value| !value.is_null());
+    let body = JsonBody(AnswerBody { answer, value, text, scope: AnswerScope::default() });
+    value_of(send_answer(call.operator.with(Scope::Answer)?, PathParts(question), body).await).await
 }
 
-async fn message_run(api: &ApiClient, arguments: JsonObject) -> Result<CommandResult, ApiProblem> {
-    let message: MessageArguments = parse(arguments)?;
-    api.post(&format!("/runs/{}/message", encode_part(&message.run)), &message).await
+async fn steer_run(
+    call: &Call,
+    place: (&str, Option<&str>),
+    steering: Steering,
+) -> Result<CommandResult, Problem> {
+    let repeated = (IdempotencyKey(None), CommandQuery::default());
+    value_of(steer(&call.operator.with(Scope::Steer)?, place, steering, repeated).await).await
 }
 
-async fn pause_run(api: &ApiClient, arguments: JsonObject) -> Result<CommandResult, ApiProblem> {
-    let RunArguments { run } = parse(arguments)?;
-    api.post(&format!("/runs/{}/pause", encode_part(&run)), &json!({})).await
+pub async fn message_run(
+    call: Call,
+    MessageArguments { run, text }: MessageArguments,
+) -> Result<CommandResult, Problem> {
+    steer_run(&call, (&run, None), Steering::SendMessage(MessageBody { text })).await
 }
 
-async fn resume_run(api: &ApiClient, arguments: JsonObject) -> Result<CommandResult, ApiProblem> {
-    let resume: ResumeArguments = parse(arguments)?;
-    api.post(&format!("/runs/{}/resume", encode_part(&resume.run)), &resume).await
+pub async fn pause_run(call: Call, RunArguments { run }: RunArguments) -> Result<CommandResult, Problem> {
+    steer_run(&call, (&run, None), Steering::PauseRun).await
 }
 
-async fn cancel_run(api: &ApiClient, arguments: JsonObject) -> Result<CommandResult, ApiProblem> {
-    let cancel: CancelArguments = parse(arguments)?;
-    api.post(&format!("/runs/{}/cancel", encode_part(&cancel.run)), &cancel).await
+pub async fn resume_run(
+    call: Call,
+    ResumeArguments { run, budget }: ResumeArguments,
+) -> Result<CommandResult, Problem> {
+    steer_run(&call, (&run, None), Steering::ResumeRun(ResumeBody { budget: budget.map(Into::into) })).await
 }
 
-async fn retry_task(api: &ApiClient, arguments: JsonObject) -> Result<CommandResult, ApiProblem> {
-    let retry: RetryArguments = parse(arguments)?;
-    let (run, task) = (encode_part(&retry.run), encode_part(&retry.task));
-    api.post(&format!("/runs/{run}/tasks/{task}/retry"), &retry).await
+pub async fn cancel_run(
+    call: Call,
+    CancelArguments { run, reason }: CancelArguments,
+) -> Result<CommandResult, Problem> {
+    steer_run(&call, (&run, None), Steering::CancelRun(CancelBody { reason })).await
 }
 
-async fn list_capabilities(api: &ApiClient, arguments: JsonObject) -> Result<CapabilitiesResult, ApiProblem> {
-    let NoArguments {} = parse(arguments)?;
-    api.get("/capabilities").await
+pub async fn retry_task(call: Call, arguments: RetryArguments) -> Result<CommandResult, Problem> {
+    let RetryArguments { run, task, feedback, changes } = arguments;
+    steer_run(&call, (&run, Some(&task)), Steering::RetryTask(RetryBody { feedback, changes })).await
 }
 
-async fn list_files(api: &ApiClient, arguments: JsonObject) -> Result<FilesResult, ApiProblem> {
-    let RunArguments { run } = parse(arguments)?;
-    api.get(&format!("/runs/{}/files", encode_part(&run))).await
+pub async fn list_capabilities(call: Call, _: NoArguments) -> Result<CapabilitiesResult, Problem> {
+    value_of(cluster::list_capabilities(call.operator.with(Scope::Read)?).await).await
 }
 
-async fn read_file(api: &ApiClient, arguments: JsonObject) -> Result<String, ApiProblem> {
-    let FileArguments { run, path } = parse(arguments)?;
-    let bytes = api.get_bytes(&format!("/runs/{}/files/{}", encode_part(&run), encode_path(&path))).await?;
+pub async fn list_files(call: Call, RunArguments { run }: RunArguments) -> Result<FilesResult, Problem> {
+    let query = QueryParts(files::FolderQuery::default());
+    value_of(files::list_files(call.operator.with(Scope::Read)?, PathParts(run), query).await).await
+}
+
+pub async fn read_file(call: Call, FileArguments { run, path }: FileArguments) -> Result<String, Problem> {
+    let bytes = read_content(&call.operator, &run, &path).await?;
     let size = bytes.len();
     let mut content = String::from_utf8(bytes).map_err(|_| {
-        ApiProblem::invalid(format!("{path:?} is no text ({size} bytes); read it as a resource instead"))
+        let detail = format!("{path:?} is no text ({size} bytes); read it as a resource instead");
+        Problem::new(ProblemKind::InvalidRequest, detail)
     })?;
     if size > MAX_TEXT {
         content.truncate(content.floor_char_boundary(MAX_TEXT));
         content.push_str(&format!("\n[cut: the file has {size} bytes; read it as a resource]"));
     }
     Ok(content)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mistakes_in_arguments_name_their_field() {
-        let parse = |value: Value| parse::<WaitArguments>(value.as_object().unwrap().clone());
-        assert_eq!(parse(json!({ "run": "r" })).unwrap().timeout_seconds, MAX_WAIT);
-        for (arguments, mistake) in [
-            (json!({}), "missing field `run`"),
-            (json!({ "run": 7 }), "run: invalid type"),
-            (json!({ "run": "r", "wait": 1 }), "unknown field `wait`"),
-        ] {
-            let detail = parse(arguments).unwrap_err().detail;
-            assert!(detail.contains(mistake), "{detail}");
-        }
-    }
 }

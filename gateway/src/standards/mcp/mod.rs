@@ -26,26 +26,24 @@ mod tools;
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::http::request::Parts;
-use millrace_protocol::token::ScopeSet;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CancelTaskParams, CreateTaskResult, ErrorData, GetTaskParams,
     GetTaskResult, Implementation, ListResourceTemplatesResult, ListToolsResult, PaginatedRequestParams,
-    ProgressNotificationParam, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
-    ServerConfig, UpdateTaskParams,
+    ProgressNotificationParam, ProgressToken, ReadResourceRequestParams, ReadResourceResponse,
+    ServerCapabilities, ServerConfig, UpdateTaskParams,
 };
-use rmcp::service::{RequestContext, ServerInitializeError};
+use rmcp::service::{Peer, RequestContext, ServerInitializeError};
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 use rmcp::{RoleServer, ServerHandler, ServiceExt};
-use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
-use self::calls::{call_tool, error_result, start_run};
-use self::tools::{ToolName, list_tools};
-use super::api::ApiClient;
+use self::calls::{Call, start_run};
+use self::tools::{START_RUN, error_result, find_tool, list_tools, parse};
+use super::api::Operator;
 use super::run_view::{ReportProgress, RunView};
+use crate::access::Access;
 
 /// The maximum size of a request: a run may have documents.
 pub const MAX_BODY: usize = 16 * 1024 * 1024;
@@ -57,27 +55,25 @@ questions, ask the user and send the decision with answer_question. get_report r
 /// The MCP server.
 #[derive(Clone)]
 pub struct McpServer {
-    api: Router,
-}
-
-/// The scopes of the caller, as `GET /me` returns them.
-#[derive(Deserialize)]
-struct CallerScopes {
-    scopes: ScopeSet,
+    /// The access of the user of this process; `None` if each request has its own.
+    local: Option<Access>,
 }
 
 /// Sends progress notifications to the client of a request, if it wants them.
-struct ProgressSender<'a>(&'a RequestContext<RoleServer>);
+pub struct ProgressSender {
+    peer: Peer<RoleServer>,
+    token: Option<ProgressToken>,
+}
 
-impl ReportProgress for ProgressSender<'_> {
+impl ReportProgress for ProgressSender {
     async fn report_progress(&self, run: &RunView) {
-        let Some(token) = self.0.meta.get_progress_token() else { return };
+        let Some(token) = self.token.clone() else { return };
         let done = run.tasks.iter().filter(|task| task.state == "completed").count();
         let mut progress = ProgressNotificationParam::new(token, count(done));
         progress.total = Some(count(run.tasks.len())).filter(|total| *total > 0.0);
         progress.message = Some(run.describe());
         // A client that is gone ends the call itself.
-        drop(self.0.peer.notify_progress(progress).await);
+        drop(self.peer.notify_progress(progress).await);
     }
 }
 
@@ -86,10 +82,16 @@ fn count(tasks: usize) -> f64 {
 }
 
 impl McpServer {
-    /// Creates a server over the routes of the API.
+    /// Creates a server for requests whose access was checked.
     #[must_use]
-    pub fn new(api: Router) -> Self {
-        Self { api }
+    pub fn for_requests() -> Self {
+        Self { local: None }
+    }
+
+    /// Creates a server for the user of this process.
+    #[must_use]
+    pub fn for_local_user(access: Access) -> Self {
+        Self { local: Some(access) }
     }
 
     /// Returns the server as a service for the streamable HTTP transport. It has no sessions, so that any gateway serves the next
@@ -127,17 +129,15 @@ impl McpServer {
         Ok(())
     }
 
-    /// Returns the API as the client of a request may use it.
-    fn api_of(&self, context: &RequestContext<RoleServer>) -> ApiClient {
-        let api = self.api.clone();
-        let client = match context.extensions.get::<Parts>() {
-            Some(parts) => ApiClient::for_request(api, parts),
-            None => ApiClient::for_local_user(api),
+    /// Returns the client of a request.
+    fn operator_of(&self, context: &RequestContext<RoleServer>) -> Result<Operator, ErrorData> {
+        let operator = match (&self.local, context.extensions.get::<Parts>()) {
+            (Some(access), _) => Ok(Operator::new(access.clone())),
+            (None, Some(parts)) => Operator::of_request(parts),
+            (None, None) => return Err(ErrorData::internal_error("the request has no head", None)),
         };
-        match context.meta.get_traceparent() {
-            Some(trace) => client.in_trace(trace),
-            None => client,
-        }
+        let operator = operator.map_err(|problem| tasks::refused(&problem))?;
+        Ok(operator.in_trace(context.meta.get_traceparent().unwrap_or_default()))
     }
 }
 
@@ -154,9 +154,7 @@ impl ServerHandler for McpServer {
         _: Option<PaginatedRequestParams>,
         context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        let caller: Result<CallerScopes, _> = self.api_of(&context).get("/me").await;
-        let caller = caller.map_err(|problem| ErrorData::internal_error(problem.to_string(), None))?;
-        Ok(ListToolsResult::with_all_items(list_tools(&caller.scopes)))
+        Ok(ListToolsResult::with_all_items(list_tools(self.operator_of(&context)?.scopes())))
     }
 
     async fn call_tool(
@@ -164,22 +162,29 @@ impl ServerHandler for McpServer {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let Some(tool) = ToolName::find(&request.name) else {
+        let Some(tool) = find_tool(&request.name) else {
             return Err(ErrorData::invalid_params(format!("there is no tool {:?}", request.name), None));
         };
-        let (api, arguments) = (self.api_of(&context), request.arguments.unwrap_or_default());
+        let (operator, arguments) = (self.operator_of(&context)?, request.arguments.unwrap_or_default());
         let has_tasks = context.client_capabilities().is_some_and(|client| client.supports_tasks());
-        if tool == ToolName::StartRun && has_tasks {
-            // The run is in the log before the client gets the task.
-            return Ok(match start_run(&api, arguments).await {
-                Ok(started) => {
-                    let task = tasks::read_task(&api, &started.run).await?;
-                    CallToolResponse::Task(CreateTaskResult::new(task.task))
-                }
-                Err(problem) => error_result(&problem).into(),
-            });
+        let progress =
+            ProgressSender { peer: context.peer.clone(), token: context.meta.get_progress_token() };
+        let call = Call { operator: operator.clone(), progress };
+        if request.name != START_RUN || !has_tasks {
+            return Ok(tool.call(call, arguments).await.into());
         }
-        Ok(call_tool(tool, arguments, &api, &ProgressSender(&context)).await.into())
+        // The run is in the log before the client gets the task.
+        let started = match parse(arguments) {
+            Ok(arguments) => start_run(call, arguments).await,
+            Err(problem) => Err(problem),
+        };
+        Ok(match started {
+            Ok(started) => {
+                let task = tasks::read_task(&operator, &started.run).await?;
+                CallToolResponse::Task(CreateTaskResult::new(task.task))
+            }
+            Err(problem) => error_result(&problem).into(),
+        })
     }
 
     async fn list_resource_templates(
@@ -195,7 +200,7 @@ impl ServerHandler for McpServer {
         request: ReadResourceRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        Ok(resources::read_resource(&self.api_of(&context), &request.uri).await?.into())
+        Ok(resources::read_resource(&self.operator_of(&context)?, &request.uri).await?.into())
     }
 
     async fn get_task(
@@ -203,7 +208,7 @@ impl ServerHandler for McpServer {
         request: GetTaskParams,
         context: RequestContext<RoleServer>,
     ) -> Result<GetTaskResult, ErrorData> {
-        Ok(GetTaskResult::new(tasks::read_task(&self.api_of(&context), &request.task_id).await?))
+        Ok(GetTaskResult::new(tasks::read_task(&self.operator_of(&context)?, &request.task_id).await?))
     }
 
     async fn update_task(
@@ -211,7 +216,7 @@ impl ServerHandler for McpServer {
         request: UpdateTaskParams,
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
-        tasks::answer_questions(&self.api_of(&context), &request.task_id, request.input_responses).await
+        tasks::answer_questions(&self.operator_of(&context)?, &request.task_id, request.input_responses).await
     }
 
     async fn cancel_task(
@@ -219,6 +224,6 @@ impl ServerHandler for McpServer {
         request: CancelTaskParams,
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
-        tasks::cancel_task(&self.api_of(&context), &request.task_id).await
+        tasks::cancel_task(&self.operator_of(&context)?, &request.task_id).await
     }
 }

@@ -3,7 +3,8 @@
 use data_encoding::BASE64;
 use rmcp::model::{ErrorData, ReadResourceResult, ResourceContents, ResourceTemplate};
 
-use crate::standards::api::{ApiClient, encode_part, encode_path};
+use crate::problem::{Problem, ProblemKind};
+use crate::standards::api::{Operator, read_content, read_report};
 
 /// The beginning of the address of a run: `millrace://runs/RUN/report`.
 const PREFIX: &str = "millrace://runs/";
@@ -22,34 +23,27 @@ pub fn list_templates() -> Vec<ResourceTemplate> {
 ///
 /// # Errors
 /// There is no such resource, or the caller may not read it.
-pub async fn read_resource(api: &ApiClient, uri: &str) -> Result<ReadResourceResult, ErrorData> {
-    let unknown = |detail: String| ErrorData::resource_not_found(detail, None);
-    let path = path_of_resource(uri).ok_or_else(|| {
-        unknown(format!(
-            "{uri:?} is no resource of a run; valid: {PREFIX}RUN/report and {PREFIX}RUN/files/PATH"
-        ))
-    })?;
-    let bytes = api.get_bytes(&path).await.map_err(|problem| unknown(problem.to_string()))?;
-    let contents = match String::from_utf8(bytes) {
-        Ok(text) => ResourceContents::text(text, uri),
-        Err(error) => ResourceContents::blob(BASE64.encode(error.as_bytes()), uri),
+pub async fn read_resource(operator: &Operator, uri: &str) -> Result<ReadResourceResult, ErrorData> {
+    let place = uri.strip_prefix(PREFIX).and_then(|place| place.split_once('/'));
+    let contents = match place.map(|(run, part)| (run, part, part.strip_prefix("files/"))) {
+        Some((run, "report", _)) => {
+            let report = read_report(operator, run).await;
+            report.map(|report| ResourceContents::text(report, uri).with_mime_type("text/markdown"))
+        }
+        Some((run, _, Some(path))) if !path.is_empty() => {
+            read_content(operator, run, &decode(path)).await.map(|bytes| match String::from_utf8(bytes) {
+                Ok(text) => ResourceContents::text(text, uri),
+                Err(error) => ResourceContents::blob(BASE64.encode(error.as_bytes()), uri),
+            })
+        }
+        Some(_) | None => Err(Problem::new(
+            ProblemKind::UnknownPath,
+            format!("{uri:?} is no resource of a run; valid: {PREFIX}RUN/report and {PREFIX}RUN/files/PATH"),
+        )),
     };
-    let contents = match path.ends_with("/report") {
-        true => contents.with_mime_type("text/markdown"),
-        false => contents,
-    };
+    let contents =
+        contents.map_err(|problem| ErrorData::resource_not_found(problem.detail().to_owned(), None))?;
     Ok(ReadResourceResult::new(vec![contents]))
-}
-
-/// Returns the path in the API; `None` if the address is not one of a resource.
-fn path_of_resource(uri: &str) -> Option<String> {
-    let (run, part) = uri.strip_prefix(PREFIX)?.split_once('/')?;
-    let run = encode_part(run);
-    match part.strip_prefix("files/") {
-        Some(file) if !file.is_empty() => Some(format!("/runs/{run}/files/{}", encode_path(&decode(file)))),
-        Some(_) => None,
-        None => (part == "report").then(|| format!("/runs/{run}/report")),
-    }
 }
 
 /// Decodes the percent signs of an address.
@@ -78,15 +72,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_name_reports_and_files() {
-        let path = |uri: &str| path_of_resource(uri);
-        assert_eq!(path("millrace://runs/r1/report").unwrap(), "/runs/r1/report");
-        assert_eq!(path("millrace://runs/r1/files/a%20b/c.md").unwrap(), "/runs/r1/files/a%20b/c.md");
-        assert_eq!(path("millrace://runs/r1/files/a b%2").unwrap(), "/runs/r1/files/a%20b%252");
-        for uri in
-            ["millrace://runs/r1", "millrace://runs/r1/files/", "millrace://runs/r1/log", "file:///etc"]
-        {
-            assert_eq!(path(uri), None, "{uri}");
-        }
+    fn percent_signs_of_addresses_are_decoded() {
+        assert_eq!(decode("a%20b/c.md"), "a b/c.md");
+        assert_eq!(decode("a b%2"), "a b%2");
     }
 }

@@ -8,17 +8,19 @@ use rmcp::model::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::problem::ProblemKind;
-use crate::standards::api::{ApiClient, ApiProblem, encode_part, encode_path};
+use crate::problem::{Problem, ProblemKind};
+use crate::resources::steering::{CancelBody, Steering};
+use crate::standards::api::{Operator, answer_question, read_question, read_report, steer_run};
 use crate::standards::run_view::{QuestionView, RunView, value_of_text};
 
 /// The interval at which clients should read a task.
 const POLL_INTERVAL_MS: u64 = 2_000;
 
-fn refused(problem: &ApiProblem) -> ErrorData {
-    match problem.status.is_server_error() {
-        true => ErrorData::internal_error(problem.to_string(), None),
-        false => ErrorData::invalid_params(problem.to_string(), None),
+/// Returns a refusal as an error of the protocol.
+pub fn refused(problem: &Problem) -> ErrorData {
+    match problem.status().is_server_error() {
+        true => ErrorData::internal_error(problem.detail().to_owned(), None),
+        false => ErrorData::invalid_params(problem.detail().to_owned(), None),
     }
 }
 
@@ -26,17 +28,17 @@ fn refused(problem: &ApiProblem) -> ErrorData {
 ///
 /// # Errors
 /// There is no such run, or the caller may not read it.
-pub async fn read_task(api: &ApiClient, run: &str) -> Result<DetailedTask, ErrorData> {
-    let view = RunView::read(api, run).await.map_err(|problem| refused(&problem))?;
+pub async fn read_task(operator: &Operator, run: &str) -> Result<DetailedTask, ErrorData> {
+    let view = RunView::read(operator, run).await.map_err(|problem| refused(&problem))?;
     let started = view.started_at.clone().unwrap_or_else(|| jiff::Timestamp::now().to_string());
     let updated = view.end.as_ref().map_or_else(|| started.clone(), |end| end.at.clone());
     let task = Task::new(&view.run, TaskStatus::Working, started, updated)
         .with_status_message(view.describe())
         .with_poll_interval_ms(POLL_INTERVAL_MS);
-    Ok(DetailedTask::new(task, payload_of(api, &view).await?))
+    Ok(DetailedTask::new(task, payload_of(operator, &view).await?))
 }
 
-async fn payload_of(api: &ApiClient, view: &RunView) -> Result<TaskPayload, ErrorData> {
+async fn payload_of(operator: &Operator, view: &RunView) -> Result<TaskPayload, ErrorData> {
     if !view.has_ended() {
         let input_requests = input_requests(&view.open_questions);
         return Ok(match input_requests.is_empty() {
@@ -48,7 +50,7 @@ async fn payload_of(api: &ApiClient, view: &RunView) -> Result<TaskPayload, Erro
         return Ok(TaskPayload::Cancelled);
     }
     // The call was carried out; a run without a deliverable is a failure that the model reads.
-    let result = match api.get_text(&format!("/runs/{}/report", encode_part(&view.run))).await {
+    let result = match read_report(operator, &view.run).await {
         Ok(report) => CallToolResult::success(vec![ContentBlock::text(report)]),
         Err(problem) if problem.is(ProblemKind::NoDeliverable) => {
             CallToolResult::error(vec![ContentBlock::text(format!("run {}: {}", view.run, view.describe()))])
@@ -170,7 +172,7 @@ impl QuestionForm {
 /// # Errors
 /// A response does not fit its question, or the caller may not answer.
 pub async fn answer_questions(
-    api: &ApiClient,
+    operator: &Operator,
     task: &str,
     responses: InputResponses,
 ) -> Result<(), ErrorData> {
@@ -178,13 +180,13 @@ pub async fn answer_questions(
         if !id.strip_prefix(task).is_some_and(|rest| rest.starts_with('/')) {
             return Err(ErrorData::invalid_params(format!("task {task} has no input request {id:?}"), None));
         }
-        let path = format!("/questions/{}", encode_path(&id));
-        let question: QuestionView = api.get(&path).await.map_err(|problem| refused(&problem))?;
+        let question: QuestionView =
+            read_question(operator, &id).await.map_err(|problem| refused(&problem))?;
         let answer = answer_of_response(&question, &response)
             .map_err(|mistake| ErrorData::invalid_params(format!("response to {id:?}: {mistake}"), None))?;
         let Some(answer) = answer else { continue };
-        match api.post::<Value>(&path, &answer).await {
-            Ok(_) => {}
+        match answer_question(operator, &id, &answer).await {
+            Ok(()) => {}
             Err(problem) if problem.is(ProblemKind::QuestionClosed) => {}
             Err(problem) => return Err(refused(&problem)),
         }
@@ -210,10 +212,10 @@ fn answer_of_response(question: &QuestionView, response: &Value) -> Result<Optio
 ///
 /// # Errors
 /// There is no such run, or the caller may not cancel it.
-pub async fn cancel_task(api: &ApiClient, run: &str) -> Result<(), ErrorData> {
-    let path = format!("/runs/{}/cancel", encode_part(run));
-    let body = json!({ "reason": "cancelled by an MCP client" });
-    api.post::<Value>(&path, &body).await.map(drop).map_err(|problem| refused(&problem))
+pub async fn cancel_task(operator: &Operator, run: &str) -> Result<(), ErrorData> {
+    let reason = Some("cancelled by an MCP client".to_owned());
+    let cancelled = steer_run(operator, run, Steering::CancelRun(CancelBody { reason }), None).await;
+    cancelled.map_err(|problem| refused(&problem))
 }
 
 #[cfg(test)]
