@@ -25,7 +25,6 @@ const STOPPED_AFTER: Duration = Duration::from_secs(3);
 /// After this long without a connection a command gives up.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(120);
 
-/// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
     /// It is there.
@@ -48,7 +47,6 @@ pub struct ConnectionMonitor {
 }
 
 impl ConnectionMonitor {
-    /// A monitor of the connection to a cluster.
     pub fn new(bus: &Bus, target: &ClusterTarget) -> Self {
         let pid = match &target.nats {
             Some(_) => None,
@@ -57,7 +55,6 @@ impl ConnectionMonitor {
         Self { bus: bus.clone(), target: target.clone(), pid, outage: LinkOutage::default() }
     }
 
-    /// Checks the connection.
     pub fn check(&mut self) -> LinkState {
         let is_connected = self.bus.client().connection_state() == State::Connected;
         let is_gone = !is_connected && self.is_gone();
@@ -68,7 +65,6 @@ impl ConnectionMonitor {
         self.pid.is_some_and(|pid| !local::is_running_as(&self.target.data, pid))
     }
 
-    /// `true` if the connection is lost.
     pub fn is_lost(&self) -> bool {
         self.outage.lost.is_some() || self.bus.client().connection_state() != State::Connected
     }

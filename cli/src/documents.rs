@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
 use futures::StreamExt;
 use globset::GlobBuilder;
 use millrace_agent::corpus::{ListedFile, MAX_BYTES, SUPPORTED, SkippedFile, list_folder_files};
@@ -16,7 +15,6 @@ use millrace_runtime::{Bus, Fault};
 use millrace_tools::web::{Download, FetchSettings, download};
 
 use crate::exit::CommandError;
-use crate::view::print_stderr_line;
 
 /// Number of unreadable files that an error lists.
 const MAX_LISTED: usize = 10;
@@ -40,9 +38,6 @@ pub struct DocumentFiles {
 
 impl DocumentFiles {
     /// Finds the documents that arguments name, and checks which of them can be read.
-    ///
-    /// # Errors
-    /// An argument names nothing, or nothing that can be read.
     pub async fn collect(arguments: &[String]) -> Result<Self, CommandError> {
         let (mut files, mut skipped) = (Vec::new(), Vec::new());
         for argument in arguments {
@@ -148,10 +143,10 @@ async fn list_argument(argument: &str) -> Result<(Vec<ListedFile>, Vec<SkippedFi
 fn read_standard_input() -> Result<ListedFile, CommandError> {
     let mut bytes = Vec::new();
     let read = std::io::stdin().lock().take(MAX_BYTES + 1).read_to_end(&mut bytes);
-    read.map_err(|error| CommandError::invalid_input(anyhow!("cannot read standard input: {error}")))?;
+    read.map_err(|error| refused!("cannot read standard input: {error}"))?;
     if bytes.len() as u64 > MAX_BYTES {
         let most = MAX_BYTES / (1024 * 1024);
-        return Err(CommandError::invalid_input(anyhow!("standard input has more than {most} MiB")));
+        return Err(refused!("standard input has more than {most} MiB"));
     }
     Ok(ListedFile::from_bytes("standard-input".into(), bytes))
 }
@@ -181,15 +176,13 @@ fn list_matching_files(argument: &str) -> Result<(Vec<ListedFile>, Vec<SkippedFi
     };
     let pattern = parts[fixed..].join("/");
     let matcher = GlobBuilder::new(&pattern).literal_separator(true).build();
-    let matcher = matcher
-        .map_err(|error| CommandError::invalid_input(anyhow!("--docs {argument}: {error}")))?
-        .compile_matcher();
+    let matcher = matcher.map_err(|error| refused!("--docs {argument}: {error}"))?.compile_matcher();
     let (mut files, mut skipped) =
         list_folder_files(&PathBuf::from(folder)).map_err(CommandError::invalid_input)?;
     files.retain(|file| matcher.is_match(&file.path));
     skipped.retain(|file| matcher.is_match(&file.path));
     if files.is_empty() && skipped.is_empty() {
-        return Err(CommandError::invalid_input(anyhow!("no file matches --docs {argument}")));
+        return Err(refused!("no file matches --docs {argument}"));
     }
     Ok((files, skipped))
 }
@@ -214,19 +207,17 @@ fn refuse_if_nothing_is_listed(
     }
     let reasons =
         if skipped.is_empty() { String::new() } else { format!("\n{}", list_skipped_files(skipped)) };
-    Err(CommandError::invalid_input(anyhow!(
-        "no readable documents in {argument}: {SUPPORTED} are supported{reasons}"
-    )))
+    Err(refused!("no readable documents in {argument}: {SUPPORTED} are supported{reasons}"))
 }
 
 fn refuse_same_paths(files: &[ListedFile]) -> Result<(), CommandError> {
     let mut paths = BTreeSet::new();
     match files.iter().find(|file| !paths.insert(file.path.as_str())) {
         None => Ok(()),
-        Some(file) => Err(CommandError::invalid_input(anyhow!(
+        Some(file) => Err(refused!(
             "two documents have the path {}: rename one of them, or its --docs folder",
             file.path
-        ))),
+        )),
     }
 }
 
@@ -253,7 +244,7 @@ pub async fn upload_documents(bus: &Bus, files: Vec<ListedFile>) -> Result<Docum
         let file = match outcome {
             Ok(file) => file,
             Err(SkippedFile { path, reason }) => {
-                print_stderr_line(&format!("millrace: skipped {path}: {reason}"));
+                note!("skipped {path}: {reason}");
                 return Ok(None);
             }
         };

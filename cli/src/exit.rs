@@ -7,6 +7,7 @@
 //!   `tests/tests/exit_codes.rs::refused_input_exits_with_2_in_every_command`,
 //!   `tests/tests/exit_codes.rs::an_unreachable_server_exits_with_4`)
 
+use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -72,6 +73,9 @@ impl CommandExit {
         }
     }
 }
+
+/// The outcome of a command.
+pub type CommandResult = Result<CommandExit, CommandError>;
 
 /// An error with the exit code it leads to.
 #[derive(Debug)]
@@ -147,18 +151,20 @@ impl From<anyhow::Error> for CommandError {
 }
 
 /// Waits for `work`. After an interrupt the work gets one more second to end by itself.
-pub async fn run_until_interrupt(
-    interrupt: &CancellationToken,
-    work: impl Future<Output = Result<CommandExit, CommandError>>,
-) -> Result<CommandExit, CommandError> {
-    let grace = async {
-        interrupt.cancelled().await;
-        tokio::time::sleep(INTERRUPT_GRACE).await;
-    };
-    tokio::select! {
-        outcome = work => outcome,
-        () = grace => Ok(CommandExit::Interrupted),
-    }
+pub fn run_until_interrupt<'a>(
+    interrupt: &'a CancellationToken,
+    work: impl Future<Output = CommandResult> + 'a,
+) -> Pin<Box<dyn Future<Output = CommandResult> + 'a>> {
+    Box::pin(async move {
+        let grace = async {
+            interrupt.cancelled().await;
+            tokio::time::sleep(INTERRUPT_GRACE).await;
+        };
+        tokio::select! {
+            outcome = work => outcome,
+            () = grace => Ok(CommandExit::Interrupted),
+        }
+    })
 }
 
 #[cfg(test)]

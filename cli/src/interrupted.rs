@@ -87,10 +87,10 @@ pub async fn interrupt_unfinished_runs(bus: &Bus) -> Result<(), CommandError> {
     let interrupt = |run: RunId| async move {
         let decided = tokio::time::timeout(DECISION_LIMIT, interrupt_run(bus, &run)).await;
         decided.unwrap_or_else(|_| {
-            print_stderr_line(&format!(
-                "millrace: warning: run {run} can't be interrupted: no supervisor has decided on it within {} s",
+            note!(
+                "warning: run {run} can't be interrupted: no supervisor has decided on it within {} s",
                 DECISION_LIMIT.as_secs()
-            ));
+            );
             Ok(())
         })
     };

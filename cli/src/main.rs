@@ -1,6 +1,16 @@
 //! The `millrace` command: parses arguments, runs a command, returns an exit code. The commands are in [`commands`]; the
 //! processes of a cluster are this same program under the commands `supervisor`, `worker`, `critic` and `metrics`.
 
+/// Returns the error of a command that is refused, with a text.
+macro_rules! refused {
+    ($($text:tt)*) => { $crate::exit::CommandError::invalid_input(anyhow::anyhow!($($text)*)) };
+}
+
+/// Prints a line for the user to standard error.
+macro_rules! note {
+    ($($text:tt)*) => { $crate::view::print_stderr_line(&format!("millrace: {}", format_args!($($text)*))) };
+}
+
 mod budget;
 mod commands;
 mod connection_monitor;
@@ -33,11 +43,11 @@ use millrace_runtime::program;
 use millrace_views::history;
 
 use commands::{
-    add, answer, audit, backup, bench, cancel, completions, config, delete, edit, eval, files, inbox, limits,
-    list, logs, man, mcp, memories, message, metrics, pause, prune, replay, restore, resume, retention,
-    retry, run, schema, sessions, show, signal, status, submit, token, trace, up, watch, webhook,
+    answer, audit, backup, bench, completions, config, delete, eval, files, inbox, limits, list, logs, man,
+    mcp, memories, metrics, prune, replay, restore, resume, retention, run, schema, sessions, show, status,
+    steering, submit, token, trace, up, watch, webhook,
 };
-use exit::{CommandError, CommandExit, run_until_interrupt};
+use exit::{CommandError, CommandExit, CommandResult, run_until_interrupt};
 use settings::SettingsSources;
 
 /// The allocator: an agent's step takes a third less CPU time with it than with the allocator of the C library, and static
@@ -81,20 +91,20 @@ enum Command {
     /// Show a run, or the transcript of one of its tasks
     Show(show::ShowArguments),
     /// Cancel a run or one of its tasks
-    Cancel(cancel::CancelArguments),
+    Cancel(steering::CancelArguments),
     /// Pause a run: running tasks finish, no new ones start
-    Pause(pause::PauseArguments),
+    Pause(steering::PauseArguments),
     /// Change a task that no worker has claimed yet
-    Edit(edit::EditArguments),
+    Edit(steering::EditArguments),
     /// Retry a task and the tasks that depend on it
-    Retry(retry::RetryArguments),
+    Retry(steering::RetryArguments),
     /// Add tasks from a plan file to a run
-    Add(add::AddArguments),
+    Add(steering::AddArguments),
     /// Send a message to a run's planner
     #[command(alias = "tell")]
-    Message(message::MessageArguments),
+    Message(steering::MessageArguments),
     /// Signal an event to a run, whose attempts may wait for it
-    Signal(signal::SignalArguments),
+    Signal(steering::SignalArguments),
     /// Show the open questions of runs to persons
     Inbox(inbox::InboxArguments),
     /// Approve, edit or reject tool calls of runs, or give inputs
@@ -216,57 +226,15 @@ async fn dispatch_command(
     hidden: std::io::Result<()>,
 ) -> Result<ExitCode, CommandError> {
     // Processes of a cluster log what they do; commands for people log errors only.
-    let level = match &command {
+    let is_process = matches!(
+        command,
         Command::Supervisor(_)
-        | Command::Worker(_)
-        | Command::Critic(_)
-        | Command::Metrics(_)
-        | Command::Serve(_) => "info",
-        Command::Run(_)
-        | Command::Resume(_)
-        | Command::Up(_)
-        | Command::Down(_)
-        | Command::Submit(_)
-        | Command::Watch(_)
-        | Command::List(_)
-        | Command::Sessions(_)
-        | Command::Show(_)
-        | Command::Status(_)
-        | Command::Workers(_)
-        | Command::Capabilities(_)
-        | Command::Logs(_)
-        | Command::Cancel(_)
-        | Command::Pause(_)
-        | Command::Edit(_)
-        | Command::Retry(_)
-        | Command::Add(_)
-        | Command::Message(_)
-        | Command::Signal(_)
-        | Command::Inbox(_)
-        | Command::Answer(_)
-        | Command::Files(_)
-        | Command::Memories(_)
-        | Command::Delete(_)
-        | Command::Prune(_)
-        | Command::Retention(_)
-        | Command::Limits(_)
-        | Command::Token(_)
-        | Command::Webhook(_)
-        | Command::Audit(_)
-        | Command::Replay(_)
-        | Command::Trace(_)
-        | Command::Mcp(_)
-        | Command::Backup(_)
-        | Command::Restore(_)
-        | Command::Config(_)
-        | Command::Completions(_)
-        | Command::Man(_)
-        | Command::Schema(_)
-        | Command::Doctor(_)
-        | Command::NatsConfig(_)
-        | Command::Eval(_)
-        | Command::Bench(_) => "error",
-    };
+            | Command::Worker(_)
+            | Command::Critic(_)
+            | Command::Metrics(_)
+            | Command::Serve(_)
+    );
+    let level = if is_process { "info" } else { "error" };
     millrace_runtime::ops::telemetry::init_logging(level);
     program::warn_if_visible(hidden);
     let shutdown = millrace_runtime::ops::shutdown::token_cancelled_by_signals()
@@ -277,20 +245,16 @@ async fn dispatch_command(
         Command::Up(arguments) => up::run_up_command(arguments, shutdown).await?,
         Command::Down(arguments) => run_until_interrupt(&shutdown, up::run_down_command(arguments)).await?,
         Command::Submit(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(submit::run_command(arguments, shutdown.clone()))).await?
+            run_until_interrupt(&shutdown, submit::run_command(arguments, shutdown.clone())).await?
         }
         Command::Watch(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(watch::run_command(arguments, shutdown.clone()))).await?
+            run_until_interrupt(&shutdown, watch::run_command(arguments, shutdown.clone())).await?
         }
-        Command::List(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(list::run_command(arguments))).await?
-        }
+        Command::List(arguments) => run_until_interrupt(&shutdown, list::run_command(arguments)).await?,
         Command::Sessions(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(sessions::run_command(arguments))).await?
+            run_until_interrupt(&shutdown, sessions::run_command(arguments)).await?
         }
-        Command::Show(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(show::run_command(arguments))).await?
-        }
+        Command::Show(arguments) => run_until_interrupt(&shutdown, show::run_command(arguments)).await?,
         Command::Status(arguments) => run_until_interrupt(&shutdown, status::show_status(arguments)).await?,
         Command::Workers(arguments) => {
             run_until_interrupt(&shutdown, status::show_workers(arguments)).await?
@@ -299,26 +263,22 @@ async fn dispatch_command(
             run_until_interrupt(&shutdown, status::show_capabilities(arguments)).await?
         }
         Command::Logs(arguments) => run_until_interrupt(&shutdown, logs::run_command(arguments)).await?,
-        Command::Cancel(arguments) => cancel::run_command(arguments, shutdown).await?,
-        Command::Pause(arguments) => pause::run_command(arguments, shutdown).await?,
-        Command::Edit(arguments) => edit::run_command(arguments, shutdown).await?,
-        Command::Retry(arguments) => retry::run_command(arguments, shutdown).await?,
-        Command::Add(arguments) => add::run_command(arguments, shutdown).await?,
-        Command::Message(arguments) => message::run_command(arguments, shutdown).await?,
-        Command::Signal(arguments) => signal::run_command(arguments, shutdown).await?,
+        Command::Cancel(arguments) => arguments.run(shutdown).await?,
+        Command::Pause(arguments) => arguments.run(shutdown).await?,
+        Command::Edit(arguments) => arguments.run(shutdown).await?,
+        Command::Retry(arguments) => arguments.run(shutdown).await?,
+        Command::Add(arguments) => arguments.run(shutdown).await?,
+        Command::Message(arguments) => arguments.run(shutdown).await?,
+        Command::Signal(arguments) => arguments.run(shutdown).await?,
         Command::Inbox(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(inbox::run_command(arguments, shutdown.clone()))).await?
+            run_until_interrupt(&shutdown, inbox::run_command(arguments, shutdown.clone())).await?
         }
         Command::Answer(arguments) => answer::run_command(arguments, shutdown).await?,
         Command::Files(arguments) => run_until_interrupt(&shutdown, files::run_command(arguments)).await?,
-        Command::Delete(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(delete::run_command(arguments))).await?
-        }
-        Command::Prune(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(prune::run_command(arguments))).await?
-        }
+        Command::Delete(arguments) => run_until_interrupt(&shutdown, delete::run_command(arguments)).await?,
+        Command::Prune(arguments) => run_until_interrupt(&shutdown, prune::run_command(arguments)).await?,
         Command::Retention(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(retention::run_command(arguments))).await?
+            run_until_interrupt(&shutdown, retention::run_command(arguments)).await?
         }
         Command::Memories(arguments) => {
             run_until_interrupt(&shutdown, memories::run_command(arguments)).await?
@@ -326,19 +286,13 @@ async fn dispatch_command(
         Command::Limits(arguments) => {
             run_until_interrupt(&shutdown, limits::run_command(arguments, shutdown.clone())).await?
         }
-        Command::Token(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(token::run_command(arguments))).await?
-        }
+        Command::Token(arguments) => run_until_interrupt(&shutdown, token::run_command(arguments)).await?,
         Command::Webhook(arguments) => {
-            run_until_interrupt(&shutdown, Box::pin(webhook::run_command(arguments))).await?
+            run_until_interrupt(&shutdown, webhook::run_command(arguments)).await?
         }
         Command::Audit(arguments) => run_until_interrupt(&shutdown, audit::run_command(arguments)).await?,
-        Command::Replay(arguments) => {
-            Box::pin(run_until_interrupt(&shutdown, replay::run_command(arguments))).await?
-        }
-        Command::Trace(arguments) => {
-            Box::pin(run_until_interrupt(&shutdown, trace::run_command(arguments))).await?
-        }
+        Command::Replay(arguments) => run_until_interrupt(&shutdown, replay::run_command(arguments)).await?,
+        Command::Trace(arguments) => run_until_interrupt(&shutdown, trace::run_command(arguments)).await?,
         Command::Backup(arguments) => backup::run_command(arguments, shutdown).await?,
         Command::Restore(arguments) => restore::run_command(arguments, shutdown).await?,
         Command::Config(arguments) => config::run_command(&arguments, profile)?,
@@ -373,9 +327,7 @@ async fn dispatch_command(
 }
 
 /// Runs a process of a cluster until it is stopped.
-async fn run_role_process(
-    running: impl Future<Output = Result<(), program::ProgramError>>,
-) -> Result<CommandExit, CommandError> {
+async fn run_role_process(running: impl Future<Output = Result<(), program::ProgramError>>) -> CommandResult {
     running.await?;
     Ok(CommandExit::Completed)
 }

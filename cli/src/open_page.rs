@@ -26,11 +26,11 @@ pub async fn open_run_page(api_url_file: &Path, run: &RunId) {
             }
         }
     };
-    print_stderr_line(&format!("millrace: the run is on {url}"));
+    note!("the run is on {url}");
     if let Some(program) = browser_program(&|name| std::env::var(name).ok())
         && let Err(error) = start_browser(&program, &url)
     {
-        print_stderr_line(&format!("millrace: warning: cannot start the browser {program:?}: {error}"));
+        note!("warning: cannot start the browser {program:?}: {error}");
     }
 }
 

@@ -17,7 +17,7 @@ use millrace_local_cluster::{
 use millrace_runtime::Bus;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::view::print_stderr_line;
 
 /// Time that work has to end after an interrupt.
@@ -186,7 +186,7 @@ fn describe_failed_start(error: DetachedClusterError) -> CommandError {
 
 fn error_with_code(code: Option<i32>, text: String) -> CommandError {
     match code {
-        Some(2) => CommandError::invalid_input(anyhow!(text)),
+        Some(2) => refused!(text),
         Some(_) | None => CommandError::unusable_environment(anyhow!(text)),
     }
 }
@@ -196,8 +196,8 @@ fn error_with_code(code: Option<i32>, text: String) -> CommandError {
 pub async fn run_with_local_cluster<'a>(
     start: impl Into<ClusterStart<'a>>,
     interrupt: &CancellationToken,
-    work: impl AsyncFnOnce(&Bus, &ClusterSession) -> Result<CommandExit, CommandError>,
-) -> Result<CommandExit, CommandError> {
+    work: impl AsyncFnOnce(&Bus, &ClusterSession) -> CommandResult,
+) -> CommandResult {
     let (session, mut output) = tokio::select! {
         opened = ClusterSession::open(start.into()) => opened?,
         () = interrupt.cancelled() => return Ok(CommandExit::Interrupted),

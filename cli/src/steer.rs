@@ -14,8 +14,8 @@ use millrace_runtime::Bus;
 use millrace_views::changes::join_task_ids;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::run_until_interrupt;
 use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandResult, run_until_interrupt};
 use crate::invocation::{command_hint, is_remote};
 use crate::json::{CommandOutcome, print_json};
 use crate::report::resume_command_hint;
@@ -44,14 +44,11 @@ pub struct SteeringArguments {
 
 impl SteeringArguments {
     /// Sends the command that `make` derives from the run's plan, waits for the decision, and prints it.
-    ///
-    /// # Errors
-    /// The run has ended, the command was refused, or the cluster does not answer.
     pub async fn run_control_command(
         self,
         interrupt: &CancellationToken,
         make: impl AsyncFnOnce(&Bus, &Plan) -> Result<CommandAction, CommandError>,
-    ) -> Result<CommandExit, CommandError> {
+    ) -> CommandResult {
         self.checked_command(interrupt, refuse_ended_run, make).await
     }
 
@@ -61,7 +58,7 @@ impl SteeringArguments {
         interrupt: &CancellationToken,
         check: impl FnOnce(&RunId, &Plan) -> Result<(), CommandError>,
         make: impl AsyncFnOnce(&Bus, &Plan) -> Result<CommandAction, CommandError>,
-    ) -> Result<CommandExit, CommandError> {
+    ) -> CommandResult {
         let Self { run, by, json, target } = self;
         let work = async {
             let connection = ReadConnection::open_for_command(&target).await?;
@@ -77,13 +74,13 @@ impl SteeringArguments {
                         if json {
                             print_json(&CommandOutcome::applied(&run, summary, &events));
                         } else {
-                            print_stderr_line(&format!("millrace: {summary}"));
+                            note!("{summary}");
                         }
                         if is_offline && !ends_run(&events) {
-                            print_stderr_line(&format!(
-                                "millrace: no cluster is running, so the run makes no progress until `{}`",
+                            note!(
+                                "no cluster is running, so the run makes no progress until `{}`",
                                 command_hint(&format!("resume {run}"))
-                            ));
+                            );
                         }
                         Ok(CommandExit::Completed)
                     }
@@ -92,7 +89,7 @@ impl SteeringArguments {
             };
             connection.read_and_close(command).await
         };
-        run_until_interrupt(interrupt, Box::pin(work)).await
+        run_until_interrupt(interrupt, work).await
     }
 }
 
@@ -112,9 +109,6 @@ fn print_quiet_hint() {
 }
 
 /// Appends a command to the log and waits for the decision on it. Returns its events, or `None` if the user interrupts.
-///
-/// # Errors
-/// The command was refused, the run ended before it, or the cluster does not answer.
 pub async fn send_command_and_await_decision(
     bus: &Bus,
     run: &RunId,
@@ -126,11 +120,9 @@ pub async fn send_command_and_await_decision(
     let command = RunCommand { id: id.clone(), by, control };
     match append_and_await_decision(bus, run, &Topic::Control, (&command, &id), patience(interrupt)).await? {
         MessageDecision::Applied(AppliedMessage { sequence: _, events }) => Ok(Some(events)),
-        MessageDecision::Refused(refusal) => Err(CommandError::invalid_input(anyhow!("{refusal}"))),
+        MessageDecision::Refused(refusal) => Err(refused!("{refusal}")),
         MessageDecision::Interrupted => {
-            print_stderr_line(&format!(
-                "millrace: the command is in the log; it takes effect on run {run} when a supervisor is running"
-            ));
+            note!("the command is in the log; it takes effect on run {run} when a supervisor is running");
             Ok(None)
         }
         MessageDecision::Archived => {
@@ -168,7 +160,7 @@ pub fn refuse_ended_run(run: &RunId, plan: &Plan) -> Result<(), CommandError> {
                 retry.unwrap_or_default()
             )
         });
-    Err(CommandError::invalid_input(anyhow!("run {run} has ended ({}{detail}); {advice}", end.reason)))
+    Err(refused!("run {run} has ended ({}{detail}); {advice}", end.reason))
 }
 
 /// Refuses a retry or more tasks in an ended run that they can't reopen: its budget was used up, or it never had a plan.
@@ -185,5 +177,5 @@ pub fn refuse_unknown_task(plan: &Plan, id: &TaskId) -> Result<(), CommandError>
     let hint = millrace_strict_yaml::did_you_mean_hint(id.as_str(), ids.iter().map(|id| id.as_str()));
     let list =
         if ids.is_empty() { "it has no tasks".into() } else { format!("its tasks: {}", join_task_ids(&ids)) };
-    Err(CommandError::invalid_input(anyhow!("there is no task {id} in this run{hint}; {list}")))
+    Err(refused!("there is no task {id} in this run{hint}; {list}"))
 }

@@ -144,13 +144,11 @@ fn collect_labels(all: &[(String, String)]) -> Result<Labels, CommandError> {
     let mut labels = Labels::new();
     for (name, value) in all {
         if labels.insert(name.clone(), value.clone()).is_some_and(|other| other != *value) {
-            return Err(CommandError::invalid_input(anyhow!(
-                "the label {name} has two values; give it once"
-            )));
+            return Err(refused!("the label {name} has two values; give it once"));
         }
     }
     match find_labels_problem(&labels) {
-        Some(problem) => Err(CommandError::invalid_input(anyhow!("{problem}"))),
+        Some(problem) => Err(refused!("{problem}")),
         None => Ok(labels),
     }
 }
@@ -178,16 +176,13 @@ impl PendingSubmission {
             arguments.plan.as_ref().map(|path| (path.display().to_string(), plan.positions.clone()));
         let consult =
             plan_file::resolve_consult(mode, arguments.consult.map(Into::into), &plan).map_err(refused)?;
-        let budget = arguments
-            .budget
-            .override_budget(plan.budget)
-            .map_err(|why| CommandError::invalid_input(anyhow!(why)))?;
+        let budget = arguments.budget.override_budget(plan.budget).map_err(|why| refused!(why))?;
         let labels = collect_labels(&arguments.label)?;
         let documents = DocumentFiles::collect(&arguments.docs).await?;
         let fail_fast = arguments.fail_fast || plan.fail_fast;
         let criteria = [plan.criteria, arguments.criteria.clone()].concat();
         if let Some(problem) = find_criteria_problem(&criteria) {
-            return Err(CommandError::invalid_input(anyhow!("{problem}")));
+            return Err(refused!("{problem}"));
         }
         Ok(Self {
             objective,
@@ -223,12 +218,10 @@ impl PendingSubmission {
         check_tasks_of_file(file, (&self.tasks, positions), known, self.has_planner())
     }
 
-    /// The capabilities with a model of their own.
     pub fn capabilities_with_model(&self) -> impl Iterator<Item = &Capability> {
         self.models.by_capability.keys()
     }
 
-    /// The capabilities with a budget of their own.
     pub fn capabilities_with_budget(&self) -> impl Iterator<Item = &Capability> {
         self.budget.capabilities.keys()
     }
@@ -258,9 +251,6 @@ impl PendingSubmission {
     }
 
     /// Refuses a run without a language model that has no readable document: nothing could answer it.
-    ///
-    /// # Errors
-    /// The files that were skipped, each with the reason.
     pub fn refuse_without_material(&self, own: &[String]) -> Result<(), CommandError> {
         if !self.needs_documents_without_model(own) {
             return Ok(());
@@ -272,15 +262,15 @@ impl PendingSubmission {
             return Ok(());
         }
         if skipped.is_empty() {
-            return Err(CommandError::invalid_input(anyhow!(
+            return Err(refused!(
                 "there is nothing to answer from: no documents and no language model; {WAY_OUT}"
-            )));
+            ));
         }
-        Err(CommandError::invalid_input(anyhow!(
+        Err(refused!(
             "there is nothing to answer from: no language model, and none of the {} files can be read; {WAY_OUT}\n{}",
             skipped.len(),
             list_skipped_files(skipped)
-        )))
+        ))
     }
 
     /// Prints the number of documents of the run and a summary of the skipped files.
@@ -289,9 +279,6 @@ impl PendingSubmission {
     }
 
     /// Uploads the documents, those of earlier runs included, and returns the submission.
-    ///
-    /// # Errors
-    /// An earlier run is unknown or has not ended, or the server does not answer or is full.
     pub async fn into_submission(self, bus: &Bus) -> Result<Submission, CommandError> {
         let mut files = self.documents.files;
         let mut after: Vec<EarlierRun> = Vec::new();
@@ -301,12 +288,12 @@ impl PendingSubmission {
                 continue;
             }
             let named = documents.len();
-            print_stderr_line(&format!("millrace: following up on run {} ({named} documents)", about.run));
+            note!("following up on run {} ({named} documents)", about.run);
             files.extend(documents.into_iter().map(|(path, bytes)| ListedFile::from_bytes(path, bytes)));
             after.push(about);
         }
         if let Some(problem) = find_earlier_runs_problem(&after) {
-            return Err(CommandError::invalid_input(anyhow!("{problem}")));
+            return Err(refused!("{problem}"));
         }
         let documents = if files.is_empty() { None } else { Some(upload_documents(bus, files).await?) };
         Ok(Submission {
@@ -337,7 +324,7 @@ impl PendingSubmission {
 fn read_trace_parent() -> Option<TraceParent> {
     let text = std::env::var("TRACEPARENT").ok().filter(|text| !text.is_empty())?;
     let parent = text.parse::<TraceParent>();
-    parent.inspect_err(|error| print_stderr_line(&format!("millrace: ignoring TRACEPARENT: {error}"))).ok()
+    parent.inspect_err(|error| note!("ignoring TRACEPARENT: {error}")).ok()
 }
 
 /// Checks the tasks of a plan file, with their positions, against the known capabilities: refuses parameters that a
@@ -359,7 +346,7 @@ pub fn check_tasks_of_file(
     if refused.is_empty() || has_planner {
         return Ok(unknown);
     }
-    Err(CommandError::invalid_input(anyhow!("{}", refused.join("\n"))))
+    Err(refused!("{}", refused.join("\n")))
 }
 
 /// The models that the arguments name. A name that can't be is refused here, before anything is started.
@@ -390,7 +377,7 @@ pub fn open_models_to_check(options: &LocalOptions) -> Result<(), CommandError> 
             return Err(CommandError::unusable_environment(anyhow!("{}: {reason}", file.display())));
         }
         for warning in file::find_bad_skills(file).map_err(CommandError::invalid_input)? {
-            print_stderr_line(&format!("millrace: warning: skipping a skill: {warning}"));
+            note!("warning: skipping a skill: {warning}");
         }
         let model = file::read_file_model(file).map_err(CommandError::invalid_input)?;
         let Some((name, choice)) = model else { continue };
@@ -423,10 +410,10 @@ pub fn warn_of_unprovided_capabilities<'a>(
     {
         let hint = millrace_strict_yaml::did_you_mean_hint(name, offered.iter().copied());
         let offered = offered.iter().copied().collect::<Vec<_>>().join(", ");
-        print_stderr_line(&format!(
-            "millrace: warning: {name:?} has a model or a budget, but no worker provides it{hint}; available: {offered}; \
+        note!(
+            "warning: {name:?} has a model or a budget, but no worker provides it{hint}; available: {offered}; \
              its model is used where a capability file names tier:{name}"
-        ));
+        );
     }
 }
 
@@ -453,7 +440,7 @@ fn describe_run_mistake(mistake: &RunMistake, has_plan: bool) -> CommandError {
         }
         RunMistake::NeverConsulted | RunMistake::ObjectiveEmpty => mistake.to_string(),
     };
-    CommandError::invalid_input(anyhow!(text))
+    refused!(text)
 }
 
 /// Writes a file; creates its folder if necessary.

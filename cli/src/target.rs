@@ -35,7 +35,6 @@ pub struct ClusterTarget {
 }
 
 impl ClusterTarget {
-    /// The cluster on a data folder.
     pub fn of_data_folder(data: &Path) -> Self {
         Self { nats: None, data: data.to_owned() }
     }
@@ -77,7 +76,6 @@ impl ClusterTarget {
 /// The processes that a command starts while no cluster is running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OfflineCluster {
-    /// A server: it only reads.
     Server,
     /// A server and a supervisor: the command has to be decided on.
     Supervisor,
@@ -94,7 +92,6 @@ pub struct ReadConnection {
 }
 
 impl ReadConnection {
-    /// Connects for reading.
     pub async fn open_for_reading(target: &ClusterTarget) -> Result<Self, CommandError> {
         Self::open(target, OfflineCluster::Server).await
     }

@@ -21,7 +21,6 @@ const STOP_TIME: Duration = Duration::from_secs(3);
 /// The attribute of traces that names the tenant, if the gateway serves several.
 const TENANT_ATTRIBUTE: &str = "millrace.tenant";
 
-/// The settings of all accounts.
 #[derive(Clone)]
 pub struct AccountSettings {
     /// The receivers that webhooks may have.
@@ -34,7 +33,6 @@ pub struct AccountSettings {
     pub in_progress: Option<NonZeroU32>,
 }
 
-/// An account that is served.
 pub struct ServedAccount {
     bus: Bus,
     access: Arc<TenantAccess>,
@@ -72,7 +70,6 @@ impl ServedAccount {
         &self.bus
     }
 
-    /// Returns the access to the account.
     #[must_use]
     pub fn access(&self) -> Arc<TenantAccess> {
         self.access.clone()

@@ -3,14 +3,14 @@
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use millrace_runtime::Fault;
 
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::{ApiResult, Problem, ProblemKind};
 
 /// A content that ends with an error instead of its last part if it is damaged.
 pub type Content = BoxStream<'static, Result<Bytes, Fault>>;
@@ -27,15 +27,12 @@ pub struct ContentInfo {
 
 /// Answers a request with a content, or with the range that it asks for. `open` opens the content again: a range that does
 /// not reach its end is sent only after the whole content was read once and found undamaged.
-///
-/// # Errors
-/// The content is damaged, or has no such range.
 pub async fn respond_with_content(
     request: &HeaderMap,
     info: ContentInfo,
     content: Content,
     open: impl FnOnce() -> BoxFuture<'static, Result<Content, Problem>>,
-) -> Result<Response, Problem> {
+) -> ApiResult {
     let etag = format!("\"{}\"", info.etag);
     let mut headers = HeaderMap::new();
     let mut insert = |name, value: &str| {

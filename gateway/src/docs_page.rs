@@ -12,17 +12,14 @@ pub async fn redirect_to_docs() -> Redirect {
     Redirect::temporary("/docs")
 }
 
-/// Serves the page.
 pub async fn serve_page() -> Response {
     serve("text/html; charset=utf-8", include_str!("../assets/docs.html"))
 }
 
-/// Serves its script.
 pub async fn serve_script() -> Response {
     serve("text/javascript; charset=utf-8", include_str!("../assets/docs.js"))
 }
 
-/// Serves its style.
 pub async fn serve_style() -> Response {
     serve("text/css; charset=utf-8", include_str!("../assets/docs.css"))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::extract::{self, FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use millrace_protocol::foreign_json::{mend_halves, plain_json_error};
@@ -20,29 +20,29 @@ const BODY_TIME: Duration = Duration::from_secs(20);
 const MAX_KEY: usize = 256;
 
 /// The parameters of a path.
-pub struct PathParts<T>(pub T);
+pub struct Path<T>(pub T);
 
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathParts<T> {
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        match Path::<T>::from_request_parts(parts, state).await {
-            Ok(Path(value)) => Ok(Self(value)),
-            Err(error) => Err(Problem::new(ProblemKind::InvalidRequest, error.body_text())),
+        match extract::Path::<T>::from_request_parts(parts, state).await {
+            Ok(extract::Path(value)) => Ok(Self(value)),
+            Err(error) => Err(Problem::invalid(error.body_text())),
         }
     }
 }
 
 /// The parameters of a query.
-pub struct QueryParts<T>(pub T);
+pub struct Query<T>(pub T);
 
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for QueryParts<T> {
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Query<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        match Query::<T>::from_request_parts(parts, state).await {
-            Ok(Query(value)) => Ok(Self(value)),
-            Err(error) => Err(Problem::new(ProblemKind::InvalidRequest, error.body_text())),
+        match extract::Query::<T>::from_request_parts(parts, state).await {
+            Ok(extract::Query(value)) => Ok(Self(value)),
+            Err(error) => Err(Problem::invalid(error.body_text())),
         }
     }
 }
@@ -72,10 +72,9 @@ impl IdempotencyKey {
         };
         match key.map(str::trim).filter(is_valid) {
             Some(key) => Ok(Self(Some(key.to_owned()))),
-            None => Err(Problem::new(
-                ProblemKind::InvalidRequest,
-                format!("the header Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"),
-            )),
+            None => Err(Problem::invalid(format!(
+                "the header Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"
+            ))),
         }
     }
 }
@@ -92,10 +91,9 @@ impl<S: Send + Sync> FromRequestParts<S> for ClientTrace {
     }
 }
 
-/// A body of JSON.
-pub struct JsonBody<T>(pub T);
+pub struct Json<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
@@ -104,9 +102,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
 }
 
 /// A body of JSON that may be absent, which is the same as `{}`.
-pub struct OptionalJsonBody<T>(pub T);
+pub struct OptionalJson<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for OptionalJsonBody<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for OptionalJson<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
@@ -152,10 +150,7 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let bytes = mend_halves(bytes);
     // A list of the fields' values would be read as the object.
     if !bytes.trim_ascii_start().starts_with(b"{") {
-        return Err(Problem::new(
-            ProblemKind::InvalidRequest,
-            "the body is no object of JSON: it must begin with {",
-        ));
+        return Err(Problem::invalid("the body is no object of JSON: it must begin with {"));
     }
     let mut input = serde_json::Deserializer::from_slice(&bytes);
     let parsed = serde_path_to_error::deserialize(&mut input).map_err(|error| {
@@ -166,7 +161,7 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     ended.map_err(|(pointer, error)| {
         let message = plain_json_error(&error.to_string());
         let place = if pointer.is_empty() { String::new() } else { format!("{pointer}: ") };
-        Problem::new(ProblemKind::InvalidRequest, format!("the body is invalid: {place}{message}"))
+        Problem::invalid(format!("the body is invalid: {place}{message}"))
             .with_mistakes(vec![Mistake { pointer, message }])
     })
 }
@@ -177,9 +172,6 @@ async fn read_body(request: Request) -> Result<Bytes, Problem> {
 }
 
 /// Waits for a part of a request.
-///
-/// # Errors
-/// It does not arrive in time.
 pub async fn within_time<T>(limit: Duration, part: impl Future<Output = T>) -> Result<T, Problem> {
     tokio::time::timeout(limit, part).await.map_err(|_| {
         Problem::new(
@@ -194,7 +186,7 @@ fn body_problem(rejection: BytesRejection) -> Problem {
         StatusCode::PAYLOAD_TOO_LARGE => {
             Problem::new(ProblemKind::BodyTooLarge, "the body is larger than this resource accepts")
         }
-        _ => Problem::new(ProblemKind::InvalidRequest, rejection.body_text()),
+        _ => Problem::invalid(rejection.body_text()),
     }
 }
 

@@ -9,7 +9,6 @@ use millrace_runtime::work::registry::{self, host_name, new_process_id};
 use millrace_runtime::{Bus, Fault};
 use tokio_util::sync::CancellationToken;
 
-/// The interval of heartbeats.
 const INTERVAL: Duration = Duration::from_secs(3);
 
 /// Sends heartbeats until the token is cancelled, and then removes the last one.

@@ -60,9 +60,6 @@ impl PositionClaim {
     }
 
     /// Waits until no other process holds the position, and takes it over. The first holder starts from `first`.
-    ///
-    /// # Errors
-    /// The process stops, or the cluster does not respond.
     pub async fn take_over<'a>(
         &'a self,
         first: impl Fn() -> BoxFuture<'a, Result<ExportPosition, Fault>> + Send,
@@ -89,9 +86,6 @@ impl PositionClaim {
     }
 
     /// Waits.
-    ///
-    /// # Errors
-    /// The process stops.
     pub async fn sleep(&self, time: Duration) -> Result<(), FollowerStop> {
         match self.shutdown.run_until_cancelled(tokio::time::sleep(time)).await {
             Some(()) => Ok(()),
@@ -108,9 +102,6 @@ impl HeldPosition<'_> {
     }
 
     /// Writes a position if it has changed, or if the last write was long ago.
-    ///
-    /// # Errors
-    /// Another process holds the position, or the cluster does not respond.
     pub async fn write(&mut self, position: ExportPosition) -> Result<(), FollowerStop> {
         let position = ExportPosition { exporter: self.claim.id.clone(), ..position };
         if position == self.stored && self.written.elapsed() < RENEWAL {

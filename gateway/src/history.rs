@@ -24,7 +24,6 @@ const MAX_KEPT: usize = 32 * 1024 * 1024;
 /// A run up to a decision.
 #[derive(Clone, Default)]
 pub struct RunState {
-    /// Its history.
     pub history: RunHistory,
     /// The sequence and the time of the last decision.
     pub last: Option<(u64, Timestamp)>,
@@ -51,7 +50,6 @@ impl ArchiveMark {
 }
 
 impl RunState {
-    /// Returns the plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.history.plan
@@ -128,9 +126,6 @@ impl HistoryCache {
     }
 
     /// Returns the history of a run up to its last decision.
-    ///
-    /// # Errors
-    /// A decision is unreadable, or the cluster does not respond.
     pub async fn read(&self, bus: &Bus, run: &RunId) -> Result<Arc<RunState>, Fault> {
         let kept = self.lock().find(run);
         let state = match kept {
@@ -204,9 +199,6 @@ async fn fold(bus: &Bus, state: &mut RunState, records: &[StreamRecord]) -> Resu
 }
 
 /// Reads a run up to sequence `at`.
-///
-/// # Errors
-/// A decision is unreadable, or the cluster does not respond.
 pub async fn read_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunState, Fault> {
     let mut state = RunState::default();
     let mut records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
@@ -216,9 +208,6 @@ pub async fn read_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunState, 
 }
 
 /// Returns the end state of a run as of sequence `at`.
-///
-/// # Errors
-/// A decision is unreadable, or the cluster does not respond.
 pub async fn read_end_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunEndState, Fault> {
     let mut records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
     records.retain(StreamRecord::is_decision);

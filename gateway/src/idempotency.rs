@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::access::Access;
 use crate::extract::IdempotencyKey;
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::{ApiResult, Problem, ProblemKind};
 use crate::state::text_response;
 
 /// The largest whole number up to which a float of JSON is exact.
@@ -46,7 +46,7 @@ impl From<Fault> for EarlyReply {
 
 impl EarlyReply {
     /// Returns the response of a repeated request.
-    pub fn into_result(self) -> Result<Response, Problem> {
+    pub fn into_result(self) -> ApiResult {
         match self {
             Self::Problem(problem) => Err(problem),
             Self::Repeated(response) => Ok(response),
@@ -110,9 +110,6 @@ impl<'a> RepeatableRequest<'a> {
 
     /// Claims the key, and returns the run and the id under which the request is to be carried out: those given, or those of an earlier
     /// claim.
-    ///
-    /// # Errors
-    /// The key stands for another request, or the cluster does not respond.
     pub async fn claim(&mut self, run: RunId, id: String) -> Result<(RunId, String), Problem> {
         let Some((name, _)) = &self.key else { return Ok((run, id)) };
         if self.record.is_none() {
@@ -133,7 +130,7 @@ impl<'a> RepeatableRequest<'a> {
         self,
         (status, location): (StatusCode, Option<String>),
         value: &impl Serialize,
-    ) -> Result<Response, Problem> {
+    ) -> ApiResult {
         let body = serde_json::to_string(value).expect("the types of the API serialise to JSON");
         let reply = KeyedReply { status: status.as_u16(), location, body };
         let response = response_of(&reply);

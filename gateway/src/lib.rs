@@ -126,9 +126,6 @@ pub struct ServeArguments {
 }
 
 /// Serves the API until the token is cancelled.
-///
-/// # Errors
-/// The address can't be used, or the cluster can't.
 pub async fn run_with_args(
     arguments: ServeArguments,
     shutdown: CancellationToken,
@@ -249,9 +246,6 @@ async fn connect_tenants(
 }
 
 /// Serves MCP over standard input and output, for the program that has started this process.
-///
-/// # Errors
-/// The client does not speak MCP.
 pub async fn serve_mcp_on_stdio(
     bus: &Bus,
     by: Option<String>,

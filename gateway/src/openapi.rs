@@ -35,7 +35,6 @@ use crate::resources::{
 /// The path below which all resources are.
 pub const API_ROOT: &str = "/api/v1";
 
-/// Returns the routes of the API.
 pub fn api_router() -> OpenApiRouter {
     routes().nest_below(API_ROOT)
 }
@@ -165,7 +164,6 @@ fn answer_schemas() -> Map<String, Value> {
     all
 }
 
-/// Returns the schemas of requests.
 fn request_schemas() -> Map<String, Value> {
     let (mut all, mut input) = (Map::new(), settings().for_deserialize().into_generator());
     let generator = &mut input;

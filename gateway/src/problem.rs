@@ -40,7 +40,6 @@ pub enum ProblemKind {
     NotAcceptable,
     /// The body has another media type than the resource needs.
     UnsupportedMediaType,
-    /// The body is too large.
     BodyTooLarge,
     /// The content has no such range.
     RangeNotSatisfiable,
@@ -64,15 +63,12 @@ pub enum ProblemKind {
     LimitNotFound,
     /// There is no such token.
     TokenNotFound,
-    /// There are too many tokens.
     TooManyTokens,
     /// There is no such webhook.
     WebhookNotFound,
     /// The webhook has no such delivery.
     DeliveryNotFound,
-    /// There are too many webhooks.
     TooManyWebhooks,
-    /// The webhook is disabled.
     WebhookDisabled,
     /// The run has no such push config.
     PushConfigNotFound,
@@ -84,7 +80,6 @@ pub enum ProblemKind {
     TooManyStreams,
     /// As many runs as allowed wait for a place.
     TooManyRuns,
-    /// The run was deleted.
     RunDeleted,
     /// There is no such retention rule.
     RetentionRuleNotFound,
@@ -98,9 +93,7 @@ pub enum ProblemKind {
     CommandRefused,
     /// The answer does not fit its question.
     AnswerRefused,
-    /// The question is closed.
     QuestionClosed,
-    /// The run has not ended.
     RunNotEnded,
     /// The log of the run is damaged.
     LogDamaged,
@@ -264,6 +257,9 @@ impl ProblemKind {
     }
 }
 
+/// The reply of an operation.
+pub type ApiResult = Result<Response, Problem>;
+
 /// An error of the API: problem details as in RFC 9457.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Problem {
@@ -312,7 +308,11 @@ impl Problem {
         }
     }
 
-    /// `true` if it is of this kind.
+    /// Creates a problem with the client's request.
+    pub fn invalid(detail: impl fmt::Display) -> Self {
+        Self::new(ProblemKind::InvalidRequest, detail)
+    }
+
     #[must_use]
     pub fn is(&self, kind: ProblemKind) -> bool {
         self.uri.strip_prefix(TYPE_PREFIX) == Some(kind.parts().1)

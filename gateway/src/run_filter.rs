@@ -9,7 +9,7 @@ use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::time_text::parse_time_or_age;
 use millrace_views::RunState;
 
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::Problem;
 use crate::run_index::RunTraits;
 
 /// A selection of runs. The default selects all.
@@ -25,15 +25,11 @@ pub struct RunFilter {
     pub since: Option<Timestamp>,
     /// Runs that started before this time; the same applies.
     pub until: Option<Timestamp>,
-    /// Runs of this session.
     pub session: Option<SessionId>,
 }
 
 impl RunFilter {
     /// Parses the parameters `state`, `label` and `text`, and `since` and `until`.
-    ///
-    /// # Errors
-    /// One is malformed.
     pub fn parse(
         (state, label, text): (Option<&str>, Option<&str>, Option<&str>),
         (since, until): (Option<&str>, Option<&str>),
@@ -56,13 +52,11 @@ impl RunFilter {
         Self { states: live.map(RunState::name).collect(), ..Self::default() }
     }
 
-    /// `true` if it selects runs in a state.
     #[must_use]
     pub fn selects_state(&self, state: RunState) -> bool {
         self.states.is_empty() || self.states.contains(state.name())
     }
 
-    /// `true` if it selects a run.
     #[must_use]
     pub fn selects(&self, run: &RunTraits<'_>) -> bool {
         self.selects_state(run.state)
@@ -79,28 +73,22 @@ fn parse_states(text: Option<&str>) -> Result<BTreeSet<&'static str>, Problem> {
     let find = |name: &str| {
         let known = RunState::ALL.map(RunState::name);
         known.into_iter().find(|known| *known == name).ok_or_else(|| {
-            Problem::new(
-                ProblemKind::InvalidRequest,
-                format!("state={name:?} is no state of a run; valid: {}", known.join(", ")),
-            )
+            Problem::invalid(format!("state={name:?} is no state of a run; valid: {}", known.join(", ")))
         })
     };
     names.map(find).collect()
 }
 
 /// Parses a list of label selectors.
-///
-/// # Errors
-/// One is malformed.
 pub fn parse_labels(text: Option<&str>) -> Result<Vec<LabelSelector>, Problem> {
     let labels = text.unwrap_or_default().split(',').map(str::trim).filter(|label| !label.is_empty());
-    let parse = |label: &str| label.parse().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error));
+    let parse = |label: &str| label.parse().map_err(|error| Problem::invalid(error));
     labels.map(parse).collect()
 }
 
 fn parse_time(name: &str, text: Option<&str>) -> Result<Option<Timestamp>, Problem> {
     let time = text.map(|text| parse_time_or_age(text, Timestamp::now(), &TimeZone::UTC)).transpose();
-    time.map_err(|error| Problem::new(ProblemKind::InvalidRequest, format!("{name}: {error}")))
+    time.map_err(|error| Problem::invalid(format!("{name}: {error}")))
 }
 
 #[cfg(test)]

@@ -86,11 +86,8 @@ impl FromStr for RunPosition {
 /// The parts of a run that filters compare.
 #[derive(Debug)]
 pub struct RunTraits<'a> {
-    /// Its state.
     pub state: RunState,
-    /// Its labels.
     pub labels: &'a Labels,
-    /// Its session.
     pub session: Option<&'a SessionId>,
     /// The time of its start, or of its submission if it has not started.
     pub started: Timestamp,
@@ -103,10 +100,8 @@ fn searched_text(run: &RunId, objective: &str) -> String {
     format!("{run}\n{objective}").to_lowercase()
 }
 
-/// A run in the index.
 #[derive(Debug)]
 pub struct IndexedRun {
-    /// Its summary.
     pub summary: RunSummary,
     /// The sequence of its summary in the bucket; it grows with each change.
     pub revision: u64,
@@ -171,7 +166,6 @@ impl UnstartedRun {
     }
 }
 
-/// A run of a list.
 #[derive(Debug, Clone)]
 pub enum ListedRun {
     /// A run with a summary.
@@ -188,7 +182,6 @@ impl ListedRun {
         }
     }
 
-    /// Returns its line in the list.
     #[must_use]
     pub fn line(&self) -> RunListLine<'_> {
         match self {
@@ -222,7 +215,6 @@ struct SubmissionReading {
     started: Option<Instant>,
 }
 
-/// Runs by their positions.
 type RunList = BTreeMap<RunPosition, Arc<IndexedRun>>;
 
 #[derive(Default)]
@@ -392,9 +384,6 @@ impl RunIndex {
     }
 
     /// Returns the first runs after `after` that a filter selects, newest first, at most `limit`.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn list_runs(
         &self,
         bus: &Bus,
@@ -416,9 +405,6 @@ impl RunIndex {
     }
 
     /// Calls `visit` with each run that a filter selects, newest first.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn visit_runs(
         &self,
         bus: &Bus,
@@ -431,9 +417,6 @@ impl RunIndex {
     }
 
     /// Calls `visit` with each run that belongs to a session.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn visit_runs_of_sessions(
         &self,
         bus: &Bus,
@@ -444,7 +427,6 @@ impl RunIndex {
         Ok(())
     }
 
-    /// Returns those of `runs` that have no summary.
     pub fn without_summary(&self, runs: BTreeSet<RunId>) -> Vec<RunId> {
         let content = self.read();
         runs.into_iter().filter(|run| !content.runs.contains_key(run)).collect()
@@ -526,9 +508,6 @@ impl RunIndex {
     }
 
     /// Reads the summaries that have changed. Every change before this call is read when it returns.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn refresh(&self, bus: &Bus) -> Result<(), Fault> {
         let arrived = Instant::now();
         let mut reading = self.reading.lock().await;

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::feed::LaneHub;
 use crate::history::{HistoryCache, RunState, read_state_at};
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::{ApiResult, Problem, ProblemKind};
 use crate::resources::CachedCaps;
 use crate::run_index::RunIndex;
 
@@ -49,7 +49,6 @@ pub struct Gateway {
 pub type SharedGateway = Arc<Gateway>;
 
 impl Gateway {
-    /// Creates the state.
     #[must_use]
     pub fn new(
         tenant: Option<TenantName>,
@@ -72,9 +71,6 @@ impl Gateway {
     }
 
     /// Finds the run with this id; `None` as its summary if no supervisor has started it.
-    ///
-    /// # Errors
-    /// There is no such run, or the cluster does not respond.
     pub async fn find_run(&self, id: &str) -> Result<(RunId, Option<RunSummary>), Problem> {
         let run = parse_run(id)?;
         if let Some(summary) = registry::read_summary(&self.bus, &run).await? {
@@ -89,10 +85,6 @@ impl Gateway {
         }
     }
 
-    /// Refuses a run that was deleted.
-    ///
-    /// # Errors
-    /// It was, or the cluster does not respond.
     pub async fn refuse_deleted(&self, run: &RunId) -> Result<(), Problem> {
         let deletion = read_deletion(&self.bus, run).await?.filter(|deletion| deletion.state.is_deleted());
         let Some(deletion) = deletion else { return Ok(()) };
@@ -101,9 +93,6 @@ impl Gateway {
     }
 
     /// Reads the history of a run up to sequence `at`, or up to its last decision.
-    ///
-    /// # Errors
-    /// The log of the run is damaged, or the cluster does not respond.
     pub async fn read_history(&self, run: &RunId, at: Option<u64>) -> Result<Arc<RunState>, Problem> {
         if let Some(at) = at {
             return Ok(Arc::new(read_state_at(&self.bus, run, at).await?));
@@ -116,17 +105,11 @@ impl Gateway {
     }
 
     /// Finds a task of a run by a parameter that selects what belongs to it.
-    ///
-    /// # Errors
-    /// The run has no task with this id, or the cluster does not respond.
     pub async fn find_task(&self, run: &RunId, id: &str) -> Result<TaskId, Problem> {
         find_task(self.read_history(run, None).await?.plan(), id)
     }
 
     /// Refuses a run whose log is damaged.
-    ///
-    /// # Errors
-    /// It is, or the cluster does not respond.
     pub async fn refuse_damaged(&self, run: &RunId) -> Result<(), Problem> {
         let Some(damage) = read_log_damage(&self.bus, run).await? else { return Ok(()) };
         let detail =
@@ -135,18 +118,11 @@ impl Gateway {
     }
 }
 
-/// Parses the id of a run.
-///
-/// # Errors
-/// No run can have this id.
 pub fn parse_run(id: &str) -> Result<RunId, Problem> {
     RunId::new(id).map_err(|_| unknown_run(id))
 }
 
 /// Finds a task. Before the first decision no task is known, and any id is accepted.
-///
-/// # Errors
-/// The run has no task with this id.
 pub fn find_task(plan: &Plan, id: &str) -> Result<TaskId, Problem> {
     let unknown = || Problem::new(ProblemKind::TaskNotFound, format!("the run has no task {id:?}"));
     let task = TaskId::new(id).map_err(|_| unknown())?;
@@ -166,9 +142,13 @@ pub fn resume_command(run: &RunId, plan: &Plan) -> Option<String> {
     resume_arguments(run, plan).map(|arguments| format!("millrace {arguments}"))
 }
 
-/// Returns a response with JSON.
 pub fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
     text_response(status, serde_json::to_string(value).expect("the types of the API serialise to JSON"))
+}
+
+/// Returns the reply with a value as JSON.
+pub fn reply(value: &impl Serialize) -> ApiResult {
+    Ok(json_response(StatusCode::OK, value))
 }
 
 /// Returns a response with JSON that is a text already.
@@ -185,9 +165,6 @@ pub fn versioned_json_response(value: &impl Serialize, sequence: u64) -> Respons
 }
 
 /// Reads a blob of a client's choice; `None` if there is none.
-///
-/// # Errors
-/// The server does not respond, or the content is damaged.
 pub async fn find_blob(bus: &Bus, sha256: &str) -> Result<Option<Vec<u8>>, Fault> {
     match bus.blobs().get(sha256).await {
         Ok(bytes) => Ok(Some(bytes)),

@@ -17,7 +17,6 @@ use tracing::{info, warn};
 /// The interval at which the files are looked at.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// The files of a certificate.
 #[derive(Debug, Clone)]
 pub struct CertificateFiles {
     /// The certificate and those of its issuers, in PEM.
@@ -59,10 +58,6 @@ impl ResolvesServerCert for ReloadedCertificate {
 }
 
 impl ReloadedCertificate {
-    /// Reads the files.
-    ///
-    /// # Errors
-    /// They can't be read, or do not belong together.
     pub fn open(files: CertificateFiles) -> Result<Arc<Self>, CertificateError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let times = file_times(&files);
@@ -71,9 +66,6 @@ impl ReloadedCertificate {
     }
 
     /// Returns the acceptor of TLS connections.
-    ///
-    /// # Errors
-    /// The TLS library refuses its settings.
     pub fn acceptor(self: &Arc<Self>) -> Result<TlsAcceptor, rustls::Error> {
         let mut config = rustls::ServerConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()?

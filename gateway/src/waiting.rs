@@ -20,9 +20,6 @@ const CHECK_AFTER: Duration = Duration::from_millis(250);
 /// Waits until a run has ended and returns its state. Retries transient faults.
 ///
 /// The history is folded while it is followed, so that the log of a short run is read once.
-///
-/// # Errors
-/// There is no such run, a decision is unreadable, or the log is damaged.
 pub async fn await_end(gateway: &Gateway, run: &RunId) -> Result<Arc<RunState>, Problem> {
     let mut feed = RunFeed::new(&gateway.bus, &gateway.hub, run, false, 0);
     let (mut state, mut end) = (RunState::default(), RunEndState::No);
@@ -63,9 +60,6 @@ pub async fn await_end(gateway: &Gateway, run: &RunId) -> Result<Arc<RunState>, 
 }
 
 /// Waits for the decision on the message at sequence `fact`, whose idempotency key is `id`. Retries transient faults.
-///
-/// # Errors
-/// A decision is unreadable.
 pub async fn await_decision(
     gateway: &Gateway,
     run: &RunId,

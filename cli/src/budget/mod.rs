@@ -29,15 +29,11 @@ fn parse_provider_timeout(text: &str) -> Result<Duration, String> {
 }
 
 impl BudgetArguments {
-    /// `true` if no budget is given.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.provider_timeout.is_none()
     }
 
     /// Overrides the values in `budget` with those on the command line.
-    ///
-    /// # Errors
-    /// Describes the first invalid entry.
     pub fn override_budget(&self, mut budget: Budget) -> Result<Budget, String> {
         let mut seen = std::collections::BTreeSet::new();
         for entry in &self.entries {
@@ -55,9 +51,6 @@ impl BudgetArguments {
     }
 
     /// Returns the new limits for a run with the budget `old`; `None` if no budget is given.
-    ///
-    /// # Errors
-    /// Describes the first invalid entry.
     pub fn compute_new_limits(&self, old: &Budget) -> Result<Option<Budget>, String> {
         if self.is_empty() {
             return Ok(None);

@@ -2,7 +2,6 @@
 
 use std::io::Read;
 
-use anyhow::anyhow;
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args};
 use millrace_protocol::foreign_json::parse_foreign_json;
@@ -10,13 +9,13 @@ use millrace_protocol::question::{Answer, AnswerScope, MAX_ANSWER};
 use millrace_runtime::Bus;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{CommandError, CommandExit, run_until_interrupt};
+use crate::exit::{CommandError, CommandExit, CommandResult, run_until_interrupt};
 use crate::invocation::{command_hint, complete_hints};
 use crate::json::{AnswerLine, print_json};
 use crate::questions::{AnswerOutcome, AnswerRequest, OutcomeKind, PlanCache, answer_question};
 use crate::steer::{author_name, patience};
 use crate::target::{ClusterTarget, ReadConnection};
-use crate::view::{print_error, print_stderr_line};
+use crate::view::print_error;
 
 const EXPLANATION: &str = "\
 `millrace inbox` lists the open questions with their ids and the decisions that each allows. The first answer counts; a later
@@ -87,10 +86,7 @@ fn scope_of_name(name: String) -> AnswerScope {
 }
 
 /// Answers the questions one by one; the mistakes of one do not affect the others.
-pub async fn run_command(
-    arguments: AnswerArguments,
-    interrupt: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: AnswerArguments, interrupt: CancellationToken) -> CommandResult {
     let request = read_request(&arguments)?;
     let AnswerArguments { ids, scope, by, json, target, .. } = arguments;
     let by = author_name(by);
@@ -116,23 +112,23 @@ pub async fn run_command(
                 }
             }
             if is_offline && has_answered {
-                print_stderr_line(&format!(
-                    "millrace: no cluster is running, so the runs make no progress; `{}` continues unfinished runs",
+                note!(
+                    "no cluster is running, so the runs make no progress; `{}` continues unfinished runs",
                     command_hint("up")
-                ));
+                );
             }
             Ok(exit)
         };
         connection.read_and_close(answer).await
     };
-    run_until_interrupt(&interrupt, Box::pin(work)).await
+    run_until_interrupt(&interrupt, work).await
 }
 
 fn print_outcome(outcome: &AnswerOutcome, json: bool) {
     if json {
         print_json(&AnswerLine::from(outcome));
     } else if outcome.kind == OutcomeKind::Answered || outcome.kind == OutcomeKind::Sent {
-        print_stderr_line(&format!("millrace: {}", outcome.line()));
+        note!("{}", outcome.line());
     } else {
         print_error(&complete_hints(&outcome.line()));
     }
@@ -143,7 +139,7 @@ fn read_request(arguments: &AnswerArguments) -> Result<AnswerRequest, CommandErr
     let AnswerArguments { approve, reject, edit, respond, value, pass, fail, .. } = arguments;
     if let Some(value) = value {
         let read = AnswerRequest::from_value(value);
-        return read.map_err(|mistake| CommandError::invalid_input(anyhow!("the value {mistake}")));
+        return read.map_err(|mistake| refused!("the value {mistake}"));
     }
     let answer = match (approve, reject, edit, respond, pass, fail) {
         (true, ..) => Answer::Approve,
@@ -169,13 +165,11 @@ fn read_arguments(file: &str) -> Result<String, CommandError> {
     } else {
         std::fs::File::open(file).and_then(|file| file.take(limit).read_to_string(&mut text))
     };
-    read.map_err(|error| CommandError::invalid_input(anyhow!("{name} can't be read: {error}")))?;
+    read.map_err(|error| refused!("{name} can't be read: {error}"))?;
     let value: Result<serde_json::Value, _> = parse_foreign_json(&text);
     match value {
-        _ if text.len() > MAX_ANSWER => {
-            Err(CommandError::invalid_input(anyhow!("{name} is longer than {MAX_ANSWER} bytes")))
-        }
+        _ if text.len() > MAX_ANSWER => Err(refused!("{name} is longer than {MAX_ANSWER} bytes")),
         Ok(value) => Ok(value.to_string()),
-        Err(error) => Err(CommandError::invalid_input(anyhow!("{name} is not JSON: {error}"))),
+        Err(error) => Err(refused!("{name} is not JSON: {error}")),
     }
 }

@@ -8,7 +8,7 @@ use millrace_protocol::retention::PruneSelection;
 use millrace_runtime::duration::format_duration;
 use millrace_runtime::store::audit::read_actions;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandExit, CommandResult};
 use crate::json::{AuditLine, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::write_stdout_line;
@@ -35,7 +35,7 @@ pub struct AuditArguments {
 }
 
 /// Lists the actions, oldest first.
-pub async fn run_command(arguments: AuditArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: AuditArguments) -> CommandResult {
     let connection = ReadConnection::open_for_reading(&arguments.target).await?;
     let after = arguments.after;
     let actions =

@@ -8,10 +8,10 @@ use millrace_runtime::Bus;
 use millrace_runtime::store::backup::{self, BackupError, BackupManifest, BackupProgress};
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::json::{BackupOutcome, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
-use crate::view::{format_byte_size, print_stderr_line, print_stdout_line};
+use crate::view::{format_byte_size, print_stdout_line};
 
 const EXAMPLES: &str = "\
 The backup holds runs, files, settings and the archive; it is taken while runs make progress.
@@ -39,10 +39,7 @@ pub struct BackupArguments {
 }
 
 /// Takes or verifies a backup. An interrupted backup is removed.
-pub async fn run_command(
-    arguments: BackupArguments,
-    shutdown: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: BackupArguments, shutdown: CancellationToken) -> CommandResult {
     if arguments.verify {
         let manifest =
             backup::verify_backup(&arguments.folder, &shutdown, &print_progress).map_err(map_backup_error)?;
@@ -52,11 +49,7 @@ pub async fn run_command(
     reading.read_and_close(async |bus| write_backup(bus, &arguments, &shutdown).await).await
 }
 
-async fn write_backup(
-    bus: &Bus,
-    arguments: &BackupArguments,
-    shutdown: &CancellationToken,
-) -> Result<CommandExit, CommandError> {
+async fn write_backup(bus: &Bus, arguments: &BackupArguments, shutdown: &CancellationToken) -> CommandResult {
     let manifest = tokio::select! {
         taken = backup::take_backup(bus, &arguments.folder, &print_progress) => taken.map_err(map_backup_error)?,
         () = shutdown.cancelled() => return Err(map_backup_error(BackupError::Stopped)),
@@ -80,7 +73,7 @@ fn print_backup_report(manifest: &BackupManifest, arguments: &BackupArguments, w
 pub fn print_progress(progress: BackupProgress<'_>) {
     let BackupProgress { operation: doing, what, bytes: so_far, is_done } = progress;
     let more = if is_done { "" } else { " so far" };
-    print_stderr_line(&format!("millrace: {doing} {what}: {}{more}", format_byte_size(so_far)));
+    note!("{doing} {what}: {}{more}", format_byte_size(so_far));
 }
 
 /// Maps an error of backup or restore to an exit code.

@@ -3,15 +3,12 @@
 use millrace_bench::BenchArguments;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::json::{BenchJson, print_json};
 use crate::view::{print_stderr_line, print_stdout_line};
 
 /// Runs the benchmarks and prints the report.
-pub async fn run_command(
-    arguments: BenchArguments,
-    interrupt: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: BenchArguments, interrupt: CancellationToken) -> CommandResult {
     let report = tokio::select! {
         report = millrace_bench::run_benchmarks(&arguments, &print_stderr_line) => report?,
         () = interrupt.cancelled() => return Ok(CommandExit::Interrupted),

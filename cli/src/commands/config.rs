@@ -7,7 +7,7 @@ use millrace_runtime::nats::connection::without_passwords;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::json::{print_json, tagged};
 use crate::settings::{Setting, SettingOrigin, Settings, SettingsSources, VARIABLES, ValueKind, Variable};
 use crate::view::{print_stderr_line, print_stdout_line};
@@ -73,10 +73,7 @@ enum LineSource {
 }
 
 /// Prints the settings.
-pub fn run_command(
-    arguments: &ConfigArguments,
-    profile: Option<String>,
-) -> Result<CommandExit, CommandError> {
+pub fn run_command(arguments: &ConfigArguments, profile: Option<String>) -> CommandResult {
     let settings = SettingsSources::of_this_process(profile).and_then(|sources| sources.read_settings());
     let settings = settings.map_err(CommandError::invalid_input)?;
     settings.warnings.iter().for_each(|warning| print_stderr_line(warning));

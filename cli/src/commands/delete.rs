@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::anyhow;
 use clap::Args;
 use millrace_client::{Administrator, author_name, find_run};
 use millrace_protocol::audit::Actor;
 use millrace_runtime::store::retention::{DeletionRequest, wait_for_deletion};
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::json::{RunDeletionJson, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
-use crate::view::print_stderr_line;
 
 const EXAMPLES: &str = "\
 A live run is refused: cancel it first. A run that could be resumed can't be any more from then on. Blobs that nothing else refers to are removed in the background.
@@ -42,7 +40,7 @@ pub struct DeleteArguments {
 }
 
 /// Requests the deletions and waits for them.
-pub async fn run_command(arguments: DeleteArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: DeleteArguments) -> CommandResult {
     let DeleteArguments { runs, wait, by, json, target } = arguments;
     let by = author_name(by);
     let connection = ReadConnection::open_for_command(&target).await?;
@@ -68,10 +66,8 @@ pub async fn run_command(arguments: DeleteArguments) -> Result<CommandExit, Comm
             is_complete &= deleted;
             match (json, deleted) {
                 (true, _) => print_json(&RunDeletionJson { run, deleted }),
-                (false, true) => print_stderr_line(&format!("millrace: run {run} is deleted")),
-                (false, false) => print_stderr_line(&format!(
-                    "millrace: run {run} will be deleted as soon as a supervisor can do it"
-                )),
+                (false, true) => note!("run {run} is deleted"),
+                (false, false) => note!("run {run} will be deleted as soon as a supervisor can do it"),
             }
         }
         Ok(if is_complete { CommandExit::Completed } else { CommandExit::Partial })
@@ -83,7 +79,7 @@ pub async fn run_command(arguments: DeleteArguments) -> Result<CommandExit, Comm
 pub fn deletion_error(error: millrace_runtime::store::retention::DeletionError) -> CommandError {
     use millrace_runtime::store::retention::DeletionError;
     match error {
-        DeletionError::NotFound(_) | DeletionError::Live(_) => CommandError::invalid_input(anyhow!(error)),
+        DeletionError::NotFound(_) | DeletionError::Live(_) => refused!(error),
         DeletionError::Fault(fault) => fault.into(),
     }
 }

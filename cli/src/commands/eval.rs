@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::anyhow;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use futures::StreamExt;
@@ -31,7 +30,7 @@ use crate::evaluation::selection::{SampleConditions, SampleJob, list_samples, se
 use crate::evaluation::setup::{ConfigurationSetup, has_web_tools};
 use crate::evaluation::store::{ResultsFolder, SampleKey, SampleMethod, SampleRecord};
 use crate::evaluation::table::{ConfigurationScores, share_text, table_lines};
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::this_command;
 use crate::json::{EvaluationConfigurationJson, EvaluationSampleJson, print_json};
 use crate::session::{ClusterStart, run_with_local_cluster};
@@ -178,10 +177,7 @@ struct PendingSamples<'a> {
 }
 
 /// Runs an evaluation.
-pub async fn run_command(
-    arguments: EvalArguments,
-    interrupt: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: EvalArguments, interrupt: CancellationToken) -> CommandResult {
     let has_web = arguments.configurations.reads_web().map_err(CommandError::invalid_input)?;
     let file = load_evaluation_file(&arguments.file, has_web).map_err(CommandError::invalid_input)?;
     let environment = EvaluationEnvironment::of_this_process();
@@ -200,7 +196,7 @@ pub async fn run_command(
         refuse_without_documents(&objectives)?;
     }
     let budget = samples.budget.override_budget(file.budget.clone());
-    let budget = budget.map_err(|why| CommandError::invalid_input(anyhow!(why)))?;
+    let budget = budget.map_err(|why| refused!(why))?;
     let conditions = SampleConditions {
         samples: samples.samples.or(file.samples.map(u32::from)).unwrap_or(1),
         timeout: samples.timeout.or(file.timeout).unwrap_or(TIMEOUT),
@@ -239,9 +235,9 @@ pub async fn run_command(
     }
     print_scores(&scores, arguments.output.json);
     let path = results.lock().await.path().display().to_string();
-    print_stderr_line(&format!("millrace: results in {path}"));
+    note!("results in {path}");
     if is_interrupted {
-        print_stderr_line(&format!("millrace: interrupted; continue with `{}`", this_command()));
+        note!("interrupted; continue with `{}`", this_command());
         return Ok(CommandExit::Interrupted);
     }
     Ok(choose_exit(&scores, arguments.output.min_facts))
@@ -252,10 +248,7 @@ fn choose_exit(scores: &[ConfigurationScores], min_facts: Option<u32>) -> Comman
     let all = || scores.iter().flat_map(|one| [Some(&one.runs), one.ceiling.as_ref()]).flatten();
     let missing: u32 = all().map(ConfigurationScore::missing).sum();
     if missing > 0 {
-        print_stderr_line(&format!(
-            "millrace: {missing} samples could not be measured; try them again with `{}`",
-            this_command()
-        ));
+        note!("{missing} samples could not be measured; try them again with `{}`", this_command());
         let is_nothing_measured = all().all(|score| score.samples == 0);
         return if is_nothing_measured { CommandExit::Environment } else { CommandExit::Partial };
     }
@@ -311,7 +304,7 @@ impl SampleProgress {
         let tokens = record.usage.input_tokens + record.usage.output_tokens;
         parts.push(format!("{} tokens", separate_thousands(&tokens.to_string())));
         parts.push(format!("{:.1} s", record.elapsed_ms as f64 / 1000.0));
-        print_stderr_line(&format!("millrace: {}: {}", describe_sample(key), parts.join(", ")));
+        note!("{}: {}", describe_sample(key), parts.join(", "));
     }
 }
 
@@ -348,9 +341,7 @@ fn choose_configurations(
     let known = || file.configurations.iter().map(|one| one.name.as_str());
     if let Some(unknown) = arguments.configuration.iter().find(|name| known().all(|one| one != **name)) {
         let hint = did_you_mean_hint(unknown, known());
-        return Err(CommandError::invalid_input(anyhow!(
-            "--configuration: there is no configuration {unknown:?} in the file{hint}"
-        )));
+        return Err(refused!("--configuration: there is no configuration {unknown:?} in the file{hint}"));
     }
     if file.configurations.is_empty() {
         let models = environment.default_models();
@@ -373,31 +364,31 @@ fn find_web_readers(configurations: &[Configuration]) -> Result<Vec<bool>, LoadE
 fn refuse_without_sources(configurations: &[Configuration], reads_web: &[bool]) -> Result<(), CommandError> {
     match configurations.iter().zip(reads_web).find(|(_, reads_web)| !**reads_web) {
         None => Ok(()),
-        Some((one, _)) => Err(CommandError::invalid_input(anyhow!(
+        Some((one, _)) => Err(refused!(
             "configuration {:?} has neither documents nor the web: add \"documents\" or \"web: true\" to the file, or use --web",
             one.name.as_str()
-        ))),
+        )),
     }
 }
 
 fn refuse_capability_files(configurations: &[Configuration]) -> Result<(), CommandError> {
     match configurations.iter().find(|one| !one.capabilities.is_empty()) {
         None => Ok(()),
-        Some(one) => Err(CommandError::invalid_input(anyhow!(
+        Some(one) => Err(refused!(
             "configuration {:?} has capability files, which belong to workers: start a worker with them on that cluster, or \
              omit --nats",
             one.name.as_str()
-        ))),
+        )),
     }
 }
 
 fn refuse_without_documents(objectives: &[&Objective]) -> Result<(), CommandError> {
     match objectives.iter().find(|one| one.is_answerable() && one.documents.is_empty()) {
         None => Ok(()),
-        Some(one) => Err(CommandError::invalid_input(anyhow!(
+        Some(one) => Err(refused!(
             "--ceiling: objective {:?} does not name the documents that have its answer; add \"documents\" to it",
             one.id.as_str()
-        ))),
+        )),
     }
 }
 
@@ -416,7 +407,7 @@ fn read_corpus(file: &EvaluationFile) -> Result<(Vec<ListedFile>, Corpus), Comma
     let corpus = Corpus::build_or_load(inputs, None).map_err(CommandError::unusable_environment)?;
     skipped.extend(corpus.skipped_files().iter().cloned());
     for one in &skipped {
-        print_stderr_line(&format!("millrace: skipped {}: {}", one.path, one.reason));
+        note!("skipped {}: {}", one.path, one.reason);
     }
     Ok((files, corpus))
 }
@@ -467,13 +458,13 @@ impl<'a> Evaluation<'a> {
             }
         }
         if pending.score.samples > 0 {
-            print_stderr_line(&format!(
-                "millrace: {}: {} of {} samples ({}) are in the results already",
+            note!(
+                "{}: {} of {} samples ({}) are in the results already",
                 configuration.name,
                 pending.score.samples,
                 pending.score.selected,
                 method_name(method)
-            ));
+            );
         }
         Ok(pending)
     }
@@ -545,10 +536,7 @@ impl<'a> Evaluation<'a> {
         results: &Mutex<ResultsFolder>,
     ) -> Result<Option<ConfigurationScore>, CommandError> {
         let Some(model) = open_ceiling_model(configuration, self.call_timeout)? else {
-            print_stderr_line(&format!(
-                "millrace: {} has no language model; its ceiling is not measured",
-                configuration.name
-            ));
+            note!("{} has no language model; its ceiling is not measured", configuration.name);
             return Ok(None);
         };
         let model: Arc<dyn Model> = model;
@@ -591,11 +579,11 @@ impl<'a> Evaluation<'a> {
                     results.lock().await.record_end(&job.key, record)?;
                 }
                 SampleEnd::Unmeasured(reason) => {
-                    print_stderr_line(&format!(
-                        "millrace: {}: not measured: {}",
+                    note!(
+                        "{}: not measured: {}",
                         describe_sample(&job.key),
                         millrace_protocol::safe_text::single_line(&reason)
-                    ));
+                    );
                 }
                 SampleEnd::Interrupted => {}
             }

@@ -15,11 +15,11 @@ use millrace_agent::files::{
 use millrace_runtime::Bus;
 use millrace_runtime::store::workspace::{FileStream, FileVersionInfo, RunWorkspace};
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{CommandOutcome, FileJson, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
-use crate::view::{print_stderr_line, print_stdout_file, print_stdout_line};
+use crate::view::{print_stdout_file, print_stdout_line};
 use millrace_client::find_run;
 
 const EXAMPLES: &str = "\
@@ -74,14 +74,13 @@ impl FileArguments {
         &self.target
     }
 
-    /// `true` for JSON.
     pub fn is_json(&self) -> bool {
         self.json
     }
 }
 
 /// Lists, shows or downloads files.
-pub async fn run_command(arguments: FilesArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: FilesArguments) -> CommandResult {
     let FilesArguments { run, files } = arguments;
     let reading = ReadConnection::open_for_reading(&files.target).await?;
     let show = async |bus: &Bus| {
@@ -96,7 +95,7 @@ pub async fn list_or_show_files(
     workspace: &RunWorkspace,
     command: &str,
     arguments: &FileArguments,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let Some(path) = arguments.parse_path()? else {
         return list_folder(workspace, command, None, arguments).await;
     };
@@ -119,13 +118,13 @@ async fn list_folder(
     command: &str,
     folder: Option<&FilePath>,
     arguments: &FileArguments,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let entries = workspace.list_files(folder).await?;
     if let (true, Some(path)) = (entries.is_empty(), folder) {
         return Err(file_not_found_error(workspace, command, path).await?);
     }
     if entries.is_empty() {
-        print_stderr_line(&format!("millrace: {} has no files", workspace.space()));
+        note!("{} has no files", workspace.space());
     }
     match &arguments.output {
         Some(output) => download_all_files(workspace, &entries, folder, output, arguments.json).await?,
@@ -139,7 +138,7 @@ async fn list_versions(
     command: &str,
     path: &FilePath,
     arguments: &FileArguments,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let entries = workspace.list_versions(path).await?;
     if entries.is_empty() {
         return Err(file_not_found_error(workspace, command, path).await?);
@@ -169,7 +168,7 @@ fn print_file_entries(entries: &[FileVersionInfo], json: bool) {
 }
 
 /// Prints a file, or writes it to `--output`. Files that are larger than [`MAX_FILE`] are never in memory as a whole.
-async fn show_file(mut file: FileStream, arguments: &FileArguments) -> Result<CommandExit, CommandError> {
+async fn show_file(mut file: FileStream, arguments: &FileArguments) -> CommandResult {
     if let Some(output) = &arguments.output {
         write_output_file(file, output, arguments.json).await?;
         return Ok(CommandExit::Completed);
@@ -181,9 +180,7 @@ async fn show_file(mut file: FileStream, arguments: &FileArguments) -> Result<Co
     }
     let is_terminal = std::io::stdout().is_terminal();
     if size > MAX_FILE && is_terminal {
-        return Err(CommandError::invalid_input(anyhow!(
-            "{path} is too large to show ({size} bytes); write it to a file with --output"
-        )));
+        return Err(refused!("{path} is too large to show ({size} bytes); write it to a file with --output"));
     }
     if size > MAX_FILE {
         while let Some(part) = file.next_part().await? {
@@ -201,9 +198,7 @@ async fn show_file(mut file: FileStream, arguments: &FileArguments) -> Result<Co
         return Ok(CommandExit::Completed);
     }
     if text.is_none() && is_terminal {
-        return Err(CommandError::invalid_input(anyhow!(
-            "{path} is no text ({size} bytes); write it to a file with --output"
-        )));
+        return Err(refused!("{path} is no text ({size} bytes); write it to a file with --output"));
     }
     print_stdout_file(&bytes);
     Ok(CommandExit::Completed)
@@ -250,7 +245,7 @@ fn print_written(path: &Path, files: u64, bytes: u64, json: bool) {
         print_json(&CommandOutcome::FilesWritten { path: path.to_string(), files, bytes });
     } else {
         let noun = if files == 1 { "file" } else { "files" };
-        print_stderr_line(&format!("millrace: wrote {path} ({files} {noun}, {bytes} bytes)"));
+        note!("wrote {path} ({files} {noun}, {bytes} bytes)");
     }
 }
 
@@ -293,12 +288,12 @@ pub async fn file_not_found_error(
 ) -> Result<CommandError, CommandError> {
     let versions = workspace.list_versions(path).await?;
     if let Some(deleted) = versions.last() {
-        return Ok(CommandError::invalid_input(anyhow!(
+        return Ok(refused!(
             "{path} of {} was deleted by {} with version {}; --version shows an earlier one",
             workspace.space(),
             deleted.author,
             deleted.version
-        )));
+        ));
     }
     let entries = workspace.list_files(None).await?;
     let near = find_nearest_names(path.as_str(), entries.iter().map(|entry| entry.path.as_str()));
@@ -306,7 +301,7 @@ pub async fn file_not_found_error(
         [] => format!("`{}` lists its files", command_hint(command)),
         near => format!("did you mean {}?", near.join(" or ")),
     };
-    Ok(CommandError::invalid_input(anyhow!("{} has no file {path}; {hint}", workspace.space())))
+    Ok(refused!("{} has no file {path}; {hint}", workspace.space()))
 }
 
 async fn version_not_found_error(
@@ -320,10 +315,8 @@ async fn version_not_found_error(
         return file_not_found_error(workspace, command, path).await;
     };
     if versions.iter().any(|entry| entry.version == version) {
-        return Ok(CommandError::invalid_input(anyhow!(
-            "version {version} of {path} is a deletion and has no content"
-        )));
+        return Ok(refused!("version {version} of {path} is a deletion and has no content"));
     }
     let last = last.version;
-    Ok(CommandError::invalid_input(anyhow!("{path} has no version {version}; it has versions 1 to {last}")))
+    Ok(refused!("{path} has no version {version}; it has versions 1 to {last}"))
 }

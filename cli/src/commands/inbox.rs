@@ -17,14 +17,14 @@ use millrace_protocol::safe_text::single_line;
 use millrace_runtime::{Bus, Fault};
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{QuestionLine, print_json};
 use crate::questions::{
     QuestionTracker, describe_end, format_closed_question, format_question, full_id, open_questions_of_plan,
 };
 use crate::target::{ClusterTarget, ReadConnection};
-use crate::view::{format_clock, print_stderr_line, print_stdout_line};
+use crate::view::{format_clock, print_stdout_line};
 
 /// The interval at which `--watch` looks for changes.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -60,10 +60,7 @@ pub struct InboxArguments {
 type QuestionCounts = (u32, u32);
 
 /// Lists the questions.
-pub async fn run_command(
-    arguments: InboxArguments,
-    interrupt: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: InboxArguments, interrupt: CancellationToken) -> CommandResult {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     let is_offline = reading.is_offline();
     let read = async |bus: &Bus| {
@@ -98,7 +95,7 @@ async fn list_questions(
     arguments: &InboxArguments,
     only: Option<RunId>,
     is_offline: bool,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let is_wanted =
         |(run, (open, _)): (RunId, QuestionCounts)| (arguments.history || open > 0).then_some(run);
     let (runs, is_one): (Vec<RunId>, bool) = match only {
@@ -126,13 +123,13 @@ async fn list_questions(
             None => "there are".into(),
         };
         let kind = if arguments.history { "no questions" } else { "no open questions" };
-        print_stderr_line(&format!("millrace: {of} {kind}"));
+        note!("{of} {kind}");
     }
     if is_offline && count > 0 {
-        print_stderr_line(&format!(
-            "millrace: no cluster is running; answers are kept, and `{}` continues unfinished runs",
+        note!(
+            "no cluster is running; answers are kept, and `{}` continues unfinished runs",
             command_hint("up")
-        ));
+        );
     }
     Ok(CommandExit::Completed)
 }
@@ -168,7 +165,7 @@ async fn watch_questions(
     only: Option<&RunId>,
     is_offline: bool,
     interrupt: &CancellationToken,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let mut watched: BTreeMap<RunId, WatchedRun> = BTreeMap::new();
     let mut is_first = true;
     loop {
@@ -188,7 +185,7 @@ async fn watch_questions(
         let open: usize = watched.values().map(|run| run.tracker.open_count()).sum();
         if std::mem::take(&mut is_first) && !arguments.json {
             let none = if open == 0 { "there are no open questions; " } else { "" };
-            print_stderr_line(&format!("millrace: {none}waiting for questions (Ctrl-C ends)"));
+            note!("{none}waiting for questions (Ctrl-C ends)");
         }
         tokio::select! {
             () = tokio::time::sleep(WATCH_INTERVAL) => {}

@@ -14,11 +14,11 @@ use millrace_runtime::store::admission;
 use millrace_runtime::store::rate_limits::{self, LimitName, LimitStatus, RateLimit};
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{Admission, CommandOutcome, LimitJson, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
-use crate::view::{print_stderr_line, write_stdout_line};
+use crate::view::write_stdout_line;
 
 /// Refresh interval of `--watch`.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -129,10 +129,7 @@ fn parse_cap(text: &str) -> anyhow::Result<RunCap> {
 }
 
 /// Shows or changes the limits.
-pub async fn run_command(
-    arguments: LimitsArguments,
-    shutdown: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: LimitsArguments, shutdown: CancellationToken) -> CommandResult {
     match arguments.command {
         Some(LimitChange::Set { model, requests, tokens, by, json, target }) => {
             let allowed = RateLimit { requests, tokens };
@@ -144,10 +141,7 @@ pub async fn run_command(
             if json {
                 print_json(&CommandOutcome::LimitSet { name: &name, requests, tokens });
             } else {
-                print_stderr_line(&format!(
-                    "millrace: {model} is limited to {} per minute",
-                    describe_rate_limit(&allowed)
-                ));
+                note!("{model} is limited to {} per minute", describe_rate_limit(&allowed));
             }
             Ok(CommandExit::Completed)
         }
@@ -158,8 +152,8 @@ pub async fn run_command(
                 .await?
             {
                 true if json => print_json(&CommandOutcome::LimitCleared { name: &model.to_string() }),
-                true => print_stderr_line(&format!("millrace: {model} is no longer limited")),
-                false => return Err(CommandError::invalid_input(anyhow!("{model} has no limit"))),
+                true => note!("{model} is no longer limited"),
+                false => return Err(refused!("{model} has no limit")),
             }
             Ok(CommandExit::Completed)
         }
@@ -188,7 +182,7 @@ async fn show_or_set_caps(
     (running, waiting): (Option<RunCap>, Option<RunCap>),
     by: Option<String>,
     json: bool,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let known = admission::read_caps(bus).await?.caps;
     if running.is_none() && waiting.is_none() {
         let board = admission::read_board(bus).await?;
@@ -210,24 +204,19 @@ async fn show_or_set_caps(
     if json {
         print_json(&CommandOutcome::RunCapsSet { max_running_runs, max_waiting_runs });
     } else {
-        print_stderr_line(&format!("millrace: {caps}"));
+        note!("{caps}");
     }
     Ok(CommandExit::Completed)
 }
 
-async fn show_limits(
-    bus: &Bus,
-    json: bool,
-    watch: bool,
-    shutdown: &CancellationToken,
-) -> Result<CommandExit, CommandError> {
+async fn show_limits(bus: &Bus, json: bool, watch: bool, shutdown: &CancellationToken) -> CommandResult {
     loop {
         let standings = rate_limits::read_rate_limit_statuses(bus).await?;
         if standings.is_empty() && !json {
-            print_stderr_line(&format!(
-                "millrace: no model has a rate limit; set one with `{}`",
+            note!(
+                "no model has a rate limit; set one with `{}`",
                 command_hint("limits set MODEL --requests N --tokens N")
-            ));
+            );
         }
         for standing in &standings {
             if json {

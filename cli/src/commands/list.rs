@@ -11,7 +11,7 @@ use millrace_protocol::registry::RunSummary;
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::time_text::parse_time_or_age;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandExit, CommandResult};
 use crate::interrupted::offline_runs_hint;
 use crate::json::{RunListLine, RunState, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
@@ -68,7 +68,7 @@ fn parse_since(text: &str) -> Result<Timestamp, String> {
 /// A run and its summary; `None` if no supervisor has started it.
 type ListedRun = (RunId, Option<RunSummary>);
 
-pub async fn run_command(arguments: ListArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: ListArguments) -> CommandResult {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     let is_offline = reading.is_offline();
     let runs = async |bus: &Bus| match is_offline {

@@ -12,7 +12,7 @@ use jiff::tz::TimeZone;
 use millrace_local_cluster::logs::{LogFollower, log_files};
 use millrace_local_cluster::{ChildRole, folders};
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{LogLineJson, print_json};
 use crate::view::print_stdout_line;
@@ -81,7 +81,7 @@ struct LogLine {
 }
 
 /// Prints the logs.
-pub async fn run_command(arguments: Arguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: Arguments) -> CommandResult {
     let Arguments { role, follow, lines: count, json, data } = arguments;
     let role = role.map(ChildRole::from);
     let folder = data.join("logs");

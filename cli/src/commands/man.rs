@@ -8,8 +8,8 @@ use anyhow::Context;
 use clap::Args;
 use clap_mangen::Man;
 
-use crate::exit::{CommandError, CommandExit};
-use crate::view::{print_stderr_line, print_stdout_line};
+use crate::exit::{CommandError, CommandExit, CommandResult};
+use crate::view::print_stdout_line;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,7 +26,7 @@ pub struct ManArguments {
 }
 
 /// Prints or writes the pages of `command`.
-pub fn run_command(arguments: &ManArguments, command: clap::Command) -> Result<CommandExit, CommandError> {
+pub fn run_command(arguments: &ManArguments, command: clap::Command) -> CommandResult {
     let home = std::env::home_dir().filter(|home| home.is_absolute() && home.parent().is_some());
     let mut command = name_home_folder(command, home.as_deref());
     command.build();
@@ -38,7 +38,7 @@ pub fn run_command(arguments: &ManArguments, command: clap::Command) -> Result<C
         Some(folder) => {
             let unwritable = || format!("can't write manual pages to {}", folder.display());
             let count = write_pages(command, folder).with_context(unwritable)?;
-            print_stderr_line(&format!("millrace: wrote {count} manual pages to {}", folder.display()));
+            note!("wrote {count} manual pages to {}", folder.display());
         }
     }
     Ok(CommandExit::Completed)

@@ -4,7 +4,7 @@ use clap::Args;
 use millrace_gateway::serve_mcp_on_stdio;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandExit, CommandResult};
 use crate::target::ClusterTarget;
 
 const EXAMPLES: &str = "\
@@ -27,10 +27,7 @@ pub struct McpArguments {
 }
 
 /// Serves one client until it closes its end.
-pub async fn run_command(
-    arguments: McpArguments,
-    shutdown: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: McpArguments, shutdown: CancellationToken) -> CommandResult {
     // The cluster is in use until the client ends.
     let (bus, _cluster_use) = arguments.target.use_cluster().await?;
     serve_mcp_on_stdio(&bus, arguments.by, shutdown).await?;

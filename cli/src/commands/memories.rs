@@ -1,16 +1,14 @@
 //! `millrace memories`: lists, shows, downloads or removes the memories of a cluster, the files that agents keep across runs.
 
-use anyhow::anyhow;
 use clap::Args;
 use millrace_agent::files::{FilePath, WriteCondition};
 use millrace_runtime::Bus;
 use millrace_runtime::store::workspace::{FileAuthor, FileWriteError, RunWorkspace};
 
 use super::files::{FileArguments, file_not_found_error, list_or_show_files};
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandExit, CommandResult};
 use crate::json::{CommandOutcome, print_json};
 use crate::target::ReadConnection;
-use crate::view::print_stderr_line;
 
 const EXAMPLES: &str = "\
 Agents whose capability file has the field `memory` read and write these files below /memories. Every version is kept, with the
@@ -38,7 +36,7 @@ pub struct MemoriesArguments {
 }
 
 /// Lists, shows, downloads or removes memories.
-pub async fn run_command(arguments: MemoriesArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: MemoriesArguments) -> CommandResult {
     let MemoriesArguments { files, remove } = arguments;
     let reading = ReadConnection::open_for_reading(files.target()).await?;
     let act = async |bus: &Bus| {
@@ -51,11 +49,7 @@ pub async fn run_command(arguments: MemoriesArguments) -> Result<CommandExit, Co
     reading.read_and_close(act).await
 }
 
-async fn remove_memory(
-    memories: &RunWorkspace,
-    path: &FilePath,
-    json: bool,
-) -> Result<CommandExit, CommandError> {
+async fn remove_memory(memories: &RunWorkspace, path: &FilePath, json: bool) -> CommandResult {
     let Some(file) = memories.read_file(path).await? else {
         return Err(file_not_found_error(memories, COMMAND, path).await?);
     };
@@ -67,7 +61,7 @@ async fn remove_memory(
             if json {
                 print_json(&CommandOutcome::MemoryRemoved { path: path.as_str(), version });
             } else {
-                print_stderr_line(&format!("millrace: removed {path} (version {version})"));
+                note!("removed {path} (version {version})");
             }
             Ok(CommandExit::Completed)
         }
@@ -76,6 +70,6 @@ async fn remove_memory(
             changed @ (FileWriteError::Stale { .. }
             | FileWriteError::TooLarge { .. }
             | FileWriteError::Clash { .. }),
-        ) => Err(CommandError::invalid_input(anyhow!("{path} was not removed: {changed}; try again"))),
+        ) => Err(refused!("{path} was not removed: {changed}; try again")),
     }
 }

@@ -1,16 +1,13 @@
 //! The commands, one file each. Each parses its arguments, calls [`millrace_client`], [`crate::steer`] or [`millrace_local_cluster`],
 //! and prints.
 
-pub mod add;
 pub mod answer;
 pub mod audit;
 pub mod backup;
 pub mod bench;
-pub mod cancel;
 pub mod completions;
 pub mod config;
 pub mod delete;
-pub mod edit;
 pub mod eval;
 pub mod files;
 pub mod inbox;
@@ -20,22 +17,19 @@ pub mod logs;
 pub mod man;
 pub mod mcp;
 pub mod memories;
-pub mod message;
 pub mod metrics;
 pub mod nats_config;
-pub mod pause;
 pub mod prune;
 pub mod replay;
 pub mod restore;
 pub mod resume;
 pub mod retention;
-pub mod retry;
 pub mod run;
 pub mod schema;
 pub mod sessions;
 pub mod show;
-pub mod signal;
 pub mod status;
+pub mod steering;
 pub mod submit;
 pub mod token;
 pub mod trace;

@@ -8,7 +8,7 @@ use clap::Args;
 use jiff::Timestamp;
 use millrace_protocol::ids::{Capability, InvalidName};
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::json::{CommandOutcome, FileChangeJson, FileChangeName, print_json};
 use crate::view::print_stdout_line;
 use millrace_nats_config::{
@@ -89,7 +89,7 @@ fn parse_host(text: &str) -> Result<String, String> {
 }
 
 /// Writes the folder, then prints the changes and the next steps.
-pub fn run_command(arguments: NatsConfigArguments) -> Result<CommandExit, CommandError> {
+pub fn run_command(arguments: NatsConfigArguments) -> CommandResult {
     let request = ConfigRequest {
         out: arguments.out,
         tenants: arguments.tenant,

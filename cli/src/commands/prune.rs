@@ -15,10 +15,10 @@ use millrace_runtime::Bus;
 use millrace_runtime::duration::parse_duration;
 use millrace_runtime::store::retention::{forecast_prune, select_runs};
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandExit, CommandResult};
 use crate::json::{PruneJson, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
-use crate::view::{print_stderr_line, print_stdout_line, separate_thousands};
+use crate::view::{print_stdout_line, separate_thousands};
 
 const EXAMPLES: &str = "\
 Runs that have not ended are never selected. `millrace retention set` does the same by a rule.
@@ -72,7 +72,7 @@ pub struct PruneArguments {
 }
 
 /// Requests the deletions, or prints what they would delete.
-pub async fn run_command(arguments: PruneArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: PruneArguments) -> CommandResult {
     let PruneArguments { selection, dry_run, by, json, target } = arguments;
     let (selection, by) = (PruneSelection::from(selection), author_name(by));
     let connection = match dry_run {
@@ -91,10 +91,7 @@ pub async fn run_command(arguments: PruneArguments) -> Result<CommandExit, Comma
             let count = runs.len();
             match json {
                 true => print_json(&PruneJson { runs, dry_run, forecast: None }),
-                false => print_stderr_line(&format!(
-                    "millrace: supervisors delete {count} run{}",
-                    if count == 1 { "" } else { "s" }
-                )),
+                false => note!("supervisors delete {count} run{}", if count == 1 { "" } else { "s" }),
             }
         }
         Ok(CommandExit::Completed)
@@ -111,11 +108,11 @@ fn print_selection(runs: Vec<RunId>, forecast: PruneForecast, json: bool) {
         print_stdout_line(run.as_str());
     }
     let number = |count: u64| separate_thousands(&count.to_string());
-    print_stderr_line(&format!(
-        "millrace: {} runs would be deleted: {} bytes in the archive, and {} blobs of {} bytes that nothing else refers to",
+    note!(
+        "{} runs would be deleted: {} bytes in the archive, and {} blobs of {} bytes that nothing else refers to",
         number(forecast.runs),
         number(forecast.archive_bytes),
         number(forecast.blobs),
         number(forecast.blob_bytes)
-    ));
+    );
 }

@@ -1,13 +1,12 @@
 //! `millrace replay`: reconstructs the state of a run at any point in its log, and prints its decisions.
 
-use anyhow::anyhow;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use millrace_protocol::plan::{AnswerCause, Decision};
 use millrace_runtime::Bus;
 use millrace_runtime::store::archive::read_run_from_log_or_archive;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandExit, CommandResult};
 use crate::history::RunHistory;
 use crate::json::{DecisionLine, ReplayJson, print_json};
 use crate::report::resume_command_hint;
@@ -40,23 +39,23 @@ pub struct ReplayArguments {
     target: ClusterTarget,
 }
 
-pub async fn run_command(arguments: ReplayArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: ReplayArguments) -> CommandResult {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     reading.read_and_close(async |bus| replay_run(bus, &arguments).await).await
 }
 
-async fn replay_run(bus: &Bus, arguments: &ReplayArguments) -> Result<CommandExit, CommandError> {
+async fn replay_run(bus: &Bus, arguments: &ReplayArguments) -> CommandResult {
     let run = find_run(bus, &arguments.run).await?;
     let (mut history, mut last) = (RunHistory::default(), None);
     let records = read_run_from_log_or_archive(bus, bus.lane_of_run(&run), &run).await?;
     if let (Some(at), Some(first), Some(end)) = (arguments.at, records.first(), records.last())
         && at < first.sequence
     {
-        return Err(CommandError::invalid_input(anyhow!(
+        return Err(refused!(
             "run {run} has no state at {at}: its messages are {} to {} of its lane",
             first.sequence,
             end.sequence
-        )));
+        ));
     }
     for record in records {
         if arguments.at.is_some_and(|last| record.sequence > last) {

@@ -12,7 +12,7 @@ use millrace_runtime::store::backup::{self, RestoreOptions, RestoreReport};
 use tokio_util::sync::CancellationToken;
 
 use super::backup::{map_backup_error, print_progress};
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{BackupOutcome, print_json};
 use crate::target::ClusterTarget;
@@ -51,10 +51,7 @@ pub struct RestoreArguments {
 }
 
 /// Restores a backup, completely or not at all.
-pub async fn run_command(
-    arguments: RestoreArguments,
-    shutdown: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: RestoreArguments, shutdown: CancellationToken) -> CommandResult {
     let request = RestoreOptions {
         folder: arguments.folder.clone(),
         replicas: arguments.replicas,
@@ -129,13 +126,10 @@ fn print_restore_report(restored: &RestoreReport, arguments: &RestoreArguments) 
         });
     }
     for one in missing.iter().take(SHOWN) {
-        print_stderr_line(&format!(
-            "millrace: {} is missing but referenced by {}",
-            one.what, one.referenced_by
-        ));
+        note!("{} is missing but referenced by {}", one.what, one.referenced_by);
     }
     if missing.len() > SHOWN {
-        print_stderr_line(&format!("millrace: {} more are missing", missing.len() - SHOWN));
+        note!("{} more are missing", missing.len() - SHOWN);
     }
     if missing.is_empty() { CommandExit::Completed } else { CommandExit::Partial }
 }

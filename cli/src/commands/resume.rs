@@ -1,7 +1,6 @@
 //! `millrace resume`: resumes a run that was interrupted, paused, out of budget, or has failed. If no cluster is running, one is
 //! started on the data folder and stopped when the run ends.
 
-use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{CommandAction, Plan, TaskState};
@@ -15,7 +14,7 @@ use crate::budget::BudgetArguments;
 use crate::commands::run::{find_running_cluster, provided_capabilities};
 use crate::commands::submit::{warn_of_absent_capabilities, warn_of_unregistered_capabilities};
 use crate::commands::watch::{OutputOptions, watch_run};
-use crate::exit::{CommandError, CommandExit, run_until_interrupt};
+use crate::exit::{CommandError, CommandExit, CommandResult, run_until_interrupt};
 use crate::interrupted::{list_unfinished_runs, print_stopped_runs};
 use crate::invocation::command_hint;
 use crate::report::resume_command_hint;
@@ -23,7 +22,7 @@ use crate::session::{ClusterSession, run_with_local_cluster};
 use crate::steer::{author_name, describe_changes, refuse_ended_run, send_command_and_await_decision};
 use crate::submission::open_models_to_check;
 use crate::target::{ClusterTarget, read_run_history, refuse_damaged_log};
-use crate::view::{RunDisplay, print_stderr_line};
+use crate::view::RunDisplay;
 use millrace_client::find_run;
 use millrace_local_cluster::LocalOptions;
 
@@ -53,10 +52,7 @@ pub struct ResumeArguments {
 }
 
 /// Resumes a run and shows it until it ends.
-pub async fn run_command(
-    arguments: ResumeArguments,
-    interrupt: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: ResumeArguments, interrupt: CancellationToken) -> CommandResult {
     let ResumeArguments { run, budget, by, nats, output, options } = arguments;
     output.refuse_unusable_paths()?;
     let target = ClusterTarget { nats, data: options.data.clone() };
@@ -76,7 +72,7 @@ pub async fn run_command(
             else {
                 return Ok(CommandExit::Interrupted);
             };
-            print_stderr_line(&format!("millrace: {}", describe_changes(&run, &events)));
+            note!("{}", describe_changes(&run, &events));
         }
         let needed = plan.tasks().iter().filter(|task| !task.state().is_terminal() || plan.run.end.is_some());
         let needed = needed.filter(|task| task.state() != TaskState::Completed);
@@ -90,7 +86,7 @@ pub async fn run_command(
     };
     if target.nats.is_some() {
         let work = async { work(&target.connect().await?, None).await };
-        return Box::pin(run_until_interrupt(&interrupt, work)).await;
+        return run_until_interrupt(&interrupt, work).await;
     }
     match find_running_cluster(&options)? {
         None => open_models_to_check(&options)?,
@@ -106,12 +102,12 @@ fn print_ignored_options(options: &LocalOptions) {
     let model = (!options.model.is_empty()).then_some("--model");
     let ignored: Vec<&str> = options.start_only_option_names().into_iter().chain(model).collect();
     if !ignored.is_empty() {
-        print_stderr_line(&format!(
-            "millrace: warning: a cluster is already running on {}; ignoring {} (`{}` stops the cluster)",
+        note!(
+            "warning: a cluster is already running on {}; ignoring {} (`{}` stops the cluster)",
             options.data.display(),
             ignored.join(", "),
             command_hint("down")
-        ));
+        );
     }
 }
 
@@ -122,7 +118,7 @@ fn choose_resume_command(
     budget: &BudgetArguments,
 ) -> Result<Option<CommandAction>, CommandError> {
     let old = plan.run.start.as_ref().map(|start| start.budget.clone()).unwrap_or_default();
-    let more = budget.compute_new_limits(&old).map_err(|why| CommandError::invalid_input(anyhow!(why)))?;
+    let more = budget.compute_new_limits(&old).map_err(|why| refused!(why))?;
     match (more, &plan.run.end) {
         (None, None) => Ok(plan.run.paused.is_some().then_some(CommandAction::Resume { budget: None })),
         (Some(more), None) => Ok(Some(CommandAction::Resume { budget: Some(more) })),
@@ -133,11 +129,11 @@ fn choose_resume_command(
         }
         (None, Some(end)) if end.is_resumable => {
             let how = resume_command_hint(run, plan).unwrap_or_else(|| command_hint("resume --help"));
-            Err(CommandError::invalid_input(anyhow!(
+            Err(refused!(
                 "run {run} ended {} ({}); give it a larger total budget to resume it: {how}",
                 end.reason,
                 end.detail
-            )))
+            ))
         }
         (None, Some(_)) => Ok(None),
     }
@@ -152,9 +148,6 @@ async fn find_newest_run(bus: &Bus) -> Result<RunId, CommandError> {
     let is_wanted = |summary: &RunSummary| summary.is_resumable || summary.end.is_none();
     let newest = summaries.into_iter().rev().find(is_wanted);
     newest.map(|summary| summary.run).ok_or_else(|| {
-        CommandError::invalid_input(anyhow!(
-            "no run is unfinished or resumable; `{}` shows all runs",
-            command_hint("list")
-        ))
+        refused!("no run is unfinished or resumable; `{}` shows all runs", command_hint("list"))
     })
 }

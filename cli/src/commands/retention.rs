@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use millrace_client::retention::read_retention;
 use millrace_client::{Administrator, author_name};
@@ -13,7 +12,7 @@ use millrace_runtime::Bus;
 use millrace_runtime::duration::{format_duration, parse_duration};
 
 use crate::commands::prune::SelectionArguments;
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::complete_hints;
 use crate::json::{CommandOutcome, RetentionJson, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
@@ -104,7 +103,7 @@ fn parse_grace(text: &str) -> Result<Duration, String> {
 }
 
 /// Shows or changes the rules.
-pub async fn run_command(arguments: RetentionArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: RetentionArguments) -> CommandResult {
     let RetentionArguments { command, common } = arguments;
     let Some(command) = command else {
         let connection = ReadConnection::open_for_reading(&common.target).await?;
@@ -125,7 +124,7 @@ pub async fn run_command(arguments: RetentionArguments) -> Result<CommandExit, C
                 CommandOutcome::RetentionRuleRemoved { name: name.as_str() },
                 async |cluster| match cluster.remove_retention_rule(&name).await? {
                     true => Ok(()),
-                    false => Err(CommandError::invalid_input(anyhow!("there is no retention rule {name}"))),
+                    false => Err(refused!("there is no retention rule {name}")),
                 },
             )
             .await
@@ -155,7 +154,7 @@ async fn change(
     by: Option<String>,
     outcome: CommandOutcome<'_>,
     write: impl AsyncFnOnce(Administrator<'_>) -> Result<(), CommandError>,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let connection = ReadConnection::open_for_command(&common.target).await?;
     let write = async |bus: &Bus| write(Administrator::new(bus, Actor::local(author_name(by)))).await;
     connection.read_and_close(write).await?;
@@ -166,7 +165,7 @@ async fn change(
     Ok(CommandExit::Completed)
 }
 
-async fn show_retention(bus: &Bus, json: bool) -> Result<CommandExit, CommandError> {
+async fn show_retention(bus: &Bus, json: bool) -> CommandResult {
     let overview = RetentionJson::from(read_retention(bus).await?);
     if json {
         print_json(&overview);

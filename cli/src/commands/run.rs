@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::anyhow;
 use clap::Args;
 use millrace_agent::model::ModelSelection;
 use millrace_client::submit_run;
@@ -15,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::commands::submit::{print_submitted_run, refuse_full_cluster, warn_of_missing_capabilities};
 use crate::commands::watch::{OutputOptions, watch_run};
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::interrupted::print_stopped_runs;
 use crate::invocation::command_hint;
 use crate::open_page::open_run_page;
@@ -67,10 +66,7 @@ fn choose_models_from_environment() -> Option<ModelSelection> {
 }
 
 /// Runs an objective.
-pub async fn run_command(
-    arguments: RunArguments,
-    interrupt: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: RunArguments, interrupt: CancellationToken) -> CommandResult {
     let RunArguments { pending, output, mut options, detach, open } = arguments;
     let pending = PendingSubmission::read_arguments(&pending, &options.model).await?;
     output.refuse_unusable_paths()?;
@@ -142,7 +138,7 @@ async fn submit_and_detach(
     pending: PendingSubmission,
     json: bool,
     open: bool,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let unusable = CommandError::unusable_environment;
     let (cluster_use, running) = ClusterUse::register(&options.data, false).await.map_err(unusable)?;
     let bus = match running {
@@ -164,11 +160,11 @@ async fn submit_and_detach(
     if open {
         open_run_page(&options.api_url_path(), &run).await;
     }
-    print_stderr_line(&format!(
-        "millrace: follow the run with `{}`, stop the cluster with `{}`",
+    note!(
+        "follow the run with `{}`, stop the cluster with `{}`",
         command_hint(&format!("watch {run}")),
         command_hint("down")
-    ));
+    );
     Ok(CommandExit::Completed)
 }
 
@@ -182,7 +178,7 @@ fn print_joined_cluster(info: &ClusterInfo, options: &LocalOptions, pending: &Pe
     let ignored = options.start_only_option_names();
     let ignored =
         if ignored.is_empty() { String::new() } else { format!("; ignoring {}", ignored.join(", ")) };
-    print_stderr_line(&format!("millrace: joined the cluster of process {}{model}{ignored}", info.pid));
+    note!("joined the cluster of process {}{model}{ignored}", info.pid);
     let is_extractive = !pending.has_model_argument() && info.models == [EXTRACTIVE];
     if is_extractive && pending.calls_default_model(&[]) {
         print_stderr_line(EXTRACTIVE_NOTICE);
@@ -205,12 +201,12 @@ pub fn find_running_cluster(options: &LocalOptions) -> Result<Option<ClusterInfo
     let running = local::find_running_cluster(&options.data);
     let running = running.filter(|info| info.lifetime != ClusterLifetime::OneCommand);
     if running.is_some() && !options.capability.is_empty() {
-        return Err(CommandError::invalid_input(anyhow!(
+        return Err(refused!(
             "a cluster is already running on {}, and capabilities can't be added to its workers: stop it with `{}`, or \
              omit --capability",
             options.data.display(),
             command_hint("down")
-        )));
+        ));
     }
     options.file_capability_names().map_err(CommandError::invalid_input)?;
     Ok(running)
@@ -219,10 +215,10 @@ pub fn find_running_cluster(options: &LocalOptions) -> Result<Option<ClusterInfo
 /// Warns that a command works on a local cluster, whatever server the environment names.
 pub fn warn_of_ignored_server(command: &str) {
     if std::env::var_os("MILLRACE_NATS_URL").is_some_and(|url| !url.is_empty()) {
-        print_stderr_line(&format!(
-            "millrace: warning: `{command}` works on a local cluster and ignores MILLRACE_NATS_URL; `millrace submit` and \
+        note!(
+            "warning: `{command}` works on a local cluster and ignores MILLRACE_NATS_URL; `millrace submit` and \
              `millrace watch` use that server"
-        ));
+        );
     }
 }
 
@@ -244,5 +240,5 @@ fn refuse_impossible_tasks(pending: &PendingSubmission, options: &LocalOptions) 
     if unknown.is_empty() || pending.has_planner() {
         return Ok(());
     }
-    Err(CommandError::invalid_input(anyhow!("{} (add others with --capability FILE)", unknown.join("\n"))))
+    Err(refused!("{} (add others with --capability FILE)", unknown.join("\n")))
 }

@@ -3,11 +3,11 @@
 use clap::Args;
 use jiff::Timestamp;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandExit, CommandResult};
 use crate::invocation::{command_hint, is_remote};
 use crate::json::{SessionLine, SessionTable, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
-use crate::view::{align_columns, format_age, print_stderr_line, print_stdout_line, separate_thousands};
+use crate::view::{align_columns, format_age, print_stdout_line, separate_thousands};
 use millrace_client::{list_runs, list_runs_from_log};
 use millrace_runtime::Bus;
 
@@ -33,7 +33,7 @@ pub struct SessionsArguments {
 }
 
 /// Lists the sessions.
-pub async fn run_command(arguments: SessionsArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: SessionsArguments) -> CommandResult {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     let is_offline = reading.is_offline();
     let runs = async |bus: &Bus| match is_offline {
@@ -51,7 +51,7 @@ pub async fn run_command(arguments: SessionsArguments) -> Result<CommandExit, Co
     } else if sessions.is_empty() {
         let submit = if is_remote() { "submit" } else { "run" };
         let hint = command_hint(&format!("{submit} OBJECTIVE --session NAME"));
-        print_stderr_line(&format!("millrace: there are no sessions yet; `{hint}` starts one"));
+        note!("there are no sessions yet; `{hint}` starts one");
     } else {
         format_sessions(&sessions, Timestamp::now()).iter().for_each(|line| print_stdout_line(line));
     }

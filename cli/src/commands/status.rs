@@ -8,7 +8,7 @@ use millrace_runtime::Bus;
 use millrace_runtime::ops::cluster_status::{CapabilityStatus, ClusterStatus, LaneState, QueueState};
 use millrace_runtime::work::registry::ReceivedHeartbeat;
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandExit, CommandResult};
 use crate::interrupted::offline_cluster_hint;
 use crate::json::{ClusterJson, print_json, process_slots};
 use crate::target::{ClusterTarget, ReadConnection};
@@ -74,7 +74,7 @@ struct StatusView {
 }
 
 /// Shows the status of the cluster.
-pub async fn show_status(arguments: StatusArguments) -> Result<CommandExit, CommandError> {
+pub async fn show_status(arguments: StatusArguments) -> CommandResult {
     fn json<'a>(settings: &'a ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
         ClusterJson::status(settings, status, now)
     }
@@ -82,7 +82,7 @@ pub async fn show_status(arguments: StatusArguments) -> Result<CommandExit, Comm
 }
 
 /// Lists the workers and critics.
-pub async fn show_workers(arguments: WorkersArguments) -> Result<CommandExit, CommandError> {
+pub async fn show_workers(arguments: WorkersArguments) -> CommandResult {
     fn json<'a>(_: &'a ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
         ClusterJson::workers(status.processes.iter().filter(|process| takes_orders(process)), now)
     }
@@ -99,7 +99,7 @@ pub async fn show_workers(arguments: WorkersArguments) -> Result<CommandExit, Co
 }
 
 /// Lists the capabilities.
-pub async fn show_capabilities(arguments: CapabilitiesArguments) -> Result<CommandExit, CommandError> {
+pub async fn show_capabilities(arguments: CapabilitiesArguments) -> CommandResult {
     fn json<'a>(_: &'a ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
         ClusterJson::capabilities(status, now)
     }
@@ -116,7 +116,7 @@ pub async fn show_capabilities(arguments: CapabilitiesArguments) -> Result<Comma
     show(arguments.view, StatusView { json, lines }).await
 }
 
-async fn show(arguments: ViewArguments, view: StatusView) -> Result<CommandExit, CommandError> {
+async fn show(arguments: ViewArguments, view: StatusView) -> CommandResult {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     let is_offline = reading.is_offline();
     let read = async |bus: &Bus| {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::anyhow;
 use clap::Args;
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::CapabilityRegistry;
@@ -12,12 +11,12 @@ use millrace_runtime::work::registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::commands::watch::{OutputOptions, watch_run};
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{CommandOutcome, print_json};
 use crate::submission::{PendingSubmission, SubmissionArguments, warn_of_unprovided_capabilities};
 use crate::target::ClusterTarget;
-use crate::view::{RunDisplay, print_stderr_line, print_stdout_line};
+use crate::view::{RunDisplay, print_stdout_line};
 use millrace_client::{find_admission_problem, submit_run};
 use millrace_local_cluster::users::ClusterUse;
 
@@ -53,10 +52,7 @@ pub fn print_submitted_run(run: &RunId, json: bool) {
 }
 
 /// Submits a run and prints its id, or its result.
-pub async fn run_command(
-    arguments: SubmitArguments,
-    interrupt: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: SubmitArguments, interrupt: CancellationToken) -> CommandResult {
     if !arguments.wait {
         arguments.output.refuse_without_wait()?;
     }
@@ -66,11 +62,11 @@ pub async fn run_command(
     let (bus, cluster_use) = arguments.target.use_cluster().await?;
     let keep_running = cluster_use.as_ref().map(ClusterUse::keep_cluster_running).transpose();
     if keep_running.map_err(CommandError::unusable_environment)? == Some(true) {
-        print_stderr_line(&format!(
-            "millrace: the cluster on {} now keeps running for this run; `{}` stops it",
+        note!(
+            "the cluster on {} now keeps running for this run; `{}` stops it",
             arguments.target.data.display(),
             command_hint("down")
-        ));
+        );
     }
     warn_of_missing_capabilities(&bus, &pending).await?;
     refuse_full_cluster(&bus).await?;
@@ -80,7 +76,7 @@ pub async fn run_command(
         return Ok(CommandExit::Completed);
     }
     let SubmitArguments { output, target, .. } = arguments;
-    print_stderr_line(&format!("millrace: submitted run {run}"));
+    note!("submitted run {run}");
     let view = RunDisplay::new(output.json);
     watch_run(&bus, &run, view, &output, &target, None, &interrupt).await
 }
@@ -93,7 +89,7 @@ pub async fn warn_of_missing_capabilities(
 ) -> Result<(), CommandError> {
     let known = registry::read_capabilities(bus).await?;
     for unknown in pending.check_tasks(&CapabilityRegistry::from_descriptions(known.values()))? {
-        print_stderr_line(&format!("millrace: warning: {unknown}; tasks that need it will wait"));
+        note!("warning: {unknown}; tasks that need it will wait");
     }
     let available = registry::read_capability_names(bus).await?;
     warn_of_unprovided_capabilities(
@@ -107,7 +103,7 @@ pub async fn warn_of_missing_capabilities(
 pub async fn refuse_full_cluster(bus: &Bus) -> Result<(), CommandError> {
     let current = admission::read_caps(bus).await?;
     match find_admission_problem(bus, &current.caps).await? {
-        Some(problem) => Err(CommandError::invalid_input(anyhow!("{problem}"))),
+        Some(problem) => Err(refused!("{problem}")),
         None => Ok(()),
     }
 }
@@ -131,11 +127,11 @@ pub fn warn_of_absent_capabilities<'a>(
     let absent: BTreeSet<&Capability> =
         capabilities.filter(|capability| !available.contains(capability.as_str())).collect();
     for capability in absent {
-        print_stderr_line(&format!(
-            "millrace: warning: no worker provides {:?} yet; tasks that need it will wait (available: {}; a worker with \
+        note!(
+            "warning: no worker provides {:?} yet; tasks that need it will wait (available: {}; a worker with \
              --capability FILE provides others)",
             capability.as_str(),
             available.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
-        ));
+        );
     }
 }

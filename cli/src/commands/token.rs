@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use jiff::{SignedDuration, Timestamp};
 use millrace_client::{Administrator, author_name};
@@ -15,11 +14,11 @@ use millrace_runtime::Bus;
 use millrace_runtime::duration::parse_duration;
 use millrace_runtime::store::tokens::{CreateTokenError, NewToken, read_tokens};
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{CommandOutcome, TokenJson, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
-use crate::view::{print_stderr_line, write_stdout_line};
+use crate::view::write_stdout_line;
 
 const EXAMPLES: &str = "\
 A token is shown once, when it is created. Clients send it in the header `Authorization: Bearer TOKEN`. Each scope allows its
@@ -110,7 +109,7 @@ fn parse_token_id(text: &str) -> Result<TokenId, String> {
 }
 
 /// Creates, lists or revokes tokens.
-pub async fn run_command(arguments: TokenArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: TokenArguments) -> CommandResult {
     match arguments.command.unwrap_or(TokenCommand::List(arguments.list)) {
         TokenCommand::Create { name, scopes, expires, tenant, by, json, target } => {
             let by = author_name(by);
@@ -123,13 +122,13 @@ pub async fn run_command(arguments: TokenArguments) -> Result<CommandExit, Comma
             } else {
                 // A closed pipe has lost the token; it can be revoked.
                 let _ = write_stdout_line(&text.reveal());
-                print_stderr_line(&format!(
-                    "millrace: created the token {} of {} ({}{}); it can't be shown again",
+                note!(
+                    "created the token {} of {} ({}{}); it can't be shown again",
                     stored.id,
                     stored.name,
                     stored.scopes,
                     stored.expires.map_or(String::new(), |at| format!(", until {}", format_time(at)))
-                ));
+                );
             }
         }
         TokenCommand::List(ListArguments { all, json, target }) => {
@@ -143,7 +142,7 @@ pub async fn run_command(arguments: TokenArguments) -> Result<CommandExit, Comma
             let revoked = connection.read_and_close(async |bus| revoke(bus, &id, by).await).await?;
             match json {
                 true => print_json(&CommandOutcome::TokenRevoked { id: &revoked.id, name: &revoked.name }),
-                false => print_stderr_line(&format!("millrace: revoked the token {id} of {}", revoked.name)),
+                false => note!("revoked the token {id} of {}", revoked.name),
             }
         }
     }
@@ -154,7 +153,7 @@ pub async fn run_command(arguments: TokenArguments) -> Result<CommandExit, Comma
 fn expiry_after(duration: Duration) -> Result<Timestamp, CommandError> {
     let after =
         SignedDuration::try_from(duration).ok().and_then(|age| Timestamp::now().checked_add(age).ok());
-    after.ok_or_else(|| CommandError::invalid_input(anyhow!("--expires: that is too far in the future")))
+    after.ok_or_else(|| refused!("--expires: that is too far in the future"))
 }
 
 async fn create(bus: &Bus, new: NewToken) -> Result<(TokenText, StoredToken), CommandError> {
@@ -168,7 +167,7 @@ async fn create(bus: &Bus, new: NewToken) -> Result<(TokenText, StoredToken), Co
 async fn revoke(bus: &Bus, id: &TokenId, by: String) -> Result<StoredToken, CommandError> {
     let unknown = || {
         let hint = command_hint("token list");
-        CommandError::invalid_input(anyhow!("there is no token {id}; `{hint}` lists them"))
+        refused!("there is no token {id}; `{hint}` lists them")
     };
     Administrator::new(bus, Actor::local(by)).revoke_token(id).await?.ok_or_else(unknown)
 }
@@ -188,7 +187,7 @@ fn show_tokens(tokens: &[StoredToken], all: bool, json: bool) {
     }
     if count == 0 && !json {
         let hint = command_hint("token create NAME --scope read");
-        print_stderr_line(&format!("millrace: there are no tokens; create one with `{hint}`"));
+        note!("there are no tokens; create one with `{hint}`");
     }
 }
 

@@ -14,10 +14,10 @@ use millrace_traces::otlp::{export_request, to_json};
 use millrace_traces::read::trace_run;
 use millrace_traces::{Span, TraceSettings, render_traces};
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::json::print_json;
 use crate::target::{ClusterTarget, ReadConnection, refuse_damaged_log};
-use crate::view::{print_stderr_line, print_stdout_line};
+use crate::view::print_stdout_line;
 
 const EXAMPLES: &str = "\
 Traces are derived from the log of the run, so that any run has one, at any
@@ -48,18 +48,18 @@ pub struct TraceArguments {
 }
 
 /// Shows the traces of a run.
-pub async fn run_command(arguments: TraceArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: TraceArguments) -> CommandResult {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     reading.read_and_close(async |bus| show_trace(bus, &arguments).await).await
 }
 
-async fn show_trace(bus: &Bus, arguments: &TraceArguments) -> Result<CommandExit, CommandError> {
+async fn show_trace(bus: &Bus, arguments: &TraceArguments) -> CommandResult {
     let run = find_run(bus, &arguments.run).await?;
     let settings = TraceSettings::from_environment(arguments.trace_split);
     let spans = trace_run(bus, &run, settings.options.clone()).await?;
     if spans.is_empty() {
         refuse_damaged_log(bus, &run).await?;
-        print_stderr_line(&format!("millrace: run {run} has no spans yet: it has not started"));
+        note!("run {run} has no spans yet: it has not started");
     }
     match &arguments.otlp {
         Some(file) => write_otlp(file, &spans, &settings)?,
@@ -77,6 +77,6 @@ fn write_otlp(file: &Path, spans: &[Span], settings: &TraceSettings) -> Result<(
     std::fs::write(file, format!("{json}\n"))
         .with_context(|| format!("can't write the trace to {}", file.display()))
         .map_err(CommandError::unusable_environment)?;
-    print_stderr_line(&format!("millrace: wrote {} spans to {}", spans.len(), file.display()));
+    note!("wrote {} spans to {}", spans.len(), file.display());
     Ok(())
 }

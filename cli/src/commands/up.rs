@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::commands::run::{effective_models, find_running_cluster, warn_of_ignored_server};
 use crate::disk_monitor::{DiskChange, DiskMonitor};
-use crate::exit::{CommandError, CommandExit, run_until_interrupt};
+use crate::exit::{CommandError, CommandExit, CommandResult, run_until_interrupt};
 use crate::interrupted::{
     describe_stopped_runs, interrupt_unfinished_runs, list_stopped_runs, list_unfinished_runs,
     print_stopped_runs,
@@ -88,10 +88,7 @@ pub struct DownArguments {
 }
 
 /// Starts a cluster, and stops it when the user interrupts; or, with `--while-used`, when nobody uses it any more.
-pub async fn run_up_command(
-    arguments: UpArguments,
-    interrupt: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_up_command(arguments: UpArguments, interrupt: CancellationToken) -> CommandResult {
     let UpArguments { options, detach, while_used, no_web, json } = arguments;
     let web = if no_web { WebOffer::Never } else { WebOffer::AsConfigured };
     if !while_used {
@@ -120,7 +117,7 @@ async fn run_cluster(
     json: bool,
     interrupt: CancellationToken,
     unused: impl Future<Output = Result<NoUsers, DataFolderError>>,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let unusable = CommandError::unusable_environment;
     let data = options.data.clone();
     let is_while_used = lifetime == ClusterLifetime::WhileUsed;
@@ -215,11 +212,8 @@ fn print_running_cluster(info: &ClusterInfo, data: &Path, json: bool) {
         return print_started_cluster(info, data);
     }
     let (url, data) = (&info.url, data.display());
-    print_stderr_line(&format!("millrace: cluster is running on {url} (data in {data})"));
-    print_stderr_line(&format!(
-        "millrace: submit runs with `{}`; Ctrl-C stops the cluster, no work is lost",
-        command_hint("submit")
-    ));
+    note!("cluster is running on {url} (data in {data})");
+    note!("submit runs with `{}`; Ctrl-C stops the cluster, no work is lost", command_hint("submit"));
 }
 
 fn remove_file_if_any(file: Option<&Path>) {
@@ -234,10 +228,7 @@ async fn print_api_url(file: PathBuf) {
     let deadline = Instant::now() + REGISTRATION_LIMIT;
     while Instant::now() < deadline {
         if let Ok(url) = std::fs::read_to_string(&file) {
-            return print_stderr_line(&format!(
-                "millrace: the dashboard and the HTTP API are on {} (reference at /docs)",
-                url.trim()
-            ));
+            return note!("the dashboard and the HTTP API are on {} (reference at /docs)", url.trim());
         }
         tokio::time::sleep(REGISTRATION_POLL).await;
     }
@@ -293,16 +284,13 @@ async fn interrupt_live_runs(info: &ClusterInfo) -> Result<(), CommandError> {
 }
 
 /// Starts a cluster in the background, unless one is running on the data folder already.
-async fn start_in_background(options: LocalOptions, json: bool) -> Result<CommandExit, CommandError> {
+async fn start_in_background(options: LocalOptions, json: bool) -> CommandResult {
     let data = options.data.display();
     if let Some(info) = find_running_cluster(&options)? {
         if json {
             print_started_cluster(&info, &options.data);
         } else {
-            print_stderr_line(&format!(
-                "millrace: a cluster is already running on {} (data in {data})",
-                info.url
-            ));
+            note!("a cluster is already running on {} (data in {data})", info.url);
             print_stopped_runs(&info.connect().await?, None).await?;
         }
         return Ok(CommandExit::Completed);
@@ -327,13 +315,13 @@ async fn start_in_background(options: LocalOptions, json: bool) -> Result<Comman
         print_started_cluster(&info, &options.data);
         return Ok(CommandExit::Completed);
     }
-    print_stderr_line(&format!("millrace: cluster is running on {} (data in {data})", info.url));
-    print_stderr_line(&format!(
-        "millrace: submit runs with `{}`, read its logs with `{}`, stop it with `{}`",
+    note!("cluster is running on {} (data in {data})", info.url);
+    note!(
+        "submit runs with `{}`, read its logs with `{}`, stop it with `{}`",
         command_hint("submit"),
         command_hint("logs"),
         command_hint("down")
-    ));
+    );
     // The cluster runs, even if its runs can't be read.
     let earlier = describe_earlier_runs(&info.connect().await?).await.unwrap_or_default();
     earlier.iter().for_each(|line| print_stderr_line(line));
@@ -493,27 +481,25 @@ fn print_process_event(event: &ProcessEvent) {
     match event {
         ProcessEvent::Started { restarts: 0, .. } => {}
         ProcessEvent::Started { name, pid, restarts } => {
-            print_stderr_line(&format!("millrace: {name} restarted (process {pid}, restart {restarts})"));
+            note!("{name} restarted (process {pid}, restart {restarts})");
         }
         ProcessEvent::Died { name, status, last_words, log, .. } => {
             let why = if last_words.is_empty() { "it wrote no message" } else { last_words.as_str() };
             let log = log.display();
-            print_stderr_line(&format!(
-                "millrace: {name} ended unexpectedly ({status}), restarting; last log line: {why} (its log: {log})"
-            ));
+            note!("{name} ended unexpectedly ({status}), restarting; last log line: {why} (its log: {log})");
         }
         ProcessEvent::Refused { name, code, last_words, log } => {
             let why = describe_last_words(last_words, &format!("exit code {code}"), log);
-            print_stderr_line(&format!("millrace: {name} refused to start: {why}"));
+            note!("{name} refused to start: {why}");
         }
         ProcessEvent::NotStarted { name, error, .. } => {
-            print_stderr_line(&format!("millrace: {name} can't be started: {error}; retrying"));
+            note!("{name} can't be started: {error}; retrying");
         }
     }
 }
 
 /// Stops a cluster that runs in the background.
-pub async fn run_down_command(arguments: DownArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_down_command(arguments: DownArguments) -> CommandResult {
     let was_up = local::stop_cluster(&arguments.data).await.map_err(CommandError::unusable_environment)?;
     let data = arguments.data.display();
     if arguments.json {

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::connection_monitor::{ConnectionMonitor, LinkState};
 use crate::disk_monitor::DiskMonitor;
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::history::RunHistory;
 use crate::interrupted::interrupt_run;
 use crate::invocation::command_hint;
@@ -57,9 +57,9 @@ impl OutputOptions {
     pub fn refuse_without_wait(&self) -> Result<(), CommandError> {
         let given = [("--out", self.out.is_some()), ("--result", self.result.is_some())];
         match given.into_iter().find(|(_, is_given)| *is_given) {
-            Some((name, _)) => Err(CommandError::invalid_input(anyhow!(
+            Some((name, _)) => Err(refused!(
                 "{name} needs --wait: without it, the command prints the run's id and returns at once"
-            ))),
+            )),
             None => Ok(()),
         }
     }
@@ -68,7 +68,7 @@ impl OutputOptions {
     /// slip would otherwise create folders.
     pub fn refuse_unusable_paths(&self) -> Result<(), CommandError> {
         for path in [&self.out, &self.result].into_iter().flatten() {
-            let refuse = |text: String| Err(CommandError::invalid_input(anyhow!(text)));
+            let refuse = |text: String| Err(refused!(text));
             if path.is_dir() {
                 return refuse(format!("{} is a folder; give the path of a file", path.display()));
             }
@@ -88,7 +88,7 @@ impl OutputOptions {
         if self.json {
             print_json(&ErrorLine::new(exit, text));
         } else {
-            print_stderr_line(&format!("millrace: {text}"));
+            note!("{text}");
         }
         exit
     }
@@ -114,11 +114,7 @@ pub struct WatchArguments {
     target: ClusterTarget,
 }
 
-/// Watches a run.
-pub async fn run_command(
-    arguments: WatchArguments,
-    interrupt: CancellationToken,
-) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: WatchArguments, interrupt: CancellationToken) -> CommandResult {
     let WatchArguments { run, output, target } = arguments;
     output.refuse_unusable_paths()?;
     let reading = ReadConnection::open_for_reading(&target).await?;
@@ -140,7 +136,7 @@ async fn print_ended_run(
     run: &RunId,
     output: &OutputOptions,
     target: &ClusterTarget,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let history = read_run_history(bus, run).await?;
     match RunReport::fetch_if_ended(bus, run, history).await? {
         Ok(report) => print_and_save_result(&report, output, &target.data),
@@ -162,7 +158,7 @@ pub async fn watch_run(
     target: &ClusterTarget,
     session: Option<&ClusterSession>,
     interrupt: &CancellationToken,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let mut history = RunHistory::default();
     let mut decisions = follow_run(bus, run);
     let mut live = LiveModelOutput::default();
@@ -322,16 +318,12 @@ fn is_paused_for_provider(plan: &Plan) -> bool {
 }
 
 /// Saves and prints the results of a run. If saving fails, the deliverable is still printed.
-fn print_and_save_result(
-    report: &RunReport,
-    output: &OutputOptions,
-    data: &Path,
-) -> Result<CommandExit, CommandError> {
+fn print_and_save_result(report: &RunReport, output: &OutputOptions, data: &Path) -> CommandResult {
     let saved = report.save_files(data, output.out.as_deref(), output.result.as_deref());
     if output.json {
         print_json(&report.result_json());
     } else {
-        report.summary_lines().iter().for_each(|line| print_stderr_line(&format!("millrace: {line}")));
+        report.summary_lines().iter().for_each(|line| note!("{line}"));
         if let Some(text) = report.deliverable_markdown().filter(|_| output.out.is_none() || saved.is_err()) {
             print_deliverable(&text);
         }
@@ -344,11 +336,11 @@ fn print_and_save_result(
     })?;
     if !output.json {
         if let Some(path) = &saved.report {
-            print_stderr_line(&format!("millrace: report in {}", path.display()));
+            note!("report in {}", path.display());
         }
-        print_stderr_line(&format!("millrace: result in {}", saved.json.display()));
+        note!("result in {}", saved.json.display());
         if let Some(notice) = report.missing_review_line() {
-            print_stderr_line(&format!("millrace: {notice}"));
+            note!("{notice}");
         }
     }
     Ok(CommandExit::from_run_end(report.run_end()))

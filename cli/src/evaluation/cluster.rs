@@ -43,7 +43,6 @@ pub enum SampleEnd {
 
 /// Measures the samples of one configuration on a cluster.
 pub struct ClusterSampler<'a> {
-    /// The cluster.
     pub bus: &'a Bus,
     pub configuration: &'a Configuration,
     /// The documents, uploaded; `None` if there are none.
@@ -63,10 +62,6 @@ enum FollowedRun {
 }
 
 impl ClusterSampler<'_> {
-    /// Measures a sample.
-    ///
-    /// # Errors
-    /// The cluster does not answer, or the results folder can't be written.
     pub async fn measure(
         &self,
         job: &SampleJob<'_>,

@@ -23,7 +23,6 @@ const WEB: &str = "MILLRACE_WEB";
 pub struct EvaluationEnvironment(BTreeMap<String, String>);
 
 impl EvaluationEnvironment {
-    /// Reads the environment of this process.
     pub fn of_this_process() -> Self {
         Self::from_variables(
             std::env::vars_os()
@@ -31,7 +30,6 @@ impl EvaluationEnvironment {
         )
     }
 
-    /// The given variables.
     pub(super) fn from_variables(variables: impl Iterator<Item = (String, String)>) -> Self {
         Self(variables.filter(|(_, value)| !value.is_empty()).collect())
     }

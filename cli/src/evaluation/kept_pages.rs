@@ -34,9 +34,6 @@ impl OrderInputs for KeptTexts {
 }
 
 /// Returns the documents together with the web pages that a result cites. A page whose text is missing is left out.
-///
-/// # Errors
-/// The store does not respond.
 pub async fn add_cited_pages(bus: &Bus, documents: &Corpus, result: &TaskResult) -> anyhow::Result<Corpus> {
     let host = AgentHost::new(HostSettings::default())?;
     let pages = host.open_sources_of_result(None, result, &KeptTexts(bus.clone())).await?;

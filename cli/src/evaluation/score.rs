@@ -38,7 +38,6 @@ pub struct SampleScore {
 }
 
 impl SampleScore {
-    /// Scores a sample.
     pub fn new(objective: &Objective, record: &SampleRecord) -> Self {
         let text = Wording::read(record.answer.as_deref().unwrap_or_default());
         let (found, missed): (Vec<_>, Vec<_>) =
@@ -104,7 +103,6 @@ pub struct ConfigurationScore {
     /// Samples of other questions whose deliverable states that there is no answer.
     pub answers_missed: u32,
     pub citations: u32,
-    /// Those that resolve.
     pub resolved_citations: u32,
     pub usage: Usage,
     /// The working time in milliseconds.

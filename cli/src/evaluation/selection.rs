@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use anyhow::anyhow;
 use millrace_agent::corpus::Corpus;
 use millrace_protocol::plan::Budget;
 use millrace_strict_yaml::did_you_mean_hint;
@@ -35,9 +34,6 @@ pub struct SampleJob<'a> {
 
 /// Selects objectives by their ids, or all, and from these a part of a fixed size that `seed` determines. They keep the
 /// order of the file. A part has about the same objectives when others are added to the file.
-///
-/// # Errors
-/// There is no objective of an id.
 pub fn select_objectives<'a>(
     objectives: &'a [Objective],
     only: &[String],
@@ -46,9 +42,7 @@ pub fn select_objectives<'a>(
 ) -> Result<Vec<&'a Objective>, CommandError> {
     if let Some(unknown) = only.iter().find(|id| objectives.iter().all(|one| one.id.as_str() != **id)) {
         let hint = did_you_mean_hint(unknown, objectives.iter().map(|one| one.id.as_str()));
-        return Err(CommandError::invalid_input(anyhow!(
-            "--only: there is no objective {unknown:?} in the file{hint}"
-        )));
+        return Err(refused!("--only: there is no objective {unknown:?} in the file{hint}"));
     }
     let selected =
         objectives.iter().filter(|one| only.is_empty() || only.iter().any(|id| id == one.id.as_str()));

@@ -64,7 +64,6 @@ pub struct SampleRecord {
     pub answered: bool,
     /// The citations in the answer.
     pub citations: u32,
-    /// Those that resolve.
     pub resolved_citations: u32,
     pub usage: Usage,
     /// The working time in milliseconds.
@@ -100,9 +99,6 @@ pub struct ResultsFolder {
 
 impl ResultsFolder {
     /// Opens a results folder, and creates it if there is none.
-    ///
-    /// # Errors
-    /// It can't be used, or another evaluation uses it.
     pub fn open(path: &Path) -> Result<Self, CommandError> {
         let unusable = CommandError::unusable_environment;
         create_private_folder(path).map_err(unusable)?;
@@ -144,7 +140,6 @@ impl ResultsFolder {
         Ok(Self { path: path.to_owned(), log, finished, started, _lock: lock })
     }
 
-    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -160,9 +155,6 @@ impl ResultsFolder {
     }
 
     /// Records that a run was submitted for a sample.
-    ///
-    /// # Errors
-    /// The log can't be written.
     pub fn record_start(&mut self, key: &SampleKey, run: &RunId) -> Result<(), CommandError> {
         self.append(&LogLine::Started { key: key.clone(), run: run.clone() })?;
         self.started.insert(key.clone(), run.clone());
@@ -170,9 +162,6 @@ impl ResultsFolder {
     }
 
     /// Records the outcome of a sample.
-    ///
-    /// # Errors
-    /// The log can't be written.
     pub fn record_end(&mut self, key: &SampleKey, record: SampleRecord) -> Result<(), CommandError> {
         self.append(&LogLine::Finished { key: key.clone(), record: record.clone() })?;
         self.finished.insert(key.clone(), record);

@@ -38,7 +38,6 @@ enum ErrorClass {
 }
 
 impl ErrorLine {
-    /// Returns the line for an error.
     pub fn new(exit: CommandExit, message: String) -> Self {
         let error = match exit {
             CommandExit::Completed | CommandExit::Failed => ErrorClass::Failed,

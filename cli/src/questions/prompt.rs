@@ -315,9 +315,6 @@ impl QuestionPrompt {
 }
 
 /// Returns the value that was typed for an input: the number of an option, JSON if there is a schema for it, or a text.
-///
-/// # Errors
-/// It begins as JSON and is none.
 fn typed_value(question: &Question, line: &str) -> Result<String, String> {
     let QuestionSubject::Input { options, schema } = &question.subject else { return Ok(json_text(line)) };
     let number = line.parse::<usize>().ok().and_then(|number| number.checked_sub(1));

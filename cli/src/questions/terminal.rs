@@ -36,7 +36,6 @@ pub enum PromptEvent {
     Key(Key),
     /// The editor has ended: the new arguments, `None` if they are unchanged, or a mistake.
     Edited(Result<Option<String>, String>),
-    /// The outcome of the answer to a question.
     Sent(QuestionId, Result<AnswerOutcome, String>),
 }
 

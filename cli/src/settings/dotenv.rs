@@ -14,7 +14,6 @@ pub struct Assignment {
 pub struct DotenvMistake {
     /// The line, from 1.
     pub line: usize,
-    /// The mistake.
     pub what: &'static str,
 }
 
@@ -22,9 +21,6 @@ pub struct DotenvMistake {
 ///
 /// Values are not expanded: `$` has no meaning. In double quotes, `\n`, `\t`, `\"` and `\\` are escapes; in single quotes
 /// nothing is.
-///
-/// # Errors
-/// The first line that is neither empty, a comment nor an assignment.
 pub fn parse_dotenv(text: &str) -> Result<Vec<Assignment>, DotenvMistake> {
     let mut assignments = Vec::new();
     for (index, content) in text.lines().enumerate() {

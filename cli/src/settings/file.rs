@@ -14,7 +14,6 @@ use super::variables::{VARIABLES, ValueKind, Variable, VariableScope};
 pub struct SettingsFile {
     /// Those that hold without a profile, too.
     pub defaults: Vec<FileSetting>,
-    /// Those of each profile.
     pub profiles: BTreeMap<String, Vec<FileSetting>>,
 }
 
@@ -41,14 +40,9 @@ pub enum FileOwner {
 pub struct FileMistake {
     /// The line, from 1.
     pub line: usize,
-    /// The mistake.
     pub what: String,
 }
 
-/// Parses a file in `folder`.
-///
-/// # Errors
-/// The first mistake.
 pub fn parse_settings_file(text: &str, folder: &Path, owner: FileOwner) -> Result<SettingsFile, FileMistake> {
     let root = DeTable::parse(text).map_err(|error| FileMistake {
         line: line_at(text, error.span().unwrap_or_default()),

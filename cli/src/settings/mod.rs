@@ -40,7 +40,6 @@ use variables::{CONFIG, PREFIX, PROFILE};
 
 pub use variables::{VARIABLES, ValueKind, Variable};
 
-/// The name of the settings files.
 const FILE_NAME: &str = "millrace.toml";
 /// The value of [`CONFIG`] with which no file is read.
 const NO_FILES: &str = "none";
@@ -66,7 +65,6 @@ pub struct SettingsSources<'a> {
 pub struct Settings {
     /// The settings by variable.
     pub values: BTreeMap<String, Setting>,
-    /// The files that were read.
     pub files: Vec<PathBuf>,
     /// The name of the profile in effect.
     pub profile: Option<String>,
@@ -95,10 +93,6 @@ pub enum SettingOrigin {
 }
 
 impl SettingsSources<'_> {
-    /// Returns the sources of this process.
-    ///
-    /// # Errors
-    /// The working folder does not exist any more.
     pub fn of_this_process(profile: Option<String>) -> anyhow::Result<Self> {
         let working_folder = std::env::current_dir().context("can't read the path of the working folder")?;
         Ok(SettingsSources {
@@ -266,9 +260,6 @@ impl Settings {
 
     /// Starts this process again with the settings from files in its environment, and without files. Returns if there is
     /// nothing to change.
-    ///
-    /// # Errors
-    /// The program can't be started again.
     pub fn apply_to_process(&self) -> anyhow::Result<()> {
         let from_files =
             self.values.iter().filter(|(_, setting)| setting.origin != SettingOrigin::Environment);

@@ -12,7 +12,6 @@ pub struct Variable {
     pub default: &'static str,
 }
 
-/// The kind of a variable's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueKind {
     /// Any text, also a duration or an address.
@@ -128,7 +127,6 @@ const fn secret(name: &'static str) -> Variable {
 }
 
 impl Variable {
-    /// Returns the variable with this name.
     pub fn by_name(name: &str) -> Option<&'static Self> {
         VARIABLES.iter().find(|variable| variable.name == name)
     }

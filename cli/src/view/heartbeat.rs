@@ -28,7 +28,6 @@ struct WorkInProgress {
 }
 
 impl Heartbeat {
-    /// Returns the lines that are due at `now`.
     pub fn due_lines(&mut self, plan: &Plan, live: &LiveModelOutput, now: Timestamp) -> Vec<String> {
         let current = list_work_in_progress(plan);
         let mut last = BTreeMap::new();

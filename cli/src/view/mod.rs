@@ -106,7 +106,7 @@ impl RunDisplay {
                 }
                 // Not with each decision: of a run that is watched late, most questions are closed already.
                 for record in questions.take_changes(plan).opened {
-                    print_stderr_line(&format!("millrace: {}", format_question_line(run, &record)));
+                    note!("{}", format_question_line(run, &record));
                 }
             }
             Self::Json { .. } => {}
@@ -120,7 +120,7 @@ impl RunDisplay {
             Self::Lines { is_lost, .. } | Self::Json { is_lost, .. } => {
                 if !std::mem::replace(is_lost, true) {
                     let line = describe_lost_connection(since);
-                    print_stderr_line(&format!("millrace: {line}"));
+                    note!("{line}");
                 }
             }
         }
@@ -132,7 +132,7 @@ impl RunDisplay {
             Self::Tree(_) => {}
             Self::Lines { is_lost, .. } | Self::Json { is_lost, .. } => {
                 if std::mem::take(is_lost) {
-                    print_stderr_line(&format!("millrace: {}", describe_recovery(outage)));
+                    note!("{}", describe_recovery(outage));
                 }
             }
         }
@@ -154,7 +154,7 @@ impl RunDisplay {
     pub fn print_line(&mut self, line: &str) {
         match self {
             Self::Tree(tree) => tree.print_line(&format!("millrace: {line}")),
-            Self::Lines { .. } | Self::Json { .. } => print_stderr_line(&format!("millrace: {line}")),
+            Self::Lines { .. } | Self::Json { .. } => note!("{line}"),
         }
     }
 
@@ -219,9 +219,6 @@ pub fn print_stdout_line(text: &str) {
 }
 
 /// Prints a line to standard output, for output that ends with a closed pipe.
-///
-/// # Errors
-/// The pipe is closed.
 pub fn write_stdout_line(text: &str) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{}", safe_text::terminal_text(text))
 }

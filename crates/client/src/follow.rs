@@ -176,7 +176,6 @@ impl FollowPosition {
 pub enum RunEndState {
     #[default]
     No,
-    /// It has ended and can be resumed.
     Resumable,
     /// It has ended for good.
     Final,

@@ -23,7 +23,6 @@ use crate::problem::{Problem, ProblemKind};
 /// The header with which the holder of a token for several tenants chooses one.
 const TENANT_HEADER: &str = "millrace-tenant";
 
-/// The settings of access.
 #[derive(Debug, Clone)]
 pub struct AccessSettings {
     /// The names by which clients may call this server.
@@ -111,9 +110,6 @@ impl Authenticator {
     }
 
     /// Finds the caller of a request.
-    ///
-    /// # Errors
-    /// The request has no valid token and needs one, or the cluster does not respond.
     pub async fn authenticate(&self, head: RequestHead<'_>) -> Result<Access, Problem> {
         let RequestHead { method, headers, address } = head;
         let (text, choice) = match find_credential(headers)? {
@@ -132,9 +128,6 @@ impl Authenticator {
     }
 
     /// Returns the access of the holder of a token.
-    ///
-    /// # Errors
-    /// The token is not valid, or the cluster does not respond.
     pub async fn accept_token(
         &self,
         text: &str,

@@ -76,7 +76,6 @@ impl<S: Send + Sync> FromRequestParts<S> for ClientAddress {
 #[derive(Clone)]
 pub struct Access {
     gateway: SharedGateway,
-    /// The caller.
     pub caller: Arc<Caller>,
     limits: Arc<LimitEnforcer>,
     slot: RequestSlot,
@@ -93,17 +92,11 @@ impl Access {
     }
 
     /// Returns the permission to hold an event stream open.
-    ///
-    /// # Errors
-    /// The caller has too many.
     pub fn open_stream(&self) -> Result<StreamPermit, Problem> {
         self.limits.open_stream(&self.caller, self.slot.clone())
     }
 
     /// Checks that the caller has a scope, for an operation that needs another one than its route.
-    ///
-    /// # Errors
-    /// It has not.
     pub fn require(&self, scope: Scope) -> Result<(), Problem> {
         if self.caller.scopes.contains(scope) {
             return Ok(());

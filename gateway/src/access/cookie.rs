@@ -6,7 +6,6 @@
 use axum::http::{HeaderMap, HeaderValue, header};
 use millrace_protocol::tenant::TenantName;
 
-/// The name of the cookie with the token.
 const NAME: &str = "millrace_token";
 /// The name of the cookie with the tenant.
 const TENANT: &str = "millrace_tenant";

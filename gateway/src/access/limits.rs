@@ -15,7 +15,6 @@ use crate::problem::{Problem, ProblemKind};
 /// The number of keys from which those that were not used lately are forgotten.
 const MAX_KEYS: usize = 10_000;
 
-/// The limits of a caller.
 #[derive(Debug, Clone, Copy)]
 pub struct CallerLimits {
     /// The maximum number of requests per second; `None` for no limit.
@@ -24,7 +23,6 @@ pub struct CallerLimits {
     pub streams: Option<NonZeroU32>,
 }
 
-/// The key of a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum LimitKey {
     /// The holder of a token, by the id of the token or by its name.
@@ -62,7 +60,6 @@ impl RateLimiter {
     }
 }
 
-/// Enforces the limits.
 pub struct LimitEnforcer {
     limiter: Option<RateLimiter>,
     streams: Option<NonZeroU32>,
@@ -98,9 +95,6 @@ impl RequestSlots {
     }
 
     /// Returns a place for a request.
-    ///
-    /// # Errors
-    /// None is free.
     pub fn take(&self) -> Result<RequestSlot, Problem> {
         let Some(slots) = &self.0 else { return Ok(RequestSlot::default()) };
         let permit = slots.clone().try_acquire_owned().map_err(|_| {
@@ -136,18 +130,12 @@ impl LimitEnforcer {
     }
 
     /// Counts a request. The user of this machine has no limit.
-    ///
-    /// # Errors
-    /// There were too many.
     pub fn count_request(&self, caller: &Caller) -> Result<(), Problem> {
         if caller.is_local { Ok(()) } else { self.count(key_of(caller)) }
     }
 
     /// Counts a lookup of a token in the cluster, which clients with a valid token cause twice a second at most: guessing tokens must
     /// not cost others the cluster.
-    ///
-    /// # Errors
-    /// There were too many.
     pub fn count_lookup(&self, address: Option<IpAddr>) -> Result<(), Problem> {
         address.map_or(Ok(()), |address| self.count(LimitKey::Address(address)))
     }
@@ -164,9 +152,6 @@ impl LimitEnforcer {
     }
 
     /// Returns the permission to hold a stream open.
-    ///
-    /// # Errors
-    /// The caller has too many.
     pub fn open_stream(&self, caller: &Caller, slot: RequestSlot) -> Result<StreamPermit, Problem> {
         let limit = self.streams.filter(|_| !caller.is_local);
         let key = key_of(caller);

@@ -28,7 +28,6 @@ enum RequiredAccess {
     Scope(Scope),
 }
 
-/// Routes of the API.
 #[derive(Default)]
 pub struct ApiRoutes(OpenApiRouter);
 

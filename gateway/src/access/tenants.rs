@@ -50,9 +50,6 @@ impl TenantAccess {
     }
 
     /// Returns the access of the holder of a token of this tenant. `lookups` limits how often an address has tokens looked up.
-    ///
-    /// # Errors
-    /// The token is not valid here, or the cluster does not respond.
     pub async fn accept_token(
         &self,
         text: &TokenText,
@@ -79,9 +76,6 @@ impl TenantAccess {
     }
 
     /// Returns the access of a caller, if it has not sent too many requests.
-    ///
-    /// # Errors
-    /// It has, or the tenant has too many requests in progress.
     pub fn admit(&self, caller: Arc<Caller>) -> Result<Access, Problem> {
         self.admit_in(self.take_slot()?, caller)
     }
@@ -140,7 +134,6 @@ impl TenantDirectory {
         });
     }
 
-    /// Removes a tenant.
     pub fn remove(&self, name: &TenantName) {
         self.change(|tenants| tenants.remove(name));
     }
@@ -152,9 +145,6 @@ impl TenantDirectory {
     }
 
     /// Returns the access to a tenant; `None` if it is not served here.
-    ///
-    /// # Errors
-    /// It is not connected.
     pub fn find(&self, name: &TenantName) -> Option<Result<Arc<TenantAccess>, Problem>> {
         let tenants = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let away = || {

@@ -39,9 +39,6 @@ impl TokenCache {
     }
 
     /// Reads a token; `None` if there is none with this id.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read(&self, bus: &Bus, id: &TokenId) -> Result<Option<Arc<StoredToken>>, Fault> {
         // The age counts from before the read: what is written meanwhile may be missing.
         let read_at = Instant::now();

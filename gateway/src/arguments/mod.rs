@@ -102,9 +102,6 @@ fn parse_host(text: &str) -> Result<String, String> {
 
 impl AccessArguments {
     /// Checks that the API may be served on an address.
-    ///
-    /// # Errors
-    /// Others reach it, and connections would not be encrypted.
     pub fn check_address(&self, address: SocketAddr) -> Result<(), ProgramError> {
         if address.ip().is_loopback() || self.behind_proxy || self.tls_cert.is_some() {
             return Ok(());
@@ -129,9 +126,6 @@ impl AccessArguments {
     }
 
     /// Checks that the tenants of tokens can be found: `has_tenants` is `true` if the server serves several.
-    ///
-    /// # Errors
-    /// The option that names the claim is missing, or has no use.
     pub fn check_tenants(&self, has_tenants: bool) -> Result<(), ProgramError> {
         let OidcArguments { oidc_issuer, oidc_tenant_claim, .. } = &self.oidc;
         let refused = |text: &str| Err(ProgramError::refused_input(text.to_owned()));
@@ -154,9 +148,6 @@ impl AccessArguments {
     }
 
     /// Returns the settings of a server on an address. `user` is the user of this machine, if it needs no token.
-    ///
-    /// # Errors
-    /// A URL of the OpenID Connect provider can't be used.
     pub fn settings(
         &self,
         address: SocketAddr,

@@ -47,9 +47,6 @@ fn parse_claim(text: &str) -> Result<RequiredClaim, String> {
 
 impl OidcArguments {
     /// Returns the settings, if there is a provider.
-    ///
-    /// # Errors
-    /// A URL can't be used.
     pub fn settings(&self) -> Result<Option<OidcSettings>, ProgramError> {
         let (Some(issuer_text), Some(audience)) = (&self.oidc_issuer, &self.oidc_audience) else {
             return Ok(None);

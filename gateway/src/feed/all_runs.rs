@@ -46,7 +46,6 @@ const MAX_SELECTED: usize = 10_000;
 pub enum StreamStart {
     /// With the next event, after the summaries of all runs that have not ended.
     Now,
-    /// After a position.
     After(StreamPosition),
 }
 
@@ -55,7 +54,6 @@ pub enum StreamStart {
 pub struct AllRunsRequest {
     /// The beginning.
     pub start: StreamStart,
-    /// The events.
     pub filter: EventFilter,
     /// Only events of these runs; all if empty.
     pub runs: BTreeSet<RunId>,
@@ -70,7 +68,6 @@ pub struct StreamSources {
     pub bus: Bus,
     /// The followers of the lanes.
     pub hub: Arc<LaneHub>,
-    /// The histories of runs.
     pub histories: Arc<HistoryCache>,
     /// Ends the stream when the process stops.
     pub shutdown: CancellationToken,
@@ -335,7 +332,6 @@ impl AllRunsStream {
         self.request.labels.iter().all(|label| label.selects(labels))
     }
 
-    /// Sends the summaries that have changed.
     async fn send_changed_summaries(&mut self) -> Result<(), StreamStop> {
         loop {
             let index = self.sources.hub.index().clone();

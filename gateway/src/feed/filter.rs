@@ -31,11 +31,9 @@ pub enum EventLevel {
 /// A filter of events. The default has the events of all decisions.
 #[derive(Debug, Clone, Default)]
 pub struct EventFilter {
-    /// The level.
     pub level: EventLevel,
     /// Only events with these names; all if empty.
     types: BTreeSet<String>,
-    /// Only events of this task.
     pub task: Option<TaskId>,
 }
 
@@ -52,9 +50,6 @@ pub enum InvalidEventType {
 
 impl EventFilter {
     /// Parses a list of names of events, separated by commas. `summaries` is the name of other frames of the stream.
-    ///
-    /// # Errors
-    /// There is no event with a name, or the level leaves it out.
     pub fn parse(
         level: EventLevel,
         types: Option<&str>,

@@ -16,10 +16,8 @@ pub const STEP: &str = "step";
 /// The name of the frames with summaries of runs.
 pub const RUN_SUMMARY: &str = "run_summary";
 
-/// An event with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PositionedEvent {
-    /// Its position.
     pub cursor: EventCursor,
     /// Its name: that of a decision's event, or [`STEP`].
     pub name: String,
@@ -56,7 +54,6 @@ impl Frame {
 }
 
 impl PositionedEvent {
-    /// Returns the events of a decision.
     pub fn of_decision(run: &RunId, sequence: u64, decision: &Decision) -> Vec<Self> {
         let line = |(index, event): (usize, _)| {
             let data = millrace_views::to_value(&EventLine {
@@ -76,7 +73,6 @@ impl PositionedEvent {
         decision.events.iter().enumerate().map(line).collect()
     }
 
-    /// Returns an entry of a journal.
     pub fn of_entry(run: &RunId, journal: &JournalKey, entry: &TranscriptEntry) -> Self {
         let task: Option<&TaskId> = match journal {
             JournalKey::Task(task, _) | JournalKey::Review(task, _) => Some(task),
@@ -172,7 +168,6 @@ impl StreamNotice<'_> {
         self.to_frame_with_id(None)
     }
 
-    /// Returns the frame with an id.
     #[must_use]
     pub fn to_frame_with_id(&self, id: Option<String>) -> Frame {
         let data = millrace_views::to_value(self);

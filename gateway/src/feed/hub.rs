@@ -178,9 +178,6 @@ impl LaneHub {
     }
 
     /// Subscribes to the messages of a run, or of the whole lane.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn subscribe(&self, lane: Lane, run: Option<RunId>) -> Result<Subscription, Fault> {
         if let Some(subscription) = self.join(lane, run.as_ref()) {
             return Ok(subscription);

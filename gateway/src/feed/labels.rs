@@ -8,9 +8,6 @@ use crate::history::HistoryCache;
 use crate::run_index::RunIndex;
 
 /// Returns the labels of a run: from its summary, its first decision, or its history.
-///
-/// # Errors
-/// The history is unreadable, or the cluster does not respond.
 pub async fn read_labels(
     bus: &Bus,
     index: &RunIndex,

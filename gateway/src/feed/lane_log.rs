@@ -45,7 +45,6 @@ struct OpenArchive {
     span: Option<(u64, u64)>,
 }
 
-/// A part of the log of a lane.
 pub struct LanePart {
     /// The messages, in their order.
     pub messages: Vec<Arc<LaneMessage>>,
@@ -71,9 +70,6 @@ impl LaneLog {
     }
 
     /// Reads the next messages of the runs that `is_wanted` selects. Cancellation loses nothing.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn next_part(&mut self, is_wanted: impl Fn(&RunId) -> bool) -> Result<LanePart, Fault> {
         let records = self.read_page(self.seen).await?;
         // The order matters: a run is marked as archived before its messages are removed.

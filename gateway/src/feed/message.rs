@@ -17,11 +17,8 @@ use super::frame::PositionedEvent;
 
 /// A message that streams send: a decision, or an entry of a journal.
 pub struct LaneMessage {
-    /// The run.
     pub run: RunId,
-    /// The message.
     pub record: StreamRecord,
-    /// Its kind.
     pub kind: MessageKind,
     content: OnceCell<MessageContent>,
 }
@@ -29,9 +26,7 @@ pub struct LaneMessage {
 /// The kinds of messages that streams send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MessageKind {
-    /// A decision.
     Decision,
-    /// An entry of a journal.
     Entry(JournalKey),
 }
 
@@ -60,12 +55,10 @@ impl LaneMessage {
         Some(Arc::new(Self { run, record, kind, content: OnceCell::new() }))
     }
 
-    /// The sequence in the lane.
     pub fn sequence(&self) -> u64 {
         self.record.sequence
     }
 
-    /// `true` if it is a decision.
     pub fn is_decision(&self) -> bool {
         self.kind == MessageKind::Decision
     }

@@ -15,7 +15,6 @@ const MAX_LANES: usize = 1 << 16;
 pub struct StreamPosition {
     /// The revision of the summaries that were sent.
     pub revision: u64,
-    /// The position in each lane.
     pub lanes: Vec<EventCursor>,
 }
 

@@ -35,7 +35,6 @@ pub const QUEUED_FRAMES: usize = 32;
 pub struct EventRequest {
     /// The position after which events are sent; `None` is the beginning.
     pub after: Option<EventCursor>,
-    /// The events.
     pub filter: EventFilter,
 }
 

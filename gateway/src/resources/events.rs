@@ -13,19 +13,18 @@ use utoipa::IntoParams;
 use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes, StreamPermit};
-use crate::extract::{PathParts, QueryParts};
+use crate::extract::{Path, Query};
 use crate::feed::{
     AllRunsRequest, AllRunsStream, EventCursor, EventFilter, EventLevel, EventRequest, EventStream, Frame,
     QUEUED_FRAMES, RUN_SUMMARY, StreamPosition, StreamSources, StreamStart,
 };
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::{ApiResult, Problem};
 use crate::run_filter::parse_labels;
 use crate::state::Gateway;
 
 /// The header by which a client that reconnects names the last event that it has received.
 const LAST_EVENT_ID: &str = "last-event-id";
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Read, routes!(stream_events))
@@ -61,10 +60,10 @@ pub struct EventQuery {
 )]
 async fn stream_events(
     gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<EventQuery>,
+    Path(run): Path<String>,
+    Query(query): Query<EventQuery>,
     headers: HeaderMap,
-) -> Result<Response, Problem> {
+) -> ApiResult {
     let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let (receiver, permit) =
         open_events(&gateway, &run, EventQuery { after: last.or(query.after), ..query }).await?;
@@ -78,7 +77,7 @@ pub async fn open_events(
     query: EventQuery,
 ) -> Result<(mpsc::Receiver<Frame>, StreamPermit), Problem> {
     let after = query.after.filter(|id| !id.is_empty()).map(|id| id.parse::<EventCursor>());
-    let after = after.transpose().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?;
+    let after = after.transpose().map_err(|error| Problem::invalid(error))?;
     let mut filter = parse_filter(query.level, query.types.as_deref(), None)?;
     let (run, _) = gateway.find_run(run).await?;
     if let Some(task) = &query.task {
@@ -96,8 +95,7 @@ fn parse_filter(
     types: Option<&str>,
     summaries: Option<&str>,
 ) -> Result<EventFilter, Problem> {
-    EventFilter::parse(level, types, summaries)
-        .map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))
+    EventFilter::parse(level, types, summaries).map_err(|error| Problem::invalid(error))
 }
 
 /// Splits a list of names.
@@ -175,9 +173,9 @@ struct AllEventsQuery {
 )]
 async fn stream_all_events(
     gateway: Access,
-    QueryParts(query): QueryParts<AllEventsQuery>,
+    Query(query): Query<AllEventsQuery>,
     headers: HeaderMap,
-) -> Result<Response, Problem> {
+) -> ApiResult {
     let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let start = parse_start(&gateway, last.or(query.after))?;
     let mut runs = BTreeSet::new();
@@ -207,11 +205,11 @@ fn parse_start(gateway: &Gateway, after: Option<String>) -> Result<StreamStart, 
     let position = match after.as_deref() {
         None | Some("") => return Ok(StreamStart::Now),
         Some("start") => StreamPosition::start(lanes),
-        Some(id) => id.parse().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?,
+        Some(id) => id.parse().map_err(|error| Problem::invalid(error))?,
     };
     if position.lanes.len() != usize::from(lanes) {
         let detail = format!("the event id has {} lanes, and this cluster has {lanes}", position.lanes.len());
-        return Err(Problem::new(ProblemKind::InvalidRequest, detail));
+        return Err(Problem::invalid(detail));
     }
     Ok(StreamStart::After(position))
 }

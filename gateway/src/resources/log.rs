@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use axum::http::StatusCode;
-use axum::response::Response;
 use millrace_client::ReceivedEntry;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{Decision, JournalKey, RunCommand, Submission};
@@ -29,16 +27,15 @@ use utoipa::IntoParams;
 use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes};
-use crate::extract::{PathParts, QueryParts};
-use crate::problem::{Problem, ProblemKind};
-use crate::state::json_response;
+use crate::extract::{Path, Query};
+use crate::problem::{ApiResult, Problem};
+use crate::state::reply;
 
 /// The number of decisions or entries in a part if the client does not choose one.
 const DEFAULT_LIMIT: usize = 100;
 /// The maximum number of decisions or entries in a part.
 const MAX_LIMIT: usize = 1_000;
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Read, routes!(read_log))
@@ -52,7 +49,7 @@ fn parse_limit(limit: Option<usize>) -> Result<usize, Problem> {
         limit @ 1..=MAX_LIMIT => Ok(limit),
         other => {
             let detail = format!("limit={other}: a part has 1 to {MAX_LIMIT} entries");
-            Err(Problem::new(ProblemKind::InvalidRequest, detail))
+            Err(Problem::invalid(detail))
         }
     }
 }
@@ -82,11 +79,7 @@ struct LogQuery {
     params(("run" = String, Path, description = "The run"), LogQuery),
     responses((status = 200, description = "A part of the log", body = ref("#/components/schemas/RunLog")))
 )]
-async fn read_log(
-    gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<LogQuery>,
-) -> Result<Response, Problem> {
+async fn read_log(gateway: Access, Path(run): Path<String>, Query(query): Query<LogQuery>) -> ApiResult {
     let limit = parse_limit(query.limit)?;
     let (run, summary) = gateway.find_run(&run).await?;
     let after = query.after.unwrap_or(0);
@@ -123,7 +116,7 @@ async fn read_log(
     let find = |sequence: u64| messages.get(&sequence);
     let decisions =
         decisions.iter().map(|(sequence, decision)| LoggedDecision::new(&run, (*sequence, decision), find));
-    Ok(json_response(StatusCode::OK, &RunLog { run: &run, decisions: decisions.collect(), next }))
+    reply(&RunLog { run: &run, decisions: decisions.collect(), next })
 }
 
 /// Reads one decision more than `limit` of a run in its lane.
@@ -188,9 +181,9 @@ struct TimelineQuery {
 )]
 async fn read_timeline(
     gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<TimelineQuery>,
-) -> Result<Response, Problem> {
+    Path(run): Path<String>,
+    Query(query): Query<TimelineQuery>,
+) -> ApiResult {
     let (run, _) = gateway.find_run(&run).await?;
     let task = match &query.task {
         Some(task) => Some(gateway.find_task(&run, task).await?),
@@ -210,7 +203,7 @@ async fn read_timeline(
             Some((_, _, Topic::Submitted | Topic::Control | Topic::Answer)) | None => {}
         }
     }
-    Ok(json_response(StatusCode::OK, &timeline.finish(&run, task.as_ref())))
+    reply(&timeline.finish(&run, task.as_ref()))
 }
 
 /// A part of the journals of a run.
@@ -266,9 +259,9 @@ impl JournalQuery {
 )]
 async fn read_journal(
     gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<JournalQuery>,
-) -> Result<Response, Problem> {
+    Path(run): Path<String>,
+    Query(query): Query<JournalQuery>,
+) -> ApiResult {
     let limit = parse_limit(query.limit)?;
     let (run, _) = gateway.find_run(&run).await?;
     let task = match &query.task {
@@ -307,7 +300,7 @@ async fn read_journal(
         entries.push((task, entry));
     }
     let lines = entries.iter().map(|(task, entry)| EntryLine { run: &run, task: task.as_ref(), entry });
-    Ok(json_response(StatusCode::OK, &JournalPage { entries: lines.collect(), next }))
+    reply(&JournalPage { entries: lines.collect(), next })
 }
 
 /// Reads the messages of the journals that a query may select, at least one more than `limit` if there are so many.

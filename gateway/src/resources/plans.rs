@@ -1,7 +1,5 @@
 //! `POST /plans/check`: checks a plan without submitting it.
 
-use axum::http::StatusCode;
-use axum::response::Response;
 use millrace_plan_file::{
     CapabilityMistake, PlanFile, find_capability_mistakes, parse_additional_tasks, parse_plan_file,
 };
@@ -15,11 +13,10 @@ use serde_json::Value;
 use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes};
-use crate::extract::JsonBody;
-use crate::problem::Problem;
-use crate::state::json_response;
+use crate::extract::Json;
+use crate::problem::ApiResult;
+use crate::state::reply;
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(check_plan))
 }
@@ -104,7 +101,7 @@ impl PlanMistake {
     request_body = ref("#/components/schemas/PlanCheckBody"),
     responses((status = 200, description = "The plan was checked; `valid` says whether it can be submitted", body = ref("#/components/schemas/PlanCheck")))
 )]
-async fn check_plan(gateway: Access, JsonBody(body): JsonBody<PlanCheckBody>) -> Result<Response, Problem> {
+async fn check_plan(gateway: Access, Json(body): Json<PlanCheckBody>) -> ApiResult {
     let text = body.plan.as_str().map_or_else(|| format!("{:#}", body.plan), str::to_owned);
     let parsed = match &body.run {
         None => parse_plan_file(text.as_bytes()),
@@ -121,7 +118,7 @@ async fn check_plan(gateway: Access, JsonBody(body): JsonBody<PlanCheckBody>) ->
     };
     let known = registry::read_capabilities(&gateway.bus).await?;
     let known = CapabilityRegistry::from_descriptions(known.values());
-    Ok(json_response(StatusCode::OK, &describe_check(parsed, &known)))
+    reply(&describe_check(parsed, &known))
 }
 
 fn describe_check(parsed: Result<PlanFile, YamlMistakes>, known: &CapabilityRegistry) -> PlanCheck {

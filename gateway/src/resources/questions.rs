@@ -1,7 +1,6 @@
 //! The questions of runs to persons, and their answers, one by one or in a batch.
 
 use axum::http::StatusCode;
-use axum::response::Response;
 use futures::StreamExt;
 use millrace_client::Patience;
 use millrace_client::questions::{
@@ -22,9 +21,9 @@ use utoipa::IntoParams;
 use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes};
-use crate::extract::{JsonBody, PathParts, QueryParts};
-use crate::problem::{Problem, ProblemKind};
-use crate::state::json_response;
+use crate::extract::{Json, Path, Query};
+use crate::problem::{ApiResult, Problem, ProblemKind};
+use crate::state::{json_response, reply};
 
 /// The maximum number of answers in a batch.
 const MAX_BATCH: usize = 1_000;
@@ -33,7 +32,6 @@ const READS: usize = 8;
 /// The time that a supervisor has to decide on an answer.
 const DECISION_TIME: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Read, routes!(list_all_questions))
@@ -72,10 +70,7 @@ fn lines_of<'a>(run: &'a RunId, plan: &'a Plan, has_history: bool) -> Vec<Questi
     get, path = "/questions", tag = "questions", params(QuestionQuery),
     responses((status = 200, description = "The questions", body = ref("#/components/schemas/QuestionList")))
 )]
-pub async fn list_all_questions(
-    gateway: Access,
-    QueryParts(query): QueryParts<QuestionQuery>,
-) -> Result<Response, Problem> {
+pub async fn list_all_questions(gateway: Access, Query(query): Query<QuestionQuery>) -> ApiResult {
     // Only the logs of runs are read whose summary counts questions.
     let runs = list_runs(&gateway.bus).await?.into_iter().filter_map(|(run, summary)| {
         let summary = summary?;
@@ -87,7 +82,7 @@ pub async fn list_all_questions(
     let plans: Vec<_> = futures::stream::iter(reads).buffered(READS).collect().await;
     let plans: Vec<(RunId, Plan)> = plans.into_iter().collect::<Result<_, _>>()?;
     let questions = plans.iter().flat_map(|(run, plan)| lines_of(run, plan, query.history)).collect();
-    Ok(json_response(StatusCode::OK, &QuestionList { questions }))
+    reply(&QuestionList { questions })
 }
 
 /// List the open questions of a run.
@@ -98,13 +93,13 @@ pub async fn list_all_questions(
 )]
 pub async fn list_run_questions(
     gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<QuestionQuery>,
-) -> Result<Response, Problem> {
+    Path(run): Path<String>,
+    Query(query): Query<QuestionQuery>,
+) -> ApiResult {
     let (run, _) = gateway.find_run(&run).await?;
     let plan = read_plan(&gateway.bus, &run).await?;
     let questions = lines_of(&run, &plan, query.history);
-    Ok(json_response(StatusCode::OK, &QuestionList { questions }))
+    reply(&QuestionList { questions })
 }
 
 /// Read a question: `RUN/TASK/ATTEMPT/NUMBER` or `RUN/plan/NUMBER`.
@@ -113,13 +108,13 @@ pub async fn list_run_questions(
     params(("question" = String, Path, description = "The id of the question; its slashes are part of the path")),
     responses((status = 200, description = "The question", body = ref("#/components/schemas/QuestionLine")))
 )]
-pub async fn read_question(gateway: Access, PathParts(id): PathParts<String>) -> Result<Response, Problem> {
+pub async fn read_question(gateway: Access, Path(id): Path<String>) -> ApiResult {
     let unknown = |why: String| Problem::new(ProblemKind::QuestionNotFound, why);
     let reference = id.parse::<QuestionReference>().map_err(unknown)?;
     let (run, _) = gateway.find_run(&reference.run).await?;
     let plan = read_plan(&gateway.bus, &run).await?;
     match reference.select(&run, &plan) {
-        Selection::One(record) => Ok(json_response(StatusCode::OK, &QuestionLine::new(&run, *record))),
+        Selection::One(record) => reply(&QuestionLine::new(&run, *record)),
         Selection::None(why) => Err(unknown(why)),
         Selection::Several(ids) => {
             Err(unknown(format!("{id} has {} open questions: {}", ids.len(), ids.join(", "))))
@@ -149,7 +144,7 @@ impl AnswerBody {
         let Self { answer: kind, value, text, scope } = self;
         let missing = |field: &str| {
             let detail = format!("an answer of the kind {} needs the field {field:?}", kind.name());
-            Problem::new(ProblemKind::InvalidRequest, detail)
+            Problem::invalid(detail)
         };
         let json =
             |value: Option<Value>| value.map(|value| value.to_string()).ok_or_else(|| missing("value"));
@@ -178,11 +173,7 @@ impl AnswerBody {
         (status = 202, description = "The answer is in the log; no supervisor has decided on it yet", body = ref("#/components/schemas/AnswerLine"))
     )
 )]
-pub async fn send_answer(
-    gateway: Access,
-    PathParts(id): PathParts<String>,
-    JsonBody(body): JsonBody<AnswerBody>,
-) -> Result<Response, Problem> {
+pub async fn send_answer(gateway: Access, Path(id): Path<String>, Json(body): Json<AnswerBody>) -> ApiResult {
     let (answer, scope) = body.into_answer()?;
     let outcome = answer_one(&gateway, &mut PlanCache::new(), &id, answer, scope).await?;
     let status = match outcome.kind {
@@ -261,13 +252,10 @@ pub struct AnswerList<'a> {
     request_body = ref("#/components/schemas/AnswerBatch"),
     responses((status = 200, description = "The outcome of each answer", body = ref("#/components/schemas/AnswerList")))
 )]
-async fn send_answers(
-    gateway: Access,
-    JsonBody(AnswerBatch { answers }): JsonBody<AnswerBatch>,
-) -> Result<Response, Problem> {
+async fn send_answers(gateway: Access, Json(AnswerBatch { answers }): Json<AnswerBatch>) -> ApiResult {
     if answers.len() > MAX_BATCH {
         let detail = format!("{} answers; a batch has at most {MAX_BATCH}", answers.len());
-        return Err(Problem::new(ProblemKind::InvalidRequest, detail));
+        return Err(Problem::invalid(detail));
     }
     let (mut plans, mut outcomes) = (PlanCache::new(), Vec::new());
     for BatchItem { question, answer } in answers {
@@ -278,5 +266,5 @@ async fn send_answers(
         outcomes.push(outcome);
     }
     let outcomes = outcomes.iter().map(AnswerLine::from).collect();
-    Ok(json_response(StatusCode::OK, &AnswerList { outcomes }))
+    reply(&AnswerList { outcomes })
 }

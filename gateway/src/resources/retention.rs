@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use axum::response::Response;
 use millrace_client::retention::read_retention;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::labels::LabelSelector;
@@ -22,16 +21,15 @@ use utoipa::IntoParams;
 use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes};
-use crate::extract::{JsonBody, PathParts, QueryParts};
-use crate::problem::{Problem, ProblemKind};
-use crate::state::json_response;
+use crate::extract::{Json, Path, Query};
+use crate::problem::{ApiResult, Problem, ProblemKind};
+use crate::state::{json_response, reply};
 
 /// The wait in seconds for a supervisor to delete a run, if the client does not choose one.
 const DEFAULT_WAIT: u64 = 10;
 /// The longest such wait in seconds.
 const MAX_WAIT: u64 = 300;
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Admin, routes!(delete_run))
@@ -69,11 +67,7 @@ struct DeleteQuery {
         (status = 202, description = "The run will be deleted", body = ref("#/components/schemas/RunDeletionJson"))
     )
 )]
-async fn delete_run(
-    gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<DeleteQuery>,
-) -> Result<Response, Problem> {
+async fn delete_run(gateway: Access, Path(run): Path<String>, Query(query): Query<DeleteQuery>) -> ApiResult {
     let unknown = || Problem::new(ProblemKind::RunNotFound, format!("there is no run {run:?}"));
     let run = RunId::new(&run).map_err(|_| unknown())?;
     let wait = Duration::from_secs(query.wait.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT));
@@ -106,8 +100,7 @@ pub struct PruneBody {
 }
 
 fn parse_age(text: &str) -> Result<Duration, Problem> {
-    parse_duration(text)
-        .map_err(|error| Problem::new(ProblemKind::InvalidRequest, format!("older_than: {error}")))
+    parse_duration(text).map_err(|error| Problem::invalid(format!("older_than: {error}")))
 }
 
 /// Delete all runs that ended some time ago.
@@ -119,7 +112,7 @@ fn parse_age(text: &str) -> Result<Duration, Problem> {
         (status = 200, description = "These runs would be deleted", body = ref("#/components/schemas/PruneJson"))
     )
 )]
-async fn prune_runs(gateway: Access, JsonBody(body): JsonBody<PruneBody>) -> Result<Response, Problem> {
+async fn prune_runs(gateway: Access, Json(body): Json<PruneBody>) -> ApiResult {
     let PruneBody { older_than, labels, states, dry_run } = body;
     let selection = PruneSelection { older_than: parse_age(&older_than)?, labels, states };
     if dry_run {
@@ -127,7 +120,7 @@ async fn prune_runs(gateway: Access, JsonBody(body): JsonBody<PruneBody>) -> Res
         let runs: Vec<RunId> = selected.into_iter().map(|summary| summary.run).collect();
         let all: HashSet<RunId> = runs.iter().cloned().collect();
         let forecast = Some(forecast_prune(&gateway.bus, &all).await?);
-        return Ok(json_response(StatusCode::OK, &PruneJson { runs, dry_run, forecast }));
+        return reply(&PruneJson { runs, dry_run, forecast });
     }
     let runs = gateway.administrator().prune_runs(&selection).await?;
     Ok(json_response(StatusCode::ACCEPTED, &PruneJson { runs, dry_run, forecast: None }))
@@ -138,9 +131,9 @@ async fn prune_runs(gateway: Access, JsonBody(body): JsonBody<PruneBody>) -> Res
     get, path = "/retention", tag = "retention",
     responses((status = 200, description = "The retention of the cluster", body = ref("#/components/schemas/RetentionJson")))
 )]
-async fn read_rules(gateway: Access) -> Result<Response, Problem> {
+async fn read_rules(gateway: Access) -> ApiResult {
     let overview = read_retention(&gateway.bus).await?;
-    Ok(json_response(StatusCode::OK, &RetentionJson::from(overview)))
+    reply(&RetentionJson::from(overview))
 }
 
 /// A retention rule.
@@ -161,10 +154,7 @@ pub struct RetentionRuleBody {
 fn parse_rule_name(text: &str) -> Result<RunId, Problem> {
     // A rule has a name like a run.
     RunId::new(text).map_err(|error| {
-        Problem::new(
-            ProblemKind::InvalidRequest,
-            format!("the name of a rule is one like that of a run: {}", error.reason),
-        )
+        Problem::invalid(format!("the name of a rule is one like that of a run: {}", error.reason))
     })
 }
 
@@ -177,14 +167,14 @@ fn parse_rule_name(text: &str) -> Result<RunId, Problem> {
 )]
 async fn put_rule(
     gateway: Access,
-    PathParts(rule): PathParts<String>,
-    JsonBody(body): JsonBody<RetentionRuleBody>,
-) -> Result<Response, Problem> {
+    Path(rule): Path<String>,
+    Json(body): Json<RetentionRuleBody>,
+) -> ApiResult {
     let name = parse_rule_name(&rule)?;
     let RetentionRuleBody { older_than, labels, states } = body;
     let selection = PruneSelection { older_than: parse_age(&older_than)?, labels, states };
     gateway.administrator().set_retention_rule(&name, selection).await?;
-    Ok(json_response(StatusCode::OK, &CommandOutcome::RetentionRuleSet { name: name.as_str() }))
+    reply(&CommandOutcome::RetentionRuleSet { name: name.as_str() })
 }
 
 /// Remove a retention rule.
@@ -193,13 +183,13 @@ async fn put_rule(
     params(("rule" = String, Path, description = "The name of the rule")),
     responses((status = 200, description = "The rule was removed", body = ref("#/components/schemas/CommandOutcome")))
 )]
-async fn delete_rule(gateway: Access, PathParts(rule): PathParts<String>) -> Result<Response, Problem> {
+async fn delete_rule(gateway: Access, Path(rule): Path<String>) -> ApiResult {
     let name = parse_rule_name(&rule)?;
     if !gateway.administrator().remove_retention_rule(&name).await? {
         let detail = format!("there is no retention rule {name}");
         return Err(Problem::new(ProblemKind::RetentionRuleNotFound, detail));
     }
-    Ok(json_response(StatusCode::OK, &CommandOutcome::RetentionRuleRemoved { name: name.as_str() }))
+    reply(&CommandOutcome::RetentionRuleRemoved { name: name.as_str() })
 }
 
 /// The settings of sweeps.
@@ -218,9 +208,9 @@ pub struct RetentionSettingsBody {
 )]
 async fn put_settings(
     gateway: Access,
-    JsonBody(RetentionSettingsBody { blob_grace }): JsonBody<RetentionSettingsBody>,
-) -> Result<Response, Problem> {
-    let invalid = |error: String| Problem::new(ProblemKind::InvalidRequest, format!("blob_grace: {error}"));
+    Json(RetentionSettingsBody { blob_grace }): Json<RetentionSettingsBody>,
+) -> ApiResult {
+    let invalid = |error: String| Problem::invalid(format!("blob_grace: {error}"));
     let grace = parse_duration(&blob_grace).map_err(invalid)?;
     if grace < MIN_BLOB_GRACE {
         return Err(invalid(format!(
@@ -230,7 +220,7 @@ async fn put_settings(
     }
     let settings = SweepSettings::with_blob_grace(grace);
     gateway.administrator().set_sweep_settings(&settings).await?;
-    Ok(json_response(StatusCode::OK, &CommandOutcome::BlobGraceSet { blob_grace_ms: settings.blob_grace_ms }))
+    reply(&CommandOutcome::BlobGraceSet { blob_grace_ms: settings.blob_grace_ms })
 }
 
 /// Sweep blobs now instead of within the next hours.
@@ -238,7 +228,7 @@ async fn put_settings(
     post, path = "/retention/sweep", tag = "retention",
     responses((status = 202, description = "A supervisor sweeps as soon as it can; GET /retention has the outcome", body = ref("#/components/schemas/CommandOutcome")))
 )]
-async fn sweep(gateway: Access) -> Result<Response, Problem> {
+async fn sweep(gateway: Access) -> ApiResult {
     gateway.administrator().request_sweep().await?;
     Ok(json_response(StatusCode::ACCEPTED, &CommandOutcome::SweepRequested))
 }

@@ -1,30 +1,32 @@
-//! `/runs` and `/runs/{run}`: lists and reads runs, waits for their ends, and returns their results.
+//! `/runs` and `/runs/{run}`: lists and reads runs and their tasks, waits for their ends, and returns their results.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use jiff::Timestamp;
 use millrace_client::read_task_result;
 use millrace_protocol::ids::{RunId, SessionId};
+use millrace_protocol::plan::TaskState;
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::token::Scope;
 use millrace_views::report::report_markdown;
-use millrace_views::{RunListLine, RunResult};
+use millrace_views::{RunListLine, RunResult, TaskList};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes};
-use crate::extract::{PathParts, QueryParts};
+use crate::extract::{Path, Query};
 use crate::history::RunState;
 use crate::html::html_page_of_markdown;
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::{ApiResult, Problem, ProblemKind};
 use crate::run_filter::RunFilter;
 use crate::run_index::{ListedRun, RunPosition};
-use crate::state::{Gateway, json_response, parse_run, resume_command, versioned_json_response};
+use crate::state::{Gateway, parse_run, reply, resume_command, versioned_json_response};
 use crate::waiting::await_end;
 
 /// The number of runs in a list if the client does not choose one.
@@ -36,7 +38,6 @@ const MAX_WAIT: u64 = 300;
 /// The wait in seconds if the client does not choose one.
 const DEFAULT_WAIT: u64 = 30;
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Read, routes!(list_runs))
@@ -44,6 +45,8 @@ pub fn routes() -> ApiRoutes {
         .scoped(Scope::Read, routes!(wait_for_run))
         .scoped(Scope::Read, routes!(read_result))
         .scoped(Scope::Read, routes!(read_report))
+        .scoped(Scope::Read, routes!(list_tasks))
+        .scoped(Scope::Read, routes!(read_task))
 }
 
 /// A part of the list of runs.
@@ -84,10 +87,7 @@ pub struct ListQuery {
     get, path = "/runs", tag = "runs", params(ListQuery),
     responses((status = 200, description = "A part of the list", body = ref("#/components/schemas/RunList")))
 )]
-pub async fn list_runs(
-    gateway: Access,
-    QueryParts(query): QueryParts<ListQuery>,
-) -> Result<Response, Problem> {
+pub async fn list_runs(gateway: Access, Query(query): Query<ListQuery>) -> ApiResult {
     let filter = RunFilter::parse(
         (query.state.as_deref(), query.label.as_deref(), query.text.as_deref()),
         (query.since.as_deref(), query.until.as_deref()),
@@ -97,15 +97,15 @@ pub async fn list_runs(
         limit @ 1..=MAX_LIMIT => limit,
         other => {
             let detail = format!("limit={other}: a list has 1 to {MAX_LIMIT} runs");
-            return Err(Problem::new(ProblemKind::InvalidRequest, detail));
+            return Err(Problem::invalid(detail));
         }
     };
     let after = query.cursor.as_deref().filter(|cursor| !cursor.is_empty()).map(str::parse::<RunPosition>);
-    let after = after.transpose().map_err(|error| Problem::new(ProblemKind::InvalidRequest, error))?;
+    let after = after.transpose().map_err(|error| Problem::invalid(error))?;
     let page = gateway.runs.list_runs(&gateway.bus, &filter, after, limit).await?;
     let runs = page.runs.iter().map(ListedRun::line).collect();
     let next = page.next.as_ref().map(RunPosition::to_cursor).unwrap_or_default();
-    Ok(json_response(StatusCode::OK, &RunList { runs, next }))
+    reply(&RunList { runs, next })
 }
 
 #[derive(Default, Deserialize, IntoParams)]
@@ -127,10 +127,10 @@ pub struct ReadQuery {
 )]
 pub async fn read_run(
     gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<ReadQuery>,
+    Path(run): Path<String>,
+    Query(query): Query<ReadQuery>,
     headers: HeaderMap,
-) -> Result<Response, Problem> {
+) -> ApiResult {
     let (run, _) = gateway.find_run(&run).await?;
     let state = gateway.read_history(&run, query.at).await?;
     let version = format!("\"{}\"", state.sequence());
@@ -142,7 +142,7 @@ pub async fn read_run(
 }
 
 /// Returns a run as `millrace show --json` prints it.
-async fn render_run(gateway: &Gateway, run: &RunId, state: &RunState) -> Result<Response, Problem> {
+async fn render_run(gateway: &Gateway, run: &RunId, state: &RunState) -> ApiResult {
     let deliverable = read_deliverable(gateway, run, state).await?;
     let now = state.plan().run.end.as_ref().map_or_else(Timestamp::now, |end| end.at);
     let resume_with = resume_command(run, state.plan());
@@ -182,9 +182,9 @@ pub struct WaitQuery {
 )]
 pub async fn wait_for_run(
     gateway: Access,
-    PathParts(run): PathParts<String>,
-    QueryParts(query): QueryParts<WaitQuery>,
-) -> Result<Response, Problem> {
+    Path(run): Path<String>,
+    Query(query): Query<WaitQuery>,
+) -> ApiResult {
     let run = parse_run(&run)?;
     let timeout = Duration::from_secs(query.timeout.unwrap_or(DEFAULT_WAIT).min(MAX_WAIT));
     let ended = tokio::select! {
@@ -233,7 +233,7 @@ pub async fn require_deliverable(
     params(("run" = String, Path, description = "The run")),
     responses((status = 200, description = "The result of the deliverable's task", body = ref("#/components/schemas/TaskResult")))
 )]
-async fn read_result(gateway: Access, PathParts(run): PathParts<String>) -> Result<Response, Problem> {
+async fn read_result(gateway: Access, Path(run): Path<String>) -> ApiResult {
     let (_, state, result) = require_deliverable(&gateway, &run).await?;
     Ok(versioned_json_response(&result, state.sequence()))
 }
@@ -254,11 +254,7 @@ enum ReportType {
         (String = "text/markdown"), (String = "text/html"), (ref("#/components/schemas/TaskResult") = "application/json")
     )))
 )]
-pub async fn read_report(
-    gateway: Access,
-    PathParts(run): PathParts<String>,
-    headers: HeaderMap,
-) -> Result<Response, Problem> {
+pub async fn read_report(gateway: Access, Path(run): Path<String>, headers: HeaderMap) -> ApiResult {
     let report_type = choose_report_type(&headers)?;
     let (_, state, result) = require_deliverable(&gateway, &run).await?;
     let plan = state.plan();
@@ -300,6 +296,72 @@ fn choose_report_type(headers: &HeaderMap) -> Result<ReportType, Problem> {
         let detail = format!("Accept: {accepted}; a report is text/markdown, text/html or application/json");
         Problem::new(ProblemKind::NotAcceptable, detail)
     })
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct TaskQuery {
+    /// Only tasks in these states, separated by commas, such as `running,waiting`.
+    state: Option<String>,
+    /// The tasks as of this sequence.
+    at: Option<u64>,
+}
+
+/// List the tasks of a run with their attempts.
+#[utoipa::path(
+    get, path = "/runs/{run}/tasks", tag = "runs",
+    params(("run" = String, Path, description = "The run"), TaskQuery),
+    responses((status = 200, description = "The tasks; the ETag is the sequence of the run's last decision", body = ref("#/components/schemas/TaskList")))
+)]
+async fn list_tasks(gateway: Access, Path(run): Path<String>, Query(query): Query<TaskQuery>) -> ApiResult {
+    let states = parse_states(query.state.as_deref())?;
+    let (run, _) = gateway.find_run(&run).await?;
+    let state = gateway.read_history(&run, query.at).await?;
+    let is_wanted =
+        |task: &millrace_protocol::plan::Task| states.is_empty() || states.contains(&task.state());
+    let tasks = TaskList::new(&run, (state.plan(), state.sequence()), is_wanted);
+    Ok(versioned_json_response(&tasks, state.sequence()))
+}
+
+fn parse_states(text: Option<&str>) -> Result<BTreeSet<TaskState>, Problem> {
+    let names = text.unwrap_or_default().split(',').map(str::trim).filter(|name| !name.is_empty());
+    let find = |name: &str| {
+        TaskState::ALL.into_iter().find(|state| state.as_str() == name).ok_or_else(|| {
+            let known: Vec<&str> = TaskState::ALL.iter().map(|state| state.as_str()).collect();
+            let detail = format!("state={name:?} is no state of a task; valid: {}", known.join(", "));
+            Problem::invalid(detail)
+        })
+    };
+    names.map(find).collect()
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct OneTaskQuery {
+    /// The task as of this sequence.
+    at: Option<u64>,
+}
+
+/// Read one task of a run with its attempts.
+#[utoipa::path(
+    get, path = "/runs/{run}/tasks/{task}", tag = "runs",
+    params(("run" = String, Path, description = "The run"), ("task" = String, Path, description = "The task"), OneTaskQuery),
+    responses((status = 200, description = "A list with this task", body = ref("#/components/schemas/TaskList")))
+)]
+async fn read_task(
+    gateway: Access,
+    Path((run, id)): Path<(String, String)>,
+    Query(query): Query<OneTaskQuery>,
+) -> ApiResult {
+    let (run, _) = gateway.find_run(&run).await?;
+    let state = gateway.read_history(&run, query.at).await?;
+    if !state.plan().tasks().iter().any(|task| task.spec.id.as_str() == id) {
+        return Err(Problem::new(ProblemKind::TaskNotFound, format!("run {run} has no task {id:?}")));
+    }
+    let tasks = TaskList::new(&run, (state.plan(), state.sequence()), |task| task.spec.id.as_str() == id);
+    Ok(versioned_json_response(&tasks, state.sequence()))
 }
 
 #[cfg(test)]

@@ -2,8 +2,6 @@
 
 use std::cmp::Reverse;
 
-use axum::http::StatusCode;
-use axum::response::Response;
 use jiff::Timestamp;
 use millrace_protocol::ids::SessionId;
 use millrace_protocol::token::Scope;
@@ -14,18 +12,17 @@ use utoipa::IntoParams;
 use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes};
-use crate::extract::{PathParts, QueryParts};
-use crate::problem::{Problem, ProblemKind};
+use crate::extract::{Path, Query};
+use crate::problem::{ApiResult, Problem, ProblemKind};
 use crate::run_filter::RunFilter;
 use crate::run_index::ListedRun;
-use crate::state::json_response;
+use crate::state::reply;
 
 /// The number of sessions in a list if the client does not choose one.
 const DEFAULT_LIMIT: usize = 50;
 /// The maximum number of sessions in a list, and of runs of a session.
 const MAX_LIMIT: usize = 1_000;
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Read, routes!(list_sessions)).scoped(Scope::Read, routes!(read_session))
 }
@@ -82,21 +79,18 @@ struct ListQuery {
     get, path = "/sessions", tag = "runs", params(ListQuery),
     responses((status = 200, description = "A part of the list", body = ref("#/components/schemas/SessionList")))
 )]
-async fn list_sessions(
-    gateway: Access,
-    QueryParts(query): QueryParts<ListQuery>,
-) -> Result<Response, Problem> {
+async fn list_sessions(gateway: Access, Query(query): Query<ListQuery>) -> ApiResult {
     let limit = match query.limit.unwrap_or(DEFAULT_LIMIT) {
         limit @ 1..=MAX_LIMIT => limit,
         other => {
             let detail = format!("limit={other}: a list has 1 to {MAX_LIMIT} sessions");
-            return Err(Problem::new(ProblemKind::InvalidRequest, detail));
+            return Err(Problem::invalid(detail));
         }
     };
     let after = query.cursor.filter(|cursor| !cursor.is_empty()).map(|cursor| {
         SessionPosition::parse(&cursor).ok_or_else(|| {
             let detail = "cursor: it is not one that a list has returned";
-            Problem::new(ProblemKind::InvalidRequest, detail)
+            Problem::invalid(detail)
         })
     });
     let after = after.transpose()?;
@@ -110,7 +104,7 @@ async fn list_sessions(
     let has_more = later.next().is_some();
     let next = sessions.last().filter(|_| has_more).map(|last| SessionPosition::of(last).to_cursor());
     let next = next.unwrap_or_default();
-    Ok(json_response(StatusCode::OK, &SessionList { sessions, total, next }))
+    reply(&SessionList { sessions, total, next })
 }
 
 /// Read a session: its totals, and its runs in their order.
@@ -119,7 +113,7 @@ async fn list_sessions(
     params(("session" = String, Path, description = "The session")),
     responses((status = 200, description = "The session", body = ref("#/components/schemas/SessionRuns")))
 )]
-async fn read_session(gateway: Access, PathParts(name): PathParts<String>) -> Result<Response, Problem> {
+async fn read_session(gateway: Access, Path(name): Path<String>) -> ApiResult {
     let not_found =
         || Problem::new(ProblemKind::SessionNotFound, format!("no run belongs to session {name:?}"));
     let session = SessionId::new(name.as_str()).map_err(|_| not_found())?;
@@ -139,7 +133,7 @@ async fn read_session(gateway: Access, PathParts(name): PathParts<String>) -> Re
     sort_runs_of_session(&mut summaries);
     let started = summaries.into_iter().map(|summary| RunListLine::new(&summary.run, Some(summary)));
     let runs = started.chain(submitted.into_iter().rev()).collect();
-    Ok(json_response(StatusCode::OK, &SessionRuns { session: line, runs }))
+    reply(&SessionRuns { session: line, runs })
 }
 
 #[cfg(test)]

@@ -1,8 +1,12 @@
-//! The tokens of the API, and the record of administrative actions.
+//! The tokens of the API, the caller of a request, its login in a browser, and the record of administrative actions.
 
-use axum::http::StatusCode;
-use axum::response::Response;
+use std::sync::Arc;
+
+use axum::extract::Extension;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{AppendHeaders, IntoResponse, Response};
 use jiff::{SignedDuration, Timestamp};
+use millrace_protocol::tenant::TenantName;
 use millrace_protocol::token::{Scope, ScopeSet, TokenId, TokenState, find_token_name_problem};
 use millrace_runtime::duration::parse_duration;
 use millrace_runtime::store::audit::read_actions;
@@ -13,20 +17,25 @@ use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 use utoipa_axum::routes;
 
-use crate::access::{Access, ApiRoutes};
-use crate::extract::{JsonBody, PathParts, QueryParts};
-use crate::problem::{Problem, ProblemKind};
-use crate::state::json_response;
+use crate::access::{
+    Access, ApiRoutes, Authenticator, Caller, ClientAddress, TenantChoice, remove_cookies, set_cookie,
+    set_tenant_cookie,
+};
+use crate::extract::{Json, Path, Query};
+use crate::problem::{ApiResult, Problem, ProblemKind};
+use crate::state::{json_response, reply};
 
 /// The maximum number of actions in a reply.
 const MAX_ACTIONS: usize = 1_000;
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new()
         .scoped(Scope::Admin, routes!(list_tokens, post_token))
         .scoped(Scope::Admin, routes!(delete_token))
         .scoped(Scope::Admin, routes!(list_actions))
+        .authenticated(routes!(read_caller))
+        .public(routes!(log_in))
+        .public(routes!(log_out))
 }
 
 /// Tokens.
@@ -50,11 +59,11 @@ struct TokenQuery {
     get, path = "/tokens", tag = "access", params(TokenQuery),
     responses((status = 200, description = "The tokens", body = ref("#/components/schemas/TokenList")))
 )]
-async fn list_tokens(access: Access, QueryParts(query): QueryParts<TokenQuery>) -> Result<Response, Problem> {
+async fn list_tokens(access: Access, Query(query): Query<TokenQuery>) -> ApiResult {
     let (tokens, now) = (read_tokens(&access.bus).await?, Timestamp::now());
     let shown = tokens.iter().filter(|token| query.all || token.state_at(now) == TokenState::Active);
     let tokens = shown.map(|token| TokenJson::new(token, now)).collect();
-    Ok(json_response(StatusCode::OK, &TokenList { tokens }))
+    reply(&TokenList { tokens })
 }
 
 /// A token to create.
@@ -76,9 +85,9 @@ pub struct TokenBody {
     request_body = ref("#/components/schemas/TokenBody"),
     responses((status = 201, description = "The token was created", body = ref("#/components/schemas/CommandOutcome")))
 )]
-async fn post_token(access: Access, JsonBody(body): JsonBody<TokenBody>) -> Result<Response, Problem> {
+async fn post_token(access: Access, Json(body): Json<TokenBody>) -> ApiResult {
     let TokenBody { name, scopes, expires_in } = body;
-    let invalid = |detail: String| Problem::new(ProblemKind::InvalidRequest, detail);
+    let invalid = |detail: String| Problem::invalid(detail);
     if let Some(problem) = find_token_name_problem(&name) {
         return Err(invalid(format!("name: {problem}")));
     }
@@ -98,7 +107,7 @@ async fn post_token(access: Access, JsonBody(body): JsonBody<TokenBody>) -> Resu
 }
 
 fn expiry_after(text: &str) -> Result<Timestamp, Problem> {
-    let invalid = |detail: String| Problem::new(ProblemKind::InvalidRequest, format!("expires_in: {detail}"));
+    let invalid = |detail: String| Problem::invalid(format!("expires_in: {detail}"));
     let duration = parse_duration(text).map_err(invalid)?;
     let after =
         SignedDuration::try_from(duration).ok().and_then(|age| Timestamp::now().checked_add(age).ok());
@@ -111,7 +120,7 @@ fn expiry_after(text: &str) -> Result<Timestamp, Problem> {
     params(("token" = String, Path, description = "The id of the token")),
     responses((status = 200, description = "The token was revoked", body = ref("#/components/schemas/CommandOutcome")))
 )]
-async fn delete_token(access: Access, PathParts(token): PathParts<String>) -> Result<Response, Problem> {
+async fn delete_token(access: Access, Path(token): Path<String>) -> ApiResult {
     let unknown = || {
         let detail = format!("there is no token with the id {token:?}; /tokens lists them");
         Problem::new(ProblemKind::TokenNotFound, detail)
@@ -119,7 +128,7 @@ async fn delete_token(access: Access, PathParts(token): PathParts<String>) -> Re
     let id: TokenId = token.parse().map_err(|_| unknown())?;
     let revoked = access.administrator().revoke_token(&id).await?.ok_or_else(unknown)?;
     let outcome = CommandOutcome::TokenRevoked { id: &revoked.id, name: &revoked.name };
-    Ok(json_response(StatusCode::OK, &outcome))
+    reply(&outcome)
 }
 
 /// Administrative actions.
@@ -145,12 +154,89 @@ struct AuditQuery {
     get, path = "/audit", tag = "access", params(AuditQuery),
     responses((status = 200, description = "A part of the actions", body = ref("#/components/schemas/AuditList")))
 )]
-async fn list_actions(
-    access: Access,
-    QueryParts(query): QueryParts<AuditQuery>,
-) -> Result<Response, Problem> {
+async fn list_actions(access: Access, Query(query): Query<AuditQuery>) -> ApiResult {
     let actions = read_actions(&access.bus, query.after, MAX_ACTIONS).await?;
     let next = actions.last().map_or(query.after, |(sequence, _)| *sequence);
     let actions = actions.iter().map(|(sequence, record)| AuditLine::new(*sequence, record)).collect();
-    Ok(json_response(StatusCode::OK, &AuditList { actions, next }))
+    reply(&AuditList { actions, next })
+}
+
+/// The caller of a request.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum CallerJson<'a> {
+    /// The caller.
+    Caller {
+        /// The name: the author of its commands and answers.
+        name: &'a str,
+        /// The operations that it may use.
+        scopes: &'a ScopeSet,
+        /// The id of its token; absent for the user of the gateway's machine.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        token: Option<&'a TokenId>,
+        /// Its tenant, if the gateway serves several.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tenant: Option<&'a TenantName>,
+    },
+}
+
+/// Show the caller of this request, and its scopes.
+#[utoipa::path(
+    get, path = "/me", tag = "access",
+    responses((status = 200, description = "The caller", body = ref("#/components/schemas/Caller")))
+)]
+async fn read_caller(access: Access) -> Response {
+    caller_response(&access)
+}
+
+pub fn caller_response(access: &Access) -> Response {
+    let Caller { name, scopes, token, .. } = &*access.caller;
+    json_response(
+        StatusCode::OK,
+        &CallerJson::Caller { name, scopes, token: token.as_ref(), tenant: access.tenant.as_ref() },
+    )
+}
+
+/// A token to log in with.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LoginBody {
+    /// The token.
+    token: String,
+}
+
+/// Exchange a token for a cookie, with which a browser sends it from then on. Scripts can't read the cookie, and it goes to
+/// this site only. A tenant that the header Millrace-Tenant chooses gets a cookie too.
+#[utoipa::path(
+    post, path = "/login", tag = "access",
+    request_body = ref("#/components/schemas/LoginBody"),
+    responses((status = 200, description = "The holder of the token; Set-Cookie has the cookie", body = ref("#/components/schemas/Caller")))
+)]
+async fn log_in(
+    Extension(authenticator): Extension<Arc<Authenticator>>,
+    address: ClientAddress,
+    headers: HeaderMap,
+    Json(LoginBody { token }): Json<LoginBody>,
+) -> ApiResult {
+    let choice = TenantChoice::of_header(&headers);
+    let access = authenticator.accept_token(token.trim(), choice, address.0).await?;
+    let cookie = set_cookie(token.trim(), authenticator.is_encrypted())
+        .ok_or_else(|| Problem::invalid("the token is too long for a cookie; send it in a header"))?;
+    let mut response = caller_response(&access);
+    response.headers_mut().insert(header::SET_COOKIE, cookie);
+    let chosen = access.tenant.as_ref().filter(|_| choice.is_made());
+    let tenant = set_tenant_cookie(chosen, authenticator.is_encrypted());
+    response.headers_mut().append(header::SET_COOKIE, tenant);
+    Ok(response)
+}
+
+/// Remove the cookie.
+#[utoipa::path(
+    post, path = "/logout", tag = "access",
+    responses((status = 204, description = "Set-Cookie removes the cookie"))
+)]
+async fn log_out(Extension(authenticator): Extension<Arc<Authenticator>>) -> Response {
+    let cookies = remove_cookies(authenticator.is_encrypted());
+    let cookies = AppendHeaders(cookies.map(|cookie| (header::SET_COOKIE, cookie)));
+    (StatusCode::NO_CONTENT, cookies).into_response()
 }

@@ -102,9 +102,7 @@ async fn method_not_allowed(request: Request) -> Response {
     Problem::new(ProblemKind::MethodNotAllowed, detail).into_response()
 }
 
-/// The settings of a server.
 pub struct ServerSettings {
-    /// `true` if it serves the dashboard.
     pub has_dashboard: bool,
     /// The TLS acceptor; `None` without encryption.
     pub tls: Option<TlsAcceptor>,

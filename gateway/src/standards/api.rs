@@ -11,9 +11,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::access::Access;
-use crate::extract::{IdempotencyKey, JsonBody, PathParts, QueryParts, parse_json};
+use crate::extract::{IdempotencyKey, Json, Path, Query, parse_json};
 use crate::idempotency::EarlyReply;
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::{ApiResult, Problem, ProblemKind};
 use crate::resources::files::{FileQuery, read_file};
 use crate::resources::questions::{self, send_answer};
 use crate::resources::runs;
@@ -35,7 +35,6 @@ pub struct Operator {
 pub struct SubmittedDocument {
     /// The path under which agents see and cite it.
     pub path: String,
-    /// The content.
     pub content: Vec<u8>,
 }
 
@@ -64,9 +63,6 @@ impl Operator {
     }
 
     /// Returns the access for an operation that needs a scope.
-    ///
-    /// # Errors
-    /// The caller lacks it.
     pub fn with(&self, scope: Scope) -> Result<Access, Problem> {
         self.access.require(scope).map(|()| self.access.clone())
     }
@@ -105,9 +101,7 @@ pub async fn value_of<T: DeserializeOwned>(
 }
 
 /// Returns the JSON of a reply, with the sequence of the log as of which it is.
-pub async fn versioned_value_of<T: DeserializeOwned>(
-    reply: Result<Response, Problem>,
-) -> Result<(T, u64), Problem> {
+pub async fn versioned_value_of<T: DeserializeOwned>(reply: ApiResult) -> Result<(T, u64), Problem> {
     let reply = reply?;
     let version = reply.headers().get(header::ETAG).and_then(|value| value.to_str().ok());
     let sequence = version.and_then(|version| version.trim_matches('"').parse().ok()).unwrap_or(0);
@@ -126,27 +120,25 @@ pub async fn bytes_of(reply: Result<Response, impl Into<EarlyReply>>) -> Result<
 /// Reads the report of a run as Markdown.
 pub async fn read_report(operator: &Operator, run: &str) -> Result<String, Problem> {
     let access = operator.with(Scope::Read)?;
-    let report =
-        bytes_of(runs::read_report(access, PathParts(run.to_owned()), HeaderMap::new()).await).await?;
+    let report = bytes_of(runs::read_report(access, Path(run.to_owned()), HeaderMap::new()).await).await?;
     Ok(String::from_utf8_lossy(&report).into_owned())
 }
 
 /// Reads the newest version of a file of a run.
 pub async fn read_content(operator: &Operator, run: &str, path: &str) -> Result<Vec<u8>, Problem> {
-    let (place, query) = ((run.to_owned(), path.to_owned()), QueryParts(FileQuery::default()));
+    let (place, query) = ((run.to_owned(), path.to_owned()), Query(FileQuery::default()));
     let access = operator.with(Scope::Read)?;
-    bytes_of(read_file(access, PathParts(place), query, HeaderMap::new()).await).await
+    bytes_of(read_file(access, Path(place), query, HeaderMap::new()).await).await
 }
 
-/// Reads a question.
 pub async fn read_question<T: DeserializeOwned>(operator: &Operator, id: &str) -> Result<T, Problem> {
-    value_of(questions::read_question(operator.with(Scope::Read)?, PathParts(id.to_owned())).await).await
+    value_of(questions::read_question(operator.with(Scope::Read)?, Path(id.to_owned())).await).await
 }
 
 /// Answers a question with a body as `POST /questions/{question}` has it.
 pub async fn answer_question(operator: &Operator, id: &str, answer: &Value) -> Result<(), Problem> {
-    let answer = JsonBody(parse_json(answer.to_string().as_bytes())?);
-    send_answer(operator.with(Scope::Answer)?, PathParts(id.to_owned()), answer).await.map(drop)
+    let answer = Json(parse_json(answer.to_string().as_bytes())?);
+    send_answer(operator.with(Scope::Answer)?, Path(id.to_owned()), answer).await.map(drop)
 }
 
 /// Sends a command to a run, and waits for the decision on it. With a key, a repetition is applied once.

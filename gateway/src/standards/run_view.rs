@@ -2,7 +2,6 @@
 //! a run has all attempts with their results, and does not fit into a conversation.
 
 use axum::http::HeaderMap;
-use axum::response::Response;
 use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::token::Scope;
 use schemars::JsonSchema;
@@ -12,8 +11,8 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::api::{Operator, value_of};
-use crate::extract::{PathParts, QueryParts};
-use crate::problem::Problem;
+use crate::extract::{Path, Query};
+use crate::problem::{ApiResult, Problem};
 use crate::resources::questions::{QuestionQuery, list_run_questions};
 use crate::resources::runs::{ReadQuery, WaitQuery, read_run, wait_for_run};
 
@@ -167,9 +166,9 @@ pub struct QuestionsView {
 }
 
 /// Reads a run with all its tasks.
-pub async fn read(operator: &Operator, run: &str) -> Result<Response, Problem> {
-    let query = QueryParts(ReadQuery::default());
-    read_run(operator.with(Scope::Read)?, PathParts(run.to_owned()), query, HeaderMap::new()).await
+pub async fn read(operator: &Operator, run: &str) -> ApiResult {
+    let query = Query(ReadQuery::default());
+    read_run(operator.with(Scope::Read)?, Path(run.to_owned()), query, HeaderMap::new()).await
 }
 
 /// Reads the questions of a run, the closed ones too with `history`.
@@ -178,8 +177,8 @@ pub async fn read_questions<T: DeserializeOwned>(
     run: &str,
     history: bool,
 ) -> Result<T, Problem> {
-    let query = QueryParts(QuestionQuery { history });
-    value_of(list_run_questions(operator.with(Scope::Read)?, PathParts(run.to_owned()), query).await).await
+    let query = Query(QuestionQuery { history });
+    value_of(list_run_questions(operator.with(Scope::Read)?, Path(run.to_owned()), query).await).await
 }
 
 impl RunView {
@@ -215,7 +214,7 @@ impl RunView {
             }
             progress.report_progress(&view).await;
             let query = WaitQuery { timeout: Some(LOOK_INTERVAL.min(left.as_secs().max(1))) };
-            wait_for_run(operator.with(Scope::Read)?, PathParts(run.to_owned()), QueryParts(query)).await?;
+            wait_for_run(operator.with(Scope::Read)?, Path(run.to_owned()), Query(query)).await?;
         }
     }
 

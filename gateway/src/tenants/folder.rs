@@ -27,7 +27,6 @@ const SYSTEM_ACCOUNT: &str = "SYS";
 /// The maximum size of a file.
 const MAX_FILE: u64 = 64 * 1024;
 
-/// A tenant as the folder has it.
 #[derive(Debug, Clone)]
 pub struct TenantEntry {
     /// The connection to its account.
@@ -36,19 +35,14 @@ pub struct TenantEntry {
     pub version: String,
 }
 
-/// The contents of the folder.
 #[derive(Debug, Default)]
 pub struct FolderContents {
-    /// The tenants.
     pub tenants: BTreeMap<TenantName, TenantEntry>,
     /// The entries that can't be used, with the reason: texts for the log.
     pub problems: Vec<String>,
 }
 
 /// Reads the folder. Tenants without a server or certificates of their own have those of `shared`.
-///
-/// # Errors
-/// The folder can't be read.
 pub fn read_folder(folder: &Path, shared: &ConnectionSettings) -> io::Result<FolderContents> {
     let mut contents = FolderContents::default();
     let mut names: Vec<String> = Vec::new();
@@ -100,7 +94,6 @@ fn read_key_file(path: &Path, shared: &ConnectionSettings) -> Result<TenantEntry
     Ok(TenantEntry { connection, version: sha256_hex(text.as_bytes()) })
 }
 
-/// Reads the folder of a tenant.
 fn read_tenant_folder(path: &Path, shared: &ConnectionSettings) -> Result<TenantEntry, String> {
     let mut texts = BTreeMap::new();
     for file in FILES {

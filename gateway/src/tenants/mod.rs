@@ -37,13 +37,10 @@ const MAX_PAUSE: Duration = Duration::from_secs(15);
 /// The time that the first attempts have before requests are served.
 const START_TIME: Duration = Duration::from_secs(6);
 
-/// The settings of tenants.
 pub struct TenantSettings {
-    /// The folder.
     pub folder: PathBuf,
     /// The server and the certificates of tenants without their own.
     pub connection: ConnectionSettings,
-    /// The settings of all accounts.
     pub account: AccountSettings,
     /// Polls the servers for the health of the process.
     pub poller: Option<ServerPoller>,
@@ -68,9 +65,6 @@ pub struct TenantKeeper {
 
 impl TenantKeeper {
     /// Reads the folder and starts to connect its tenants. Returns when each was tried once, or after some seconds.
-    ///
-    /// # Errors
-    /// The folder can't be read.
     pub async fn start(settings: TenantSettings, shutdown: CancellationToken) -> std::io::Result<Self> {
         let contents = read_folder(&settings.folder, &settings.connection)?;
         let mut keeper = Self {

@@ -71,7 +71,6 @@ impl ArchivedParts {
     }
 }
 
-/// A reader of a lane.
 struct LaneReader {
     lane: Lane,
     /// The sequence of the last message that was read.
@@ -89,9 +88,6 @@ struct TracedRun {
 
 impl LogFollower {
     /// Returns the position before the first export: all that is in the lanes is exported, and no run that was archived before.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn first_position(bus: &Bus) -> Result<ExportPosition, Fault> {
         let states = read_stream_states(bus, vec![bucket_stream(RUNS)]).await?;
         let summaries = states.get(&bucket_stream(RUNS)).map_or(0, |state| state.last_sequence);
@@ -100,9 +96,6 @@ impl LogFollower {
     }
 
     /// Reads what is exported already, so that the rest can be derived.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn open(bus: &Bus, options: TraceOptions, position: &ExportPosition) -> Result<Self, Fault> {
         let names = (0..bus.settings().lanes).map(|lane| lane_stream(Lane(lane)));
         let states = read_stream_states(bus, names.chain([bucket_stream(RUNS)]).collect()).await?;
@@ -154,9 +147,6 @@ impl LogFollower {
     }
 
     /// Reads the summaries that have changed.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read_summaries(&mut self) -> Result<(), Fault> {
         while let Some(changes) = self.summaries.next_page(&self.bus).await? {
             for change in changes {
@@ -179,9 +169,6 @@ impl LogFollower {
     }
 
     /// Reads the lanes until there are at least `enough` spans, or to their ends. Returns `true` if there may be more.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read_lanes(&mut self, enough: usize) -> Result<bool, Fault> {
         for at in 0..self.lanes.len() {
             while self.read_page(at, None).await? {
@@ -195,9 +182,6 @@ impl LogFollower {
 
     /// Reads the archived runs whose ends were not seen, until there are at least `enough` spans. Returns `true` if there may be
     /// more.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read_archive(&mut self, enough: usize) -> Result<bool, Fault> {
         while let Some((run, through)) = self.archived.front().cloned() {
             self.finish_run(&run, through).await?;

@@ -34,7 +34,6 @@ pub enum SendOutcome {
     Rejected(String),
     /// The receiver does not answer, refuses the sender or is overloaded: the spans are to be sent again.
     Unavailable {
-        /// The reason.
         reason: String,
         /// When the receiver wants the next request.
         retry_after: Option<Duration>,

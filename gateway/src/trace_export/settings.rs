@@ -12,7 +12,6 @@ const TRACES_PATH: &str = "v1/traces";
 /// The timeout of a request if the user chooses none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The settings of the export.
 #[derive(Debug, Clone)]
 pub struct ExportSettings {
     /// The URL of the receiver.
@@ -34,9 +33,7 @@ pub struct ExportSettings {
 /// The encoding of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtlpProtocol {
-    /// Protobuf.
     Protobuf,
-    /// JSON.
     Json,
 }
 
@@ -50,9 +47,6 @@ pub struct InvalidExportSettings {
 
 impl ExportSettings {
     /// Reads the variables of this process; `None` if traces are not exported.
-    ///
-    /// # Errors
-    /// A variable has a value that can't be used.
     pub fn from_environment() -> Result<Option<Self>, InvalidExportSettings> {
         Self::from_variables(|name| std::env::var(name).ok())
     }

@@ -31,9 +31,6 @@ pub struct PushExpiry {
 
 impl PushExpiry {
     /// Periodically removes the push configs of deleted and of old runs.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn remove_expired(
         &mut self,
         gateway: &Gateway,

@@ -38,7 +38,6 @@ pub struct SubscriptionTable {
     bus: Bus,
     changes: BucketChanges<StoredSubscription>,
     all: HashMap<WebhookId, Entry<StoredSubscription>>,
-    /// The webhooks.
     of_all_runs: BTreeSet<WebhookId>,
     /// The push configs of each run.
     of_run: HashMap<RunId, BTreeSet<WebhookId>>,
@@ -57,9 +56,6 @@ impl SubscriptionTable {
     }
 
     /// Reads the subscriptions that have changed. Every change before this call is read when it returns.
-    ///
-    /// # Errors
-    /// The server does not respond, or its replica lags for too long.
     pub async fn refresh(&mut self) -> Result<(), Fault> {
         let stream = bucket_stream(WEBHOOKS);
         let states = read_stream_states(&self.bus, vec![stream.clone()]).await?;
@@ -107,7 +103,6 @@ impl SubscriptionTable {
         }
     }
 
-    /// Returns a subscription.
     pub fn find(&self, id: &WebhookId) -> Option<&Entry<StoredSubscription>> {
         self.all.get(id)
     }
@@ -117,7 +112,6 @@ impl SubscriptionTable {
         self.all.is_empty()
     }
 
-    /// Returns the push configs.
     pub fn push_configs(&self) -> impl Iterator<Item = &StoredPushConfig> {
         self.of_run.values().flatten().filter_map(|id| match &self.all.get(id)?.value {
             StoredSubscription::Push(config) => Some(config),
@@ -169,9 +163,6 @@ pub struct DeliveryFollower {
 
 impl DeliveryFollower {
     /// Returns the position before the first one that is written: the beginning of each lane.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn first_position(bus: &Bus, index: &RunIndex) -> Result<ExportPosition, Fault> {
         index.refresh(bus).await?;
         let lanes = (0..bus.settings().lanes).map(|lane| (lane, 0)).collect();
@@ -179,9 +170,6 @@ impl DeliveryFollower {
     }
 
     /// Starts from a position.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn open(
         bus: &Bus,
         (index, histories): (Arc<RunIndex>, Arc<HistoryCache>),
@@ -207,9 +195,6 @@ impl DeliveryFollower {
 
     /// Reads a part of each lane and stores the deliveries of its events. Returns `true` if there may be more. `has_room` tells
     /// whether a webhook may have more deliveries; one that has none is added to the second result.
-    ///
-    /// # Errors
-    /// The server does not respond.
     pub async fn read_lanes(
         &mut self,
         webhooks: &mut SubscriptionTable,

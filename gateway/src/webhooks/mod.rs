@@ -104,7 +104,6 @@ impl From<Fault> for FollowStop {
     }
 }
 
-/// The end of an attempt.
 struct AttemptEnd {
     key: DeliveryKey,
     /// The delivery after it; `None` if another process has made the attempt.

@@ -22,11 +22,8 @@ const NOTIFICATION_TOKEN: HeaderName = HeaderName::from_static("x-a2a-notificati
 
 /// A request to a receiver.
 pub struct OutgoingRequest {
-    /// The URL.
     pub url: String,
-    /// The headers.
     pub headers: HeaderMap,
-    /// The body.
     pub body: Vec<u8>,
 }
 
@@ -63,7 +60,6 @@ pub async fn build_request(
     }
 }
 
-/// Returns the value of a header.
 fn value(text: impl fmt::Display) -> Result<HeaderValue, String> {
     HeaderValue::try_from(text.to_string()).map_err(|_| "a header of the request is invalid".to_owned())
 }

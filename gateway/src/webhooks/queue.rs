@@ -14,7 +14,6 @@ const MAX_IN_FLIGHT_PER_WEBHOOK: usize = 8;
 /// The maximum number of deliveries of a webhook that wait.
 pub const MAX_WAITING: usize = 10_000;
 
-/// The key of a delivery.
 pub type DeliveryKey = (WebhookId, MessageId);
 
 /// The deliveries that have not ended.
@@ -33,7 +32,6 @@ fn key_of(delivery: &StoredDelivery) -> DeliveryKey {
 }
 
 impl DeliveryQueue {
-    /// Applies a change of the bucket.
     pub fn apply(&mut self, change: BucketChange<StoredDelivery>) {
         // Deliveries are not removed, apart from those that are too old, which have ended.
         let BucketChange::Set(entry) = change else { return };
@@ -60,7 +58,6 @@ impl DeliveryQueue {
         self.waiting.get(webhook).copied().unwrap_or_default()
     }
 
-    /// The last success of a webhook.
     #[must_use]
     pub fn last_success(&self, webhook: &WebhookId) -> Option<Timestamp> {
         self.delivered.get(webhook).copied()

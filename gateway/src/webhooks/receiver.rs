@@ -15,7 +15,6 @@ use url::Url;
 
 use super::outgoing::OutgoingRequest;
 
-/// The time for a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// The time for a request, from name resolution to the last byte of the reply that is read.
 const REQUEST_TIME: Duration = Duration::from_secs(20);

@@ -98,6 +98,7 @@ impl Names {
             }
             Value::Array(values) => values.into_iter().map(|value| self.in_value(value)).collect(),
             Value::String(text) if text.parse::<Timestamp>().is_ok() => "TIME".into(),
+            Value::String(text) if is_position(&text) => "POSITION".into(),
             Value::String(text) => match serde_json::from_str::<Value>(&text) {
                 Ok(inner @ Value::Object(_)) => self.in_value(inner).to_string().into(),
                 _ => self.in_text(&text).into(),
@@ -122,6 +123,12 @@ impl Names {
     fn to_ids(&self, text: &str) -> String {
         self.0.iter().fold(text.to_owned(), |text, (id, name)| text.replace(name, id))
     }
+}
+
+/// `true` if a text is a position in a log, such as `17.0`.
+fn is_position(text: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.split_once('.').is_some_and(|(sequence, index)| is_number(sequence) && is_number(index))
 }
 
 /// `true` if a word is made for each test: a time, the id of a run, or 32 hexadecimal digits.

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use millrace_runtime::Bus;
 
 use crate::commands::watch::print_deliverable;
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandExit, CommandResult};
 use crate::interrupted::offline_run_hint;
 use crate::json::{RunResult, print_json};
 use crate::questions::{format_question_line, open_questions_of_plan};
@@ -55,7 +55,7 @@ pub struct ShowArguments {
 }
 
 /// Shows a run, or the transcript of a task.
-pub async fn run_command(arguments: ShowArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: ShowArguments) -> CommandResult {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     let is_offline = reading.is_offline();
     let show = async |bus: &Bus| match &arguments.task {
@@ -69,11 +69,7 @@ pub async fn run_command(arguments: ShowArguments) -> Result<CommandExit, Comman
     reading.read_and_close(show).await
 }
 
-async fn show_run(
-    bus: &Bus,
-    arguments: &ShowArguments,
-    is_offline: bool,
-) -> Result<CommandExit, CommandError> {
+async fn show_run(bus: &Bus, arguments: &ShowArguments, is_offline: bool) -> CommandResult {
     let run = find_run(bus, &arguments.run).await?;
     let history = read_run_history(bus, &run).await?;
     if history.plan.run.end.is_none() {

@@ -3,7 +3,6 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use anyhow::anyhow;
 use clap::Args;
 use jiff::Timestamp;
 use millrace_client::{Journals, TaskUpdate, follow_task, read_task};
@@ -14,7 +13,7 @@ use millrace_protocol::schema::find_nearest_name;
 use millrace_runtime::Bus;
 
 use crate::connection_monitor::{ConnectionMonitor, LinkState};
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::history::RunHistory;
 use crate::interrupted::offline_run_hint;
 use crate::invocation::command_hint;
@@ -54,7 +53,7 @@ pub async fn show_task(
     (options, json): (&TranscriptOptions, bool),
     target: &ClusterTarget,
     is_offline: bool,
-) -> Result<CommandExit, CommandError> {
+) -> CommandResult {
     let journals = match name {
         PLANNER => Journals::Planner,
         name => Journals::Task(TaskId::new(name).map_err(CommandError::invalid_input)?),
@@ -92,11 +91,11 @@ pub async fn show_task(
                     match connection.check() {
                         LinkState::Lost(since) if !std::mem::replace(&mut is_lost, true) => {
                             let line = describe_lost_connection(since);
-                            print_stderr_line(&format!("millrace: {line}"));
+                            note!("{line}");
                         }
                         LinkState::Recovered(outage) => {
                             is_lost = false;
-                            print_stderr_line(&format!("millrace: {}", describe_recovery(outage)));
+                            note!("{}", describe_recovery(outage));
                         }
                         LinkState::Ended => return Err(connection.ended_error(run)),
                         LinkState::Lost(_) | LinkState::Connected => {}
@@ -174,15 +173,13 @@ impl<'a> TranscriptView<'a> {
             (Journals::Task(name), None) => return Err(self.unknown_task(name)),
             (Journals::Task(name), Some(task)) => (task.attempt, format!("task {name} has no attempt")),
             (Journals::Planner, _) if !self.plan().has_planner() => {
-                return Err(CommandError::invalid_input(anyhow!(
-                    "run {run} has no planner: its plan is fixed"
-                )));
+                return Err(refused!("run {run} has no planner: its plan is fixed"));
             }
             (Journals::Planner, _) => (self.plan().planning.turns, "the planner has no turn".to_owned()),
         };
         match self.number {
             Some(number) if number > last && self.is_over() => {
-                Err(CommandError::invalid_input(anyhow!("{what} {number}; the last one is {last}")))
+                Err(refused!("{what} {number}; the last one is {last}"))
             }
             Some(_) | None => Ok(()),
         }
@@ -198,7 +195,7 @@ impl<'a> TranscriptView<'a> {
                 format!("`{}` lists its {} tasks", command_hint(&format!("show {}", self.run)), all.len())
             }
         };
-        CommandError::invalid_input(anyhow!("run {} has no task {name}; {hint}", self.run))
+        refused!("run {} has no task {name}; {hint}", self.run)
     }
 
     /// `true` if nothing more is to be expected: the attempt or turn, the task, or the run has ended.
@@ -317,7 +314,7 @@ impl<'a> TranscriptView<'a> {
         if is_following && let Some(task) = self.task() {
             let reason =
                 task.end_reason().map(|reason| format!(": {}", single_line(reason))).unwrap_or_default();
-            print_stderr_line(&format!("millrace: task {} is {}{reason}", task.spec.id, task.state()));
+            note!("task {} is {}{reason}", task.spec.id, task.state());
         }
         if self.printer.has_cut() {
             print_stderr_line("millrace: long texts are cut; --full shows all of them");

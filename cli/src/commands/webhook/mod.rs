@@ -18,7 +18,7 @@ use millrace_runtime::duration::{format_duration, parse_duration};
 use millrace_runtime::store::webhooks::read_webhooks;
 use millrace_runtime::{Bus, clock};
 
-use crate::exit::{CommandError, CommandExit};
+use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{CommandOutcome, DeliveryJson, DeliveryStateName, WebhookJson, print_json};
 use crate::target::{ClusterTarget, ReadConnection};
@@ -82,7 +82,7 @@ struct ReceiverArguments {
 impl ReceiverArguments {
     fn parse_url(&self, url: &str) -> Result<url::Url, CommandError> {
         let policy = ReceiverPolicy::new(self.allow_private_webhooks.clone());
-        policy.parse_url(url).map_err(|error| CommandError::invalid_input(anyhow!(error)))
+        policy.parse_url(url).map_err(|error| refused!(error))
     }
 }
 
@@ -251,7 +251,7 @@ fn actor(by: Option<String>) -> Actor {
 }
 
 /// Shows or changes webhooks.
-pub async fn run_command(arguments: WebhookArguments) -> Result<CommandExit, CommandError> {
+pub async fn run_command(arguments: WebhookArguments) -> CommandResult {
     match arguments.command.unwrap_or(WebhookCommand::List(arguments.common)) {
         WebhookCommand::Add { url, events, labels, description, secret_file, receivers, change } => {
             let ChangeArguments { by, common } = change;
@@ -299,10 +299,7 @@ pub async fn run_command(arguments: WebhookArguments) -> Result<CommandExit, Com
                 common.read(async |bus| Ok(webhooks::delete_webhook(bus, &id, actor(by)).await?)).await?;
             match common.json {
                 true => print_json(&CommandOutcome::WebhookDeleted { id: &deleted.id, url: &deleted.url }),
-                false => print_stderr_line(&format!(
-                    "millrace: deleted the webhook {} of {}",
-                    deleted.id, deleted.url
-                )),
+                false => note!("deleted the webhook {} of {}", deleted.id, deleted.url),
             }
         }
         WebhookCommand::Deliveries { id, state, limit, common } => {
@@ -364,7 +361,7 @@ fn read_secret(file: &Path) -> Result<SigningSecret, CommandError> {
     let text = text.with_context(|| format!("can't read the secret in {}", file.display()));
     let text = text.map_err(CommandError::invalid_input)?;
     let secret = text.trim().parse::<SigningSecret>();
-    secret.map_err(|error| CommandError::invalid_input(anyhow!("{}: {error}", file.display())))
+    secret.map_err(|error| refused!("{}: {error}", file.display()))
 }
 
 impl AttemptArguments {
@@ -373,7 +370,7 @@ impl AttemptArguments {
         self,
         webhook: &str,
         start: impl AsyncFnOnce(&Bus) -> Result<StoredDelivery, WebhookError>,
-    ) -> Result<CommandExit, CommandError> {
+    ) -> CommandResult {
         let reading = ReadConnection::open_for_reading(&self.common.target).await?;
         let wait = if reading.is_offline() { Duration::ZERO } else { self.wait };
         let delivery = reading
@@ -386,10 +383,7 @@ impl AttemptArguments {
         }
         if delivery.round_attempts == 0 && !self.common.json {
             let waited = format_duration(wait);
-            print_stderr_line(&format!(
-                "millrace: no gateway has made an attempt within {waited}; `{}` delivers",
-                command_hint("serve")
-            ));
+            note!("no gateway has made an attempt within {waited}; `{}` delivers", command_hint("serve"));
         }
         Ok(if is_delivered { CommandExit::Completed } else { CommandExit::Failed })
     }
@@ -422,10 +416,7 @@ fn show_with_secret(webhook: &StoredWebhook, what: &str, is_json: bool) {
     }
     // A closed pipe has lost the secret; it can be replaced.
     let _ = write_stdout_line(&webhook.secret.reveal());
-    print_stderr_line(&format!(
-        "millrace: {what} {} for {}; its secret can't be shown again",
-        webhook.id, webhook.url
-    ));
+    note!("{what} {} for {}; its secret can't be shown again", webhook.id, webhook.url);
 }
 
 fn show_webhook(webhook: &StoredWebhook, is_json: bool) {
@@ -442,7 +433,7 @@ fn list_webhooks(stored: &[StoredWebhook], is_json: bool) {
         stored.iter().for_each(|webhook| print_json(&WebhookJson::new(webhook, clock::now())));
     } else if stored.is_empty() {
         let hint = command_hint("webhook add URL");
-        print_stderr_line(&format!("millrace: there are no webhooks; create one with `{hint}`"));
+        note!("there are no webhooks; create one with `{hint}`");
     } else {
         text::webhook_table(stored).iter().for_each(|line| print_stdout_line(line));
     }

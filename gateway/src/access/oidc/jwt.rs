@@ -172,9 +172,7 @@ struct Header {
 
 /// The required values of claims.
 pub struct ClaimRules<'a> {
-    /// The issuer.
     pub issuer: &'a str,
-    /// One of the audiences.
     pub audience: &'a str,
     /// The time.
     pub now: Timestamp,
@@ -191,9 +189,6 @@ pub struct SignedToken<'a> {
 
 impl<'a> SignedToken<'a> {
     /// Parses a token in the compact form.
-    ///
-    /// # Errors
-    /// It is none.
     pub fn parse(text: &'a str) -> Result<Self, JwtError> {
         if text.len() > MAX_TOKEN {
             return Err(JwtError::Form("it is too long"));
@@ -222,9 +217,6 @@ impl<'a> SignedToken<'a> {
     }
 
     /// Checks the signature and the claims, and returns the claims. `keys` are those that may have signed it.
-    ///
-    /// # Errors
-    /// It is not valid.
     pub fn verify(&self, keys: &[PublicKey], rules: &ClaimRules<'_>) -> Result<Map<String, Value>, JwtError> {
         let mut outcome = Err(JwtError::UnknownKey);
         for key in keys {

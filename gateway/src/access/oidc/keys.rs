@@ -26,7 +26,6 @@ const REQUEST_TIME: Duration = Duration::from_secs(10);
 /// The maximum size of a response.
 const MAX_RESPONSE: usize = 512 * 1024;
 
-/// The keys of a provider.
 pub struct ProviderKeys {
     client: reqwest::Client,
     issuer: Url,

@@ -51,25 +51,19 @@ pub struct OidcSettings {
 /// The scopes that a value of a claim gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopeGrant {
-    /// The value.
     pub value: String,
-    /// The scopes.
     pub scopes: ScopeSet,
 }
 
 /// A claim that a token must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequiredClaim {
-    /// The name.
     pub name: String,
-    /// The value, or one of its values.
     pub value: String,
 }
 
-/// The holder of a token.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TokenHolder {
-    /// The caller.
     pub caller: Caller,
     /// The names of tenants in the claim for them. Other values, such as those of groups, are left out.
     pub tenants: Vec<TenantName>,
@@ -102,10 +96,6 @@ impl OidcVerifier {
         text.split('.').count() == 3
     }
 
-    /// Returns the holder of a token.
-    ///
-    /// # Errors
-    /// The token is not valid, or the provider does not respond.
     pub async fn find_holder(&self, text: &str, address: Option<IpAddr>) -> Result<TokenHolder, Problem> {
         let token = SignedToken::parse(text).map_err(refused)?;
         let keys = self.keys.find(token.key_id()).await.map_err(|error| {

@@ -68,9 +68,6 @@ impl Steering {
     }
 
     /// Returns the command in the form of the rules.
-    ///
-    /// # Errors
-    /// A field is invalid, or the run has no such task.
     pub async fn into_action(
         self,
         gateway: &Gateway,
@@ -226,7 +223,7 @@ impl RetryBody {
         let Self { feedback, changes } = self;
         if changes.is_final {
             let detail = "final: a retry can't change it; change it with a PATCH of the task";
-            return Err(Problem::new(ProblemKind::InvalidRequest, detail.to_owned()));
+            return Err(Problem::invalid(detail.to_owned()));
         }
         let changes = changes.into_patch(task.clone(), plan)?;
         let is_changed = !changes.changed_fields().is_empty();
@@ -236,9 +233,7 @@ impl RetryBody {
 
 impl EditBody {
     fn into_patch(self, task: TaskId, plan: &Plan) -> Result<TaskPatch, Problem> {
-        let mistake = |pointer: &str, message: String| {
-            Problem::new(ProblemKind::InvalidRequest, format!("{pointer}: {message}"))
-        };
+        let mistake = |pointer: &str, message: String| Problem::invalid(format!("{pointer}: {message}"));
         let text_of = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let run_time = self.run_time.as_deref().map(parse_duration).transpose();
         let run_time = run_time.map_err(|error| mistake("run_time", error.to_string()))?;

@@ -34,9 +34,9 @@ use utoipa::openapi::path::{ParameterIn, PathItem};
 use utoipa_axum::router::UtoipaMethodRouter;
 
 use crate::access::{Access, ApiRoutes};
-use crate::extract::{IdempotencyKey, PathParts, QueryParts, parse_json, read_json};
+use crate::extract::{IdempotencyKey, Path, Query, parse_json, read_json};
 use crate::idempotency::{EarlyReply, RepeatableRequest};
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::{ApiResult, Problem, ProblemKind};
 use crate::resources::Written;
 use crate::state::{json_response, resume_command};
 use crate::waiting::await_decision;
@@ -137,13 +137,11 @@ static ROUTES: [SteeringRoute; 10] = [
     ),
 ];
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ROUTES.iter().fold(ApiRoutes::new(), |routes, route| routes.scoped(Scope::Steer, route.describe()))
 }
 
 impl SteeringRoute {
-    /// Returns the route with its description.
     fn describe(&'static self) -> UtoipaMethodRouter {
         let names = [("run", "The run"), ("task", "The task")].into_iter();
         let names = names.filter(|(name, _)| self.path.contains(&format!("{{{name}}}")));
@@ -171,8 +169,8 @@ impl SteeringRoute {
         paths.paths.insert(self.path.to_owned(), item.expect("the description is one of an operation"));
         let method = if self.method == "post" { MethodFilter::POST } else { MethodFilter::PATCH };
         let handler = move |access: Access,
-                            PathParts(place): PathParts<SteeredPlace>,
-                            QueryParts(query): QueryParts<CommandQuery>,
+                            Path(place): Path<SteeredPlace>,
+                            Query(query): Query<CommandQuery>,
                             key: IdempotencyKey,
                             request: Request| async move {
             let steering = match &self.body {
@@ -235,7 +233,7 @@ async fn reply_to_applied(
     repeatable: RepeatableRequest<'_>,
     run: &RunId,
     AppliedMessage { sequence, events }: AppliedMessage,
-) -> Result<Response, Problem> {
+) -> ApiResult {
     let outcome = CommandOutcome::applied(run, describe_changes(run, &events), &events);
     repeatable.reply((StatusCode::OK, None), &Written { sequence, outcome }).await
 }

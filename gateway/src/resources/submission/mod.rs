@@ -42,8 +42,8 @@ use serde_json::Value;
 use utoipa_axum::routes;
 
 use super::Written;
-use super::admission::find_problem_of_full_cluster;
-use super::push_configs::PushConfigBody;
+use super::limits::find_problem_of_full_cluster;
+use super::webhooks::PushConfigBody;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{ClientTrace, IdempotencyKey};
 use crate::idempotency::{EarlyReply, RepeatableRequest};
@@ -56,7 +56,6 @@ pub use upload::store_document;
 /// The maximum size of a submission with its documents: some thousand documents of usual size.
 const MAX_SUBMISSION: usize = 512 * 1024 * 1024;
 
-/// The routes.
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Submit, routes!(submit_run)).limit_body(MAX_SUBMISSION)
 }

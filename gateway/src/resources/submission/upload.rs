@@ -9,7 +9,7 @@ use millrace_agent::corpus::MAX_BYTES;
 use millrace_protocol::plan::Document;
 
 use super::SubmissionBody;
-use crate::extract::{JsonBody, media_type, parse_json, within_time};
+use crate::extract::{Json, media_type, parse_json, within_time};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::Gateway;
 
@@ -30,11 +30,11 @@ pub async fn read_request(
     request: Request,
 ) -> Result<(SubmissionBody, Vec<Document>), Problem> {
     if !media_type(request.headers()).eq_ignore_ascii_case("multipart/form-data") {
-        let JsonBody(body) = JsonBody::from_request(request, &()).await?;
+        let Json(body) = Json::from_request(request, &()).await?;
         return Ok((body, Vec::new()));
     }
     let parts = Multipart::from_request(request, &()).await;
-    let parts = parts.map_err(|error| Problem::new(ProblemKind::InvalidRequest, error.body_text()))?;
+    let parts = parts.map_err(|error| Problem::invalid(error.body_text()))?;
     within_time(UPLOAD_TIME, read_parts(gateway, parts)).await?
 }
 
@@ -48,7 +48,7 @@ async fn read_parts(
             Some(RUN_PART) => {
                 let bytes = read_part(part, MAX_DESCRIPTION).await?;
                 if body.replace(parse_json(&bytes)?).is_some() {
-                    return Err(Problem::new(ProblemKind::InvalidRequest, "the part \"run\" is there twice"));
+                    return Err(Problem::invalid("the part \"run\" is there twice"));
                 }
             }
             Some(DOCUMENT_PART) => {
@@ -60,13 +60,11 @@ async fn read_parts(
             other => {
                 let detail =
                     format!("the part {other:?} is unknown; valid: \"run\" (JSON), \"documents\" (files)");
-                return Err(Problem::new(ProblemKind::InvalidRequest, detail));
+                return Err(Problem::invalid(detail));
             }
         }
     }
-    let body = body.ok_or_else(|| {
-        Problem::new(ProblemKind::InvalidRequest, "the part \"run\" is missing: a run as JSON")
-    })?;
+    let body = body.ok_or_else(|| Problem::invalid("the part \"run\" is missing: a run as JSON"))?;
     Ok((body, documents))
 }
 
@@ -100,18 +98,14 @@ fn part_problem(error: MultipartError) -> Problem {
 }
 
 /// Checks that a path is one of a document.
-///
-/// # Errors
-/// It is empty, absolute, or leads out of its folder.
 pub fn check_document_path(path: &str) -> Result<(), Problem> {
     let is_part = |part: &str| !part.is_empty() && part != "." && part != "..";
     let is_valid = path.len() <= MAX_PATH && path.split('/').all(is_part) && !path.contains(char::is_control);
     match is_valid {
         true => Ok(()),
-        false => Err(Problem::new(
-            ProblemKind::InvalidRequest,
-            format!("{path:?} is no path of a document; give each document a relative path as its file name"),
-        )),
+        false => Err(Problem::invalid(format!(
+            "{path:?} is no path of a document; give each document a relative path as its file name"
+        ))),
     }
 }
 

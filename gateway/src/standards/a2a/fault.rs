@@ -11,7 +11,6 @@ use crate::problem::{Problem, ProblemKind};
 /// An error, with the status of the HTTP binding.
 #[derive(Debug, Clone)]
 pub struct A2aFault {
-    /// The error.
     pub error: A2AError,
     status: StatusCode,
 }

@@ -23,7 +23,6 @@ pub fn with_usual_names(value: Value) -> Value {
     }
 }
 
-/// Returns the usual name of a field.
 pub fn usual_name(name: &str) -> String {
     let mut usual = String::with_capacity(name.len());
     let mut is_start = false;

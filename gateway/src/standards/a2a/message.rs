@@ -39,9 +39,7 @@ const DOCUMENT_FAMILIES: [&str; 4] =
 /// A run as `POST /runs` accepts it, with its documents.
 #[derive(Debug)]
 pub struct DescribedRun {
-    /// The description.
     pub description: Map<String, Value>,
-    /// The documents.
     pub documents: Vec<SubmittedDocument>,
 }
 
@@ -141,7 +139,6 @@ fn use_skill(description: &mut Map<String, Value>, skill: &Value) -> Result<(), 
     Ok(())
 }
 
-/// Returns the text of a message.
 pub fn text_of(message: &Message) -> String {
     let texts: Vec<&str> = message.parts.iter().filter_map(Part::as_text).collect();
     texts.join("\n\n")

@@ -15,7 +15,7 @@ use super::fault::A2aFault;
 use super::message::{CONTEXT_LABEL, answer_of_message, check_context, describe_run, find_question, text_of};
 use super::push::{describe_config_of_message, set_config};
 use super::task::{RunTask, context_of, run_states_of, state_of};
-use crate::extract::QueryParts;
+use crate::extract::Query;
 use crate::problem::{Problem, ProblemKind};
 use crate::resources::runs::{ListQuery, list_runs};
 use crate::resources::steering::{CancelBody, MessageBody, Steering};
@@ -49,7 +49,6 @@ pub struct Delivery {
     pub before: Option<u64>,
 }
 
-/// Delivers a message.
 pub async fn deliver_message(
     operator: &Operator,
     request: &SendMessageRequest,
@@ -125,13 +124,11 @@ pub async fn send_message(operator: &Operator, request: SendMessageRequest) -> R
         .task)
 }
 
-/// Reads a task.
 pub async fn get_task(operator: &Operator, request: GetTaskRequest) -> Result<Task, A2aFault> {
     let task = RunTask::read(operator, &request.id, request.history_length).await?;
     Ok(task.with_artifacts(operator).await?.task)
 }
 
-/// Cancels a task.
 pub async fn cancel_task(operator: &Operator, request: CancelTaskRequest) -> Result<Task, A2aFault> {
     let run = &request.id;
     let task = RunTask::read(operator, run, Some(0)).await?;
@@ -221,7 +218,7 @@ pub async fn list_tasks(
         }
     };
     let list = async |query| -> Result<Runs, Problem> {
-        value_of(list_runs(operator.with(Scope::Read)?, QueryParts(query)).await).await
+        value_of(list_runs(operator.with(Scope::Read)?, Query(query)).await).await
     };
     let all = ListQuery { limit: Some(MAX_COUNT), ..filter.clone() };
     let page = match is_own_part {

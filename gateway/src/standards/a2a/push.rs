@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use super::fault::A2aFault;
 use super::task::{context_of, message_of_agent, parts_of_question, state_of};
 use crate::problem::Problem;
-use crate::resources::push_configs::{PushAuthenticationBody, PushConfigBody};
+use crate::resources::webhooks::{PushAuthenticationBody, PushConfigBody};
 use crate::standards::api::Operator;
 use crate::standards::run_view::QuestionView;
 
@@ -65,7 +65,6 @@ pub fn describe_config_of_message(config: &TaskPushNotificationConfig, message: 
     PushConfigBody { id: Some(id), ..body }
 }
 
-/// Sets a config.
 pub async fn set_config(
     operator: &Operator,
     task: &str,
@@ -241,8 +240,8 @@ mod tests {
             serde_json::from_value(json!({ "url": "https://a.example/", "token": "" })).unwrap();
         let (one, other) =
             (describe_config_of_message(&config, "m1"), describe_config_of_message(&config, "m2"));
-        assert_eq!(one, describe_config_of_message(&config, "m1"));
-        assert_ne!(one["id"], other["id"]);
-        assert!(one.get("token").is_none() && describe_config(&config).get("id").is_none());
+        assert_eq!(one.id, describe_config_of_message(&config, "m1").id);
+        assert_ne!(one.id, other.id);
+        assert!(one.token.is_none() && describe_config(&config).id.is_none());
     }
 }

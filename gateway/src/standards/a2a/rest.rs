@@ -92,9 +92,6 @@ impl A2aServer {
 }
 
 /// Returns the sender of a request.
-///
-/// # Errors
-/// The client speaks another version of A2A.
 pub fn operator_of(parts: &Parts) -> Result<Operator, A2aFault> {
     let version = parts.headers.get("a2a-version").and_then(|value| value.to_str().ok());
     match version.map(str::trim).filter(|version| !version.is_empty()) {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::message::CONTEXT_LABEL;
-use crate::extract::{PathParts, QueryParts};
+use crate::extract::{Path, Query};
 use crate::openapi::API_ROOT;
 use crate::problem::{Problem, ProblemKind};
 use crate::resources::files::{FolderQuery, list_files};
@@ -77,7 +77,6 @@ struct FileLine {
 pub struct RunTask {
     /// The task, without artifacts.
     pub task: Task,
-    /// The run.
     pub view: RunView,
     /// The sequence of the log as of which it is.
     pub sequence: u64,
@@ -169,7 +168,6 @@ fn metadata_of(view: &RunView, sequence: u64) -> HashMap<String, Value> {
     ])
 }
 
-/// Returns the status of a task.
 pub fn status_of(view: &RunView, context: &str) -> TaskStatus {
     let state = state_of(&view.state, !view.open_questions.is_empty());
     let parts = match state == TaskState::InputRequired {
@@ -290,8 +288,8 @@ pub async fn read_artifacts(operator: &Operator, view: &RunView) -> Result<Vec<A
             Err(problem) => return Err(problem),
         }
     }
-    let query = QueryParts(FolderQuery::default());
-    let list = list_files(operator.with(Scope::Read)?, PathParts(view.run.clone()), query).await;
+    let query = Query(FolderQuery::default());
+    let list = list_files(operator.with(Scope::Read)?, Path(view.run.clone()), query).await;
     let list: Files = value_of(list).await?;
     for FileLine { path, bytes, version } in list.files {
         let part = match bytes <= MAX_INLINE {

@@ -23,7 +23,6 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The number of updates that wait for a client.
 const QUEUE: usize = 64;
 
-/// A part of a stream.
 #[derive(Debug)]
 pub enum StreamPart {
     /// An update, with the position of its event.
@@ -34,10 +33,8 @@ pub enum StreamPart {
     Fault(A2aFault),
 }
 
-/// The end of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// With the task.
     Task,
     /// With the task, or when it needs input.
     TaskOrInput,
@@ -55,9 +52,6 @@ pub enum StreamStart {
 }
 
 /// Starts a stream of a run.
-///
-/// # Errors
-/// There is no such run, or it has ended and the client only wants what happens from now on.
 pub async fn start_stream(
     operator: &Operator,
     run: &str,

@@ -15,8 +15,8 @@ use super::arguments::{
 use super::results::{
     AnswerResult, CapabilitiesResult, CommandResult, EventsResult, FilesResult, RunsResult, StartedRun,
 };
-use crate::extract::{IdempotencyKey, JsonBody, PathParts, QueryParts};
-use crate::problem::{Problem, ProblemKind};
+use crate::extract::{IdempotencyKey, Json, Path, Query};
+use crate::problem::Problem;
 use crate::resources::questions::{AnswerBody, QuestionQuery, list_all_questions, send_answer};
 use crate::resources::runs::{self, ListQuery};
 use crate::resources::steering::{
@@ -83,7 +83,7 @@ pub async fn list_runs(call: Call, arguments: ListRunsArguments) -> Result<RunsR
         cursor: filled(cursor),
         ..ListQuery::default()
     };
-    value_of(runs::list_runs(call.operator.with(Scope::Read)?, QueryParts(query)).await).await
+    value_of(runs::list_runs(call.operator.with(Scope::Read)?, Query(query)).await).await
 }
 
 pub async fn list_questions(
@@ -91,7 +91,7 @@ pub async fn list_questions(
     QuestionsArguments { run }: QuestionsArguments,
 ) -> Result<QuestionsView, Problem> {
     let Some(run) = run else {
-        let query = QueryParts(QuestionQuery::default());
+        let query = Query(QuestionQuery::default());
         return value_of(list_all_questions(call.operator.with(Scope::Read)?, query).await).await;
     };
     read_questions(&call.operator, &run, false).await
@@ -100,8 +100,8 @@ pub async fn list_questions(
 pub async fn answer_question(call: Call, arguments: AnswerArguments) -> Result<AnswerResult, Problem> {
     let AnswerArguments { question, answer, value, text } = arguments;
     let value = Some(value).filter(|value| !value.is_null());
-    let body = JsonBody(AnswerBody { answer, value, text, scope: AnswerScope::default() });
-    value_of(send_answer(call.operator.with(Scope::Answer)?, PathParts(question), body).await).await
+    let body = Json(AnswerBody { answer, value, text, scope: AnswerScope::default() });
+    value_of(send_answer(call.operator.with(Scope::Answer)?, Path(question), body).await).await
 }
 
 async fn steer_run(
@@ -148,8 +148,8 @@ pub async fn list_capabilities(call: Call, _: NoArguments) -> Result<Capabilitie
 }
 
 pub async fn list_files(call: Call, RunArguments { run }: RunArguments) -> Result<FilesResult, Problem> {
-    let query = QueryParts(files::FolderQuery::default());
-    value_of(files::list_files(call.operator.with(Scope::Read)?, PathParts(run), query).await).await
+    let query = Query(files::FolderQuery::default());
+    value_of(files::list_files(call.operator.with(Scope::Read)?, Path(run), query).await).await
 }
 
 pub async fn read_file(call: Call, FileArguments { run, path }: FileArguments) -> Result<String, Problem> {
@@ -157,7 +157,7 @@ pub async fn read_file(call: Call, FileArguments { run, path }: FileArguments) -
     let size = bytes.len();
     let mut content = String::from_utf8(bytes).map_err(|_| {
         let detail = format!("{path:?} is no text ({size} bytes); read it as a resource instead");
-        Problem::new(ProblemKind::InvalidRequest, detail)
+        Problem::invalid(detail)
     })?;
     if size > MAX_TEXT {
         content.truncate(content.floor_char_boundary(MAX_TEXT));

@@ -52,7 +52,6 @@ const INSTRUCTIONS: &str = "Millrace carries out objectives as durable plans of 
 with tools. Use start_run, then wait_for_run until `end` is present; runs take minutes to days, and survive restarts. If a run has open \
 questions, ask the user and send the decision with answer_question. get_report returns the deliverable.";
 
-/// The MCP server.
 #[derive(Clone)]
 pub struct McpServer {
     /// The access of the user of this process; `None` if each request has its own.
@@ -112,9 +111,6 @@ impl McpServer {
     }
 
     /// Serves one client over standard input and output until it closes them.
-    ///
-    /// # Errors
-    /// The client does not speak MCP.
     pub async fn serve_stdio(self, shutdown: CancellationToken) -> Result<(), Box<ServerInitializeError>> {
         let serving = self.serve_with_ct(rmcp::transport::stdio(), shutdown).await;
         let running = match serving {

@@ -19,10 +19,6 @@ pub fn list_templates() -> Vec<ResourceTemplate> {
     vec![report, file]
 }
 
-/// Reads a resource.
-///
-/// # Errors
-/// There is no such resource, or the caller may not read it.
 pub async fn read_resource(operator: &Operator, uri: &str) -> Result<ReadResourceResult, ErrorData> {
     let place = uri.strip_prefix(PREFIX).and_then(|place| place.split_once('/'));
     let contents = match place.map(|(run, part)| (run, part, part.strip_prefix("files/"))) {

@@ -24,10 +24,6 @@ pub fn refused(problem: &Problem) -> ErrorData {
     }
 }
 
-/// Reads a run as a task.
-///
-/// # Errors
-/// There is no such run, or the caller may not read it.
 pub async fn read_task(operator: &Operator, run: &str) -> Result<DetailedTask, ErrorData> {
     let view = RunView::read(operator, run).await.map_err(|problem| refused(&problem))?;
     let started = view.started_at.clone().unwrap_or_else(|| jiff::Timestamp::now().to_string());
@@ -96,7 +92,6 @@ fn message_of(question: &QuestionView) -> String {
 enum QuestionForm {
     /// The fields of the value itself: the question has a schema of an object of primitives.
     Fields(Box<ElicitationSchema>),
-    /// One value.
     Value,
     /// A decision, with its reason.
     Decision,
@@ -168,9 +163,6 @@ impl QuestionForm {
 }
 
 /// Sends the responses to elicitations of a task. Responses to questions that are closed are ignored.
-///
-/// # Errors
-/// A response does not fit its question, or the caller may not answer.
 pub async fn answer_questions(
     operator: &Operator,
     task: &str,
@@ -208,10 +200,6 @@ fn answer_of_response(question: &QuestionView, response: &Value) -> Result<Optio
     }
 }
 
-/// Cancels a run.
-///
-/// # Errors
-/// There is no such run, or the caller may not cancel it.
 pub async fn cancel_task(operator: &Operator, run: &str) -> Result<(), ErrorData> {
     let reason = Some("cancelled by an MCP client".to_owned());
     let cancelled = steer_run(operator, run, Steering::CancelRun(CancelBody { reason }), None).await;

@@ -19,7 +19,7 @@ use super::calls::{
     list_runs, message_run, pause_run, read_events, read_file, resume_run, retry_task, start_run,
     wait_for_run,
 };
-use crate::problem::{Problem, ProblemKind};
+use crate::problem::Problem;
 
 /// The tool that starts a run, which may be a task of the client.
 pub const START_RUN: &str = "start_run";
@@ -216,7 +216,7 @@ pub fn parse<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, Problem> {
         let place = error.path().to_string();
         let place = if place == "." { String::new() } else { format!("{place}: ") };
         let mistake = plain_json_error(&error.into_inner().to_string());
-        Problem::new(ProblemKind::InvalidRequest, format!("the arguments are invalid: {place}{mistake}"))
+        Problem::invalid(format!("the arguments are invalid: {place}{mistake}"))
     })
 }
 
