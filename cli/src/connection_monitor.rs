@@ -31,13 +31,11 @@ pub enum LinkState {
     Connected,
     /// It has just come back after an outage of this length.
     Recovered(Duration),
-    /// It was lost at this time.
     Lost(Timestamp),
     /// It was lost, and will not come back.
     Ended,
 }
 
-/// Watches a connection.
 pub struct ConnectionMonitor {
     bus: Bus,
     target: ClusterTarget,
@@ -94,7 +92,6 @@ impl ConnectionMonitor {
     }
 }
 
-/// The present outage of a connection.
 #[derive(Debug, Default)]
 struct LinkOutage {
     lost: Option<(Timestamp, Instant)>,

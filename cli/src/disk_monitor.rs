@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use millrace_local_cluster::data::{MIN_FREE_BYTES, free_space};
 
-/// Interval between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Watches the free space on the disk of a data folder: a server on a full disk accepts no more writes, also not when there

@@ -22,10 +22,8 @@ const MAX_LISTED: usize = 10;
 const MAX_KINDS: usize = 6;
 /// Number of documents that are uploaded concurrently.
 const UPLOADS: usize = 16;
-/// The argument for standard input.
 const STANDARD_INPUT: &str = "-";
 
-/// The documents of a run.
 #[derive(Debug, Default)]
 pub struct DocumentFiles {
     /// The submitted files, unreadable ones included: agents list these in their results.

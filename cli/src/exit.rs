@@ -21,13 +21,11 @@ use tokio_util::sync::CancellationToken;
 /// Time that work has to end after an interrupt.
 const INTERRUPT_GRACE: Duration = Duration::from_secs(1);
 
-/// The exit code of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CommandExit {
     /// Success; for a run: completed.
     Completed = 0,
-    /// The run failed.
     Failed = 1,
     /// The command line, the plan or the documents are invalid, or the run does not allow the command.
     Refused = 2,
@@ -37,7 +35,6 @@ pub enum CommandExit {
     Environment = 4,
     /// The run is paused, because a model's provider does not answer.
     Paused = 5,
-    /// The user interrupted the command.
     Interrupted = 130,
 }
 
@@ -74,7 +71,6 @@ impl CommandExit {
     }
 }
 
-/// The outcome of a command.
 pub type CommandResult = Result<CommandExit, CommandError>;
 
 /// An error with the exit code it leads to.

@@ -51,7 +51,6 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Processes of a cluster", &["supervisor", "worker", "critic"]),
 ];
 
-/// The id of the argument `--profile`.
 const PROFILE_ARGUMENT: &str = "profile";
 
 /// Text after the options.

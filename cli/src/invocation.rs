@@ -16,7 +16,6 @@ use millrace_runtime::nats::connection::without_passwords;
 
 static INVOCATION: OnceLock<Invocation> = OnceLock::new();
 
-/// The invocation of this process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Invocation {
     is_json: bool,

@@ -132,11 +132,14 @@ enum Command {
     /// Show a run as spans, or write them for OpenTelemetry
     Trace(trace::TraceArguments),
     /// Show processes, queues, lanes and runs of a cluster
+    #[command(after_help = status::STATUS_EXAMPLES)]
     Status(status::StatusArguments),
     /// List the workers and critics of a cluster
-    Workers(status::WorkersArguments),
+    #[command(after_help = status::WORKERS_EXAMPLES)]
+    Workers(status::StatusArguments),
     /// List the capabilities of a cluster, with their slots and queues
-    Capabilities(status::CapabilitiesArguments),
+    #[command(after_help = status::CAPABILITIES_EXAMPLES)]
+    Capabilities(status::StatusArguments),
     /// Print the logs of a local cluster
     Logs(logs::Arguments),
     /// Back up a cluster to a folder while it runs

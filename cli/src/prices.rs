@@ -29,7 +29,6 @@ pub fn models_without_price<'a>(choices: impl Iterator<Item = &'a ModelSelection
         .collect()
 }
 
-/// Advice on unknown prices.
 pub const ADVICE: &str = "to count their cost, set MILLRACE_PRICES to a file with prices; without it limit tokens or \
                           calls: a limit of cost is refused";
 

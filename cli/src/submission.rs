@@ -15,7 +15,7 @@ use millrace_client::{EarlierResults, read_earlier_run};
 use millrace_protocol::ids::{Capability, SessionId};
 use millrace_protocol::labels::{Labels, find_labels_problem, parse_label};
 use millrace_protocol::plan::{
-    Budget, CapabilityRegistry, EarlierRun, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
+    CapabilityRegistry, EarlierRun, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
     find_criteria_problem, find_earlier_runs_problem,
 };
 use millrace_protocol::trace_context::TraceParent;
@@ -120,22 +120,15 @@ impl From<ConsultArgument> for PlannerConsultMode {
 
 /// A run that is ready for submission once its documents are uploaded.
 pub struct PendingSubmission {
-    objective: String,
+    /// The run, without its tasks, documents and earlier runs.
+    submission: Submission,
     tasks: Vec<TaskSpec>,
     /// The plan file, as named by the user, and the positions of its tasks.
     plan_file: Option<(String, Vec<TaskFieldPositions>)>,
-    fail_fast: bool,
-    approve_plan: bool,
-    criteria: Vec<String>,
-    mode: PlanningMode,
-    consult: Option<PlannerConsultMode>,
-    budget: Budget,
     models: ModelPreferences,
     documents: DocumentFiles,
     /// The runs to follow up on, as the user names them.
     after: Vec<String>,
-    labels: Labels,
-    session: Option<SessionId>,
     is_verbose: bool,
 }
 
@@ -179,35 +172,34 @@ impl PendingSubmission {
         let budget = arguments.budget.override_budget(plan.budget).map_err(|why| refused!(why))?;
         let labels = collect_labels(&arguments.label)?;
         let documents = DocumentFiles::collect(&arguments.docs).await?;
-        let fail_fast = arguments.fail_fast || plan.fail_fast;
         let criteria = [plan.criteria, arguments.criteria.clone()].concat();
         if let Some(problem) = find_criteria_problem(&criteria) {
             return Err(refused!("{problem}"));
         }
-        Ok(Self {
-            objective,
-            tasks: plan.tasks,
-            plan_file,
-            fail_fast,
+        let by_capability = models.by_capability.iter();
+        let submission = Submission {
+            model: models.default.as_ref().map(ToString::to_string),
+            models: by_capability.map(|(name, choice)| (name.clone(), choice.to_string())).collect(),
+            fail_fast: arguments.fail_fast || plan.fail_fast,
             approve_plan: arguments.approve_plan || plan.approve_plan,
             criteria,
-            mode,
-            consult,
-            budget,
-            models,
-            documents,
-            after: arguments.after.clone(),
             labels,
             session: arguments.session.clone(),
-            is_verbose: arguments.verbose,
-        })
+            budget,
+            consult,
+            ..Submission::new(objective, mode)
+        };
+        let (tasks, after, is_verbose) = (plan.tasks, arguments.after.clone(), arguments.verbose);
+        Ok(Self { submission, tasks, plan_file, models, documents, after, is_verbose })
     }
 
     /// `true` if the run has a planner, which can repair its tasks.
     pub fn has_planner(&self) -> bool {
-        match self.mode {
+        match self.submission.mode {
             PlanningMode::Llm | PlanningMode::Hybrid => true,
-            PlanningMode::Fixed => self.consult.is_some_and(|consult| consult > PlannerConsultMode::Never),
+            PlanningMode::Fixed => {
+                self.submission.consult.is_some_and(|consult| consult > PlannerConsultMode::Never)
+            }
         }
     }
 
@@ -223,7 +215,7 @@ impl PendingSubmission {
     }
 
     pub fn capabilities_with_budget(&self) -> impl Iterator<Item = &Capability> {
-        self.budget.capabilities.keys()
+        self.submission.budget.capabilities.keys()
     }
 
     /// `true` if the command line chooses any model.
@@ -242,7 +234,7 @@ impl PendingSubmission {
     /// the capabilities of files, which may replace the built-in ones.
     fn needs_documents_without_model(&self, own: &[String]) -> bool {
         let is_own = |name: &str| own.iter().any(|capability| capability == name);
-        match self.mode {
+        match self.submission.mode {
             PlanningMode::Llm => !is_own(RESEARCH),
             PlanningMode::Hybrid | PlanningMode::Fixed => {
                 !is_own(RESEARCH) && self.tasks.iter().any(|task| task.capability.as_str() == RESEARCH)
@@ -258,7 +250,7 @@ impl PendingSubmission {
         const WAY_OUT: &str =
             "choose a language model with --model provider:model, or name documents with --docs";
         let DocumentFiles { readable, skipped, .. } = &self.documents;
-        if *readable > 0 || !self.after.is_empty() || self.session.is_some() {
+        if *readable > 0 || !self.after.is_empty() || self.submission.session.is_some() {
             return Ok(());
         }
         if skipped.is_empty() {
@@ -296,27 +288,8 @@ impl PendingSubmission {
             return Err(refused!("{problem}"));
         }
         let documents = if files.is_empty() { None } else { Some(upload_documents(bus, files).await?) };
-        Ok(Submission {
-            tasks: self.tasks.into_iter().map(Arc::new).collect(),
-            documents,
-            model: self.models.default.map(|choice| choice.to_string()),
-            models: self
-                .models
-                .by_capability
-                .into_iter()
-                .map(|(name, choice)| (name, choice.to_string()))
-                .collect(),
-            fail_fast: self.fail_fast,
-            approve_plan: self.approve_plan,
-            criteria: self.criteria,
-            after,
-            labels: self.labels,
-            session: self.session,
-            budget: self.budget,
-            consult: self.consult,
-            trace_parent: read_trace_parent(),
-            ..Submission::new(self.objective, self.mode)
-        })
+        let tasks = self.tasks.into_iter().map(Arc::new).collect();
+        Ok(Submission { tasks, documents, after, trace_parent: read_trace_parent(), ..self.submission })
     }
 }
 

@@ -64,6 +64,22 @@ impl ClusterTarget {
         Ok((info.connect().await?, Some(cluster_use)))
     }
 
+    /// Calls `read` with a connection for reading.
+    pub async fn read<T>(
+        &self,
+        read: impl AsyncFnOnce(&Bus) -> Result<T, CommandError>,
+    ) -> Result<T, CommandError> {
+        ReadConnection::open_for_reading(self).await?.read_and_close(read).await
+    }
+
+    /// Calls `send` with a connection for a command that is to be decided on.
+    pub async fn command<T>(
+        &self,
+        send: impl AsyncFnOnce(&Bus) -> Result<T, CommandError>,
+    ) -> Result<T, CommandError> {
+        ReadConnection::open_for_command(self).await?.read_and_close(send).await
+    }
+
     fn no_cluster_error(&self) -> CommandError {
         let data = self.data.display();
         CommandError::unusable_environment(anyhow!(

@@ -35,7 +35,6 @@ impl TranscriptPrinter {
         Self { is_cutting, has_cut: false, last: None }
     }
 
-    /// `true` if a text was cut.
     pub fn has_cut(&self) -> bool {
         self.has_cut
     }
@@ -328,7 +327,6 @@ fn usage_text(usage: &Usage) -> String {
     parts.join(", ")
 }
 
-/// Returns a value as compact JSON.
 fn json_text(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("edits and kinds of errors serialise to JSON")
 }

@@ -23,7 +23,6 @@ const TENANT_ATTRIBUTE: &str = "millrace.tenant";
 
 #[derive(Clone)]
 pub struct AccountSettings {
-    /// The receivers that webhooks may have.
     pub receivers: ReceiverPolicy,
     /// The receiver of traces, if there is one.
     pub export: Option<ExportSettings>,
@@ -64,7 +63,6 @@ impl ServedAccount {
         Ok(Self { bus, access: Arc::new(TenantAccess::new(gateway, limits, in_progress)), work })
     }
 
-    /// Returns the connection to the account.
     #[must_use]
     pub fn bus(&self) -> &Bus {
         &self.bus

@@ -15,13 +15,10 @@ use crate::problem::{ApiResult, Problem, ProblemKind};
 /// A content that ends with an error instead of its last part if it is damaged.
 pub type Content = BoxStream<'static, Result<Bytes, Fault>>;
 
-/// The metadata of a content.
 pub struct ContentInfo {
-    /// Its size in bytes.
     pub size: u64,
     /// Its ETag, without the quotes.
     pub etag: String,
-    /// The value of `Cache-Control`.
     pub cache_control: Option<&'static str>,
 }
 

@@ -44,7 +44,6 @@ const BUILD_DIGITS: usize = 16;
 /// of a module only when it has read the one that imports it.
 const PAGE: &str = "index.html";
 
-/// The files, by `build.rs`.
 const FILES: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/dashboard.rs"));
 
 /// A file as it is sent.
@@ -63,7 +62,6 @@ struct Assets {
 
 static ASSETS: LazyLock<Assets> = LazyLock::new(Assets::load);
 
-/// Returns the routes of the pages.
 pub fn routes() -> Router {
     let mut router = Router::new()
         .route("/", get(async || Redirect::temporary("/runs")))

@@ -19,7 +19,6 @@ const BODY_TIME: Duration = Duration::from_secs(20);
 /// The longest idempotency key in bytes.
 const MAX_KEY: usize = 256;
 
-/// The parameters of a path.
 pub struct Path<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
@@ -33,7 +32,6 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
     }
 }
 
-/// The parameters of a query.
 pub struct Query<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Query<T> {

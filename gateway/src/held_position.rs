@@ -19,7 +19,6 @@ const RENEWAL: Duration = Duration::from_secs(3);
 /// The reason why a follower has stopped.
 #[derive(Debug)]
 pub enum FollowerStop {
-    /// The process stops.
     Shutdown,
     /// Another process holds the position.
     Replaced,

@@ -21,7 +21,6 @@ use millrace_views::history::RunHistory;
 /// The maximum size of the decisions whose histories are kept, in bytes.
 const MAX_KEPT: usize = 32 * 1024 * 1024;
 
-/// A run up to a decision.
 #[derive(Clone, Default)]
 pub struct RunState {
     pub history: RunHistory,
@@ -73,7 +72,6 @@ impl RunState {
     }
 }
 
-/// The histories that were read last.
 #[derive(Default)]
 pub struct HistoryCache(Mutex<CacheContent>);
 

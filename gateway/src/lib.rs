@@ -193,7 +193,6 @@ pub async fn run_with_args(
     Ok(())
 }
 
-/// The accounts of a gateway.
 struct ServedAccounts {
     tenants: ServedTenants,
     /// Ends when the background work of all accounts has stopped, after the shutdown signal.

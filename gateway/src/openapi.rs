@@ -39,7 +39,6 @@ pub fn api_router() -> OpenApiRouter {
     routes().nest_below(API_ROOT)
 }
 
-/// Returns the description of the API.
 #[must_use]
 pub fn api_document() -> Value {
     let (_, paths) = api_router().split_for_parts();
@@ -93,7 +92,6 @@ fn add<T: JsonSchema>(generator: &mut SchemaGenerator, name: &str, own: &mut Map
     }
 }
 
-/// Returns the schemas of all bodies.
 fn schemas() -> Map<String, Value> {
     let mut all = answer_schemas();
     all.extend(request_schemas());
@@ -107,7 +105,6 @@ fn settings() -> SchemaSettings {
     settings
 }
 
-/// Returns the schemas of answers.
 fn answer_schemas() -> Map<String, Value> {
     let (mut all, mut output) = (Map::new(), settings().for_serialize().into_generator());
     let generator = &mut output;

@@ -8,9 +8,7 @@ use millrace_runtime::Fault;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The media type of problem details.
 pub const MEDIA_TYPE: &str = "application/problem+json";
-/// The beginning of each problem's `type`.
 pub const TYPE_PREFIX: &str = "urn:millrace:problem:";
 /// The seconds after which a client may repeat a request that failed because the cluster does not respond, or because of a limit.
 const RETRY_AFTER: &str = "1";
@@ -45,26 +43,20 @@ pub enum ProblemKind {
     RangeNotSatisfiable,
     /// The body did not arrive in time.
     RequestTimeout,
-    /// There is no such run.
     RunNotFound,
-    /// There is no such session.
     SessionNotFound,
     /// The run has no such task.
     TaskNotFound,
-    /// There is no such question.
     QuestionNotFound,
     /// There is no such file, or version of it.
     FileNotFound,
-    /// There is no such blob.
     BlobNotFound,
     /// There is no such source, or its text is gone.
     SourceNotFound,
     /// There is no such rate limit.
     LimitNotFound,
-    /// There is no such token.
     TokenNotFound,
     TooManyTokens,
-    /// There is no such webhook.
     WebhookNotFound,
     /// The webhook has no such delivery.
     DeliveryNotFound,
@@ -81,15 +73,12 @@ pub enum ProblemKind {
     /// As many runs as allowed wait for a place.
     TooManyRuns,
     RunDeleted,
-    /// There is no such retention rule.
     RetentionRuleNotFound,
-    /// The run has no deliverable.
     NoDeliverable,
     /// The description of the run, its plan or its budget is invalid.
     InvalidRun,
     /// The idempotency key was used for another request.
     KeyReused,
-    /// The supervisor refused the command.
     CommandRefused,
     /// The answer does not fit its question.
     AnswerRefused,
@@ -99,7 +88,6 @@ pub enum ProblemKind {
     LogDamaged,
     /// The identity provider does not respond.
     ProviderUnavailable,
-    /// The cluster does not respond.
     ClusterUnavailable,
     /// The store of the cluster is full.
     StoreFull,
@@ -318,7 +306,6 @@ impl Problem {
         self.uri.strip_prefix(TYPE_PREFIX) == Some(kind.parts().1)
     }
 
-    /// Returns the HTTP status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.code
@@ -330,7 +317,6 @@ impl Problem {
         &self.detail
     }
 
-    /// Adds the mistakes.
     #[must_use]
     pub fn with_mistakes(self, errors: Vec<Mistake>) -> Self {
         Self { errors, ..self }

@@ -43,7 +43,6 @@ pub struct RunPosition {
     run: Option<RunId>,
 }
 
-/// A text is no position.
 #[derive(Debug, thiserror::Error)]
 #[error("the cursor is not one that a list has returned")]
 pub struct InvalidPosition;
@@ -129,7 +128,6 @@ impl IndexedRun {
         Some((self.summary.lane.0, last, self.revision))
     }
 
-    /// The name of its state.
     fn state(&self) -> &'static str {
         RunState::of_summary(Some(&self.summary)).name()
     }
@@ -168,7 +166,6 @@ impl UnstartedRun {
 
 #[derive(Debug, Clone)]
 pub enum ListedRun {
-    /// A run with a summary.
     Started(Arc<IndexedRun>),
     /// A run that was submitted, and has no summary yet.
     Submitted(Arc<UnstartedRun>),
@@ -193,7 +190,6 @@ impl ListedRun {
     }
 }
 
-/// The summaries of all runs.
 pub struct RunIndex {
     content: RwLock<IndexContent>,
     /// The submissions, read when runs are listed. Held during a read.

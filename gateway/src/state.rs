@@ -35,11 +35,9 @@ pub struct Gateway {
     pub runs: Arc<RunIndex>,
     /// The histories of runs that were read last.
     pub histories: Arc<HistoryCache>,
-    /// The followers of the lanes.
     pub hub: Arc<LaneHub>,
     /// The caps on the number of runs as they were last read.
     pub caps: CachedCaps,
-    /// The receivers that webhooks may have.
     pub receivers: ReceiverPolicy,
     /// Ends open streams when the process stops, or stops serving the tenant.
     pub shutdown: CancellationToken,

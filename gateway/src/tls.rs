@@ -33,7 +33,6 @@ pub struct CertificateError {
     reason: String,
 }
 
-/// The modification times of the files.
 type FileTimes = (Option<SystemTime>, Option<SystemTime>);
 
 /// A certificate that is replaced when its files change.
@@ -65,7 +64,6 @@ impl ReloadedCertificate {
         Ok(Arc::new(Self { files, provider, current, read: RwLock::new(times) }))
     }
 
-    /// Returns the acceptor of TLS connections.
     pub fn acceptor(self: &Arc<Self>) -> Result<TlsAcceptor, rustls::Error> {
         let mut config = rustls::ServerConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()?

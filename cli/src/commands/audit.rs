@@ -10,7 +10,7 @@ use millrace_runtime::store::audit::read_actions;
 
 use crate::exit::{CommandExit, CommandResult};
 use crate::json::{AuditLine, print_json};
-use crate::target::{ClusterTarget, ReadConnection};
+use crate::target::ClusterTarget;
 use crate::view::write_stdout_line;
 
 const EXAMPLES: &str = "\
@@ -36,10 +36,8 @@ pub struct AuditArguments {
 
 /// Lists the actions, oldest first.
 pub async fn run_command(arguments: AuditArguments) -> CommandResult {
-    let connection = ReadConnection::open_for_reading(&arguments.target).await?;
     let after = arguments.after;
-    let actions =
-        connection.read_and_close(async |bus| Ok(read_actions(bus, after, usize::MAX).await?)).await?;
+    let actions = arguments.target.read(async |bus| Ok(read_actions(bus, after, usize::MAX).await?)).await?;
     for (sequence, record) in &actions {
         if arguments.json {
             print_json(&AuditLine::new(*sequence, record));

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::json::{BackupOutcome, print_json};
-use crate::target::{ClusterTarget, ReadConnection};
+use crate::target::ClusterTarget;
 use crate::view::{format_byte_size, print_stdout_line};
 
 const EXAMPLES: &str = "\
@@ -45,8 +45,7 @@ pub async fn run_command(arguments: BackupArguments, shutdown: CancellationToken
             backup::verify_backup(&arguments.folder, &shutdown, &print_progress).map_err(map_backup_error)?;
         return Ok(print_backup_report(&manifest, &arguments, "is complete"));
     }
-    let reading = ReadConnection::open_for_reading(&arguments.target).await?;
-    reading.read_and_close(async |bus| write_backup(bus, &arguments, &shutdown).await).await
+    arguments.target.read(async |bus| write_backup(bus, &arguments, &shutdown).await).await
 }
 
 async fn write_backup(bus: &Bus, arguments: &BackupArguments, shutdown: &CancellationToken) -> CommandResult {
@@ -69,7 +68,6 @@ fn print_backup_report(manifest: &BackupManifest, arguments: &BackupArguments, w
     CommandExit::Completed
 }
 
-/// Prints a line of progress.
 pub fn print_progress(progress: BackupProgress<'_>) {
     let BackupProgress { operation: doing, what, bytes: so_far, is_done } = progress;
     let more = if is_done { "" } else { " so far" };

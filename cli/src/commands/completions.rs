@@ -21,7 +21,6 @@ pub struct CompletionsArguments {
     shell: Shell,
 }
 
-/// Prints the completions of `command`.
 pub fn run_command(arguments: &CompletionsArguments, mut command: clap::Command) -> CommandExit {
     let name = command.get_name().to_owned();
     let mut script = Vec::new();

@@ -9,7 +9,7 @@ use millrace_runtime::store::retention::{DeletionRequest, wait_for_deletion};
 
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::json::{RunDeletionJson, print_json};
-use crate::target::{ClusterTarget, ReadConnection};
+use crate::target::ClusterTarget;
 
 const EXAMPLES: &str = "\
 A live run is refused: cancel it first. A run that could be resumed can't be any more from then on. Blobs that nothing else refers to are removed in the background.
@@ -43,7 +43,6 @@ pub struct DeleteArguments {
 pub async fn run_command(arguments: DeleteArguments) -> CommandResult {
     let DeleteArguments { runs, wait, by, json, target } = arguments;
     let by = author_name(by);
-    let connection = ReadConnection::open_for_command(&target).await?;
     let deleting = async |bus: &millrace_runtime::Bus| {
         // All names are looked up first: a mistake in one deletes nothing, and `latest` means one run.
         let mut found = Vec::new();
@@ -72,7 +71,7 @@ pub async fn run_command(arguments: DeleteArguments) -> CommandResult {
         }
         Ok(if is_complete { CommandExit::Completed } else { CommandExit::Partial })
     };
-    connection.read_and_close(deleting).await
+    target.command(deleting).await
 }
 
 /// Converts the reason why a run can't be deleted.

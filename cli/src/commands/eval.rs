@@ -176,7 +176,6 @@ struct PendingSamples<'a> {
     score: ConfigurationScore,
 }
 
-/// Runs an evaluation.
 pub async fn run_command(arguments: EvalArguments, interrupt: CancellationToken) -> CommandResult {
     let has_web = arguments.configurations.reads_web().map_err(CommandError::invalid_input)?;
     let file = load_evaluation_file(&arguments.file, has_web).map_err(CommandError::invalid_input)?;

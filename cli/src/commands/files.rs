@@ -18,7 +18,7 @@ use millrace_runtime::store::workspace::{FileStream, FileVersionInfo, RunWorkspa
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{CommandOutcome, FileJson, print_json};
-use crate::target::{ClusterTarget, ReadConnection};
+use crate::target::ClusterTarget;
 use crate::view::{print_stdout_file, print_stdout_line};
 use millrace_client::find_run;
 
@@ -82,12 +82,11 @@ impl FileArguments {
 /// Lists, shows or downloads files.
 pub async fn run_command(arguments: FilesArguments) -> CommandResult {
     let FilesArguments { run, files } = arguments;
-    let reading = ReadConnection::open_for_reading(&files.target).await?;
     let show = async |bus: &Bus| {
         let run = find_run(bus, &run).await?;
         list_or_show_files(&RunWorkspace::new(bus, &run), &format!("files {run}"), &files).await
     };
-    reading.read_and_close(show).await
+    files.target.read(show).await
 }
 
 /// Lists, shows or downloads files. `command` lists all of them.

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{Admission, CommandOutcome, LimitJson, print_json};
-use crate::target::{ClusterTarget, ReadConnection};
+use crate::target::ClusterTarget;
 use crate::view::write_stdout_line;
 
 /// Refresh interval of `--watch`.
@@ -117,7 +117,6 @@ fn parse_rate(text: &str) -> anyhow::Result<u64> {
     parse_amount(counted, text).ok_or_else(|| anyhow!("expected {}", describe_valid_amount(counted)))
 }
 
-/// A cap of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct RunCap(Option<u32>);
 
@@ -133,10 +132,7 @@ pub async fn run_command(arguments: LimitsArguments, shutdown: CancellationToken
     match arguments.command {
         Some(LimitChange::Set { model, requests, tokens, by, json, target }) => {
             let allowed = RateLimit { requests, tokens };
-            let reading = ReadConnection::open_for_reading(&target).await?;
-            reading
-                .read_and_close(async |bus| Ok(administrator(bus, by).set_limit(&model, allowed).await?))
-                .await?;
+            target.read(async |bus| Ok(administrator(bus, by).set_limit(&model, allowed).await?)).await?;
             let name = model.to_string();
             if json {
                 print_json(&CommandOutcome::LimitSet { name: &name, requests, tokens });
@@ -146,11 +142,7 @@ pub async fn run_command(arguments: LimitsArguments, shutdown: CancellationToken
             Ok(CommandExit::Completed)
         }
         Some(LimitChange::Clear { model, by, json, target }) => {
-            let reading = ReadConnection::open_for_reading(&target).await?;
-            match reading
-                .read_and_close(async |bus| Ok(administrator(bus, by).remove_limit(&model).await?))
-                .await?
-            {
+            match target.read(async |bus| Ok(administrator(bus, by).remove_limit(&model).await?)).await? {
                 true if json => print_json(&CommandOutcome::LimitCleared { name: &model.to_string() }),
                 true => note!("{model} is no longer limited"),
                 false => return Err(refused!("{model} has no limit")),
@@ -158,15 +150,11 @@ pub async fn run_command(arguments: LimitsArguments, shutdown: CancellationToken
             Ok(CommandExit::Completed)
         }
         Some(LimitChange::Runs { running, waiting, by, json, target }) => {
-            let reading = ReadConnection::open_for_reading(&target).await?;
-            reading
-                .read_and_close(async |bus| show_or_set_caps(bus, (running, waiting), by, json).await)
-                .await
+            target.read(async |bus| show_or_set_caps(bus, (running, waiting), by, json).await).await
         }
         None => {
-            let reading = ReadConnection::open_for_reading(&arguments.target).await?;
             let (json, watch) = (arguments.json, arguments.watch);
-            reading.read_and_close(async |bus| show_limits(bus, json, watch, &shutdown).await).await
+            arguments.target.read(async |bus| show_limits(bus, json, watch, &shutdown).await).await
         }
     }
 }

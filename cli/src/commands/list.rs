@@ -138,7 +138,6 @@ fn is_of_session(summary: Option<&RunSummary>, session: Option<&SessionId>) -> b
     session.is_none_or(|session| summary.is_some_and(|summary| summary.session.as_ref() == Some(session)))
 }
 
-/// Returns a table of runs.
 fn format_runs(runs: &[ListedRun], now: Timestamp) -> Vec<String> {
     let heads = ["RUN", "STATE", "TASKS", "AGE", "TIME", "USED", "OBJECTIVE"].map(str::to_owned);
     let rows = runs.iter().map(|(run, summary)| match summary {

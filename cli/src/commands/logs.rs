@@ -80,7 +80,6 @@ struct LogLine {
     at: Timestamp,
 }
 
-/// Prints the logs.
 pub async fn run_command(arguments: Arguments) -> CommandResult {
     let Arguments { role, follow, lines: count, json, data } = arguments;
     let role = role.map(ChildRole::from);

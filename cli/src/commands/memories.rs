@@ -21,7 +21,6 @@ Examples:
   millrace memories team/style.md --remove       remove it; agents no longer see it";
 
 const COMMAND: &str = "memories";
-/// The author of removals.
 const AUTHOR: &str = "millrace memories";
 
 /// The arguments of `millrace memories`.

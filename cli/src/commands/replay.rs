@@ -10,7 +10,7 @@ use crate::exit::{CommandExit, CommandResult};
 use crate::history::RunHistory;
 use crate::json::{DecisionLine, ReplayJson, print_json};
 use crate::report::resume_command_hint;
-use crate::target::{ClusterTarget, ReadConnection};
+use crate::target::ClusterTarget;
 use crate::view::{LiveModelOutput, format_event_line, print_stdout_line, render_board_lines};
 use millrace_client::find_run;
 
@@ -40,8 +40,7 @@ pub struct ReplayArguments {
 }
 
 pub async fn run_command(arguments: ReplayArguments) -> CommandResult {
-    let reading = ReadConnection::open_for_reading(&arguments.target).await?;
-    reading.read_and_close(async |bus| replay_run(bus, &arguments).await).await
+    arguments.target.read(async |bus| replay_run(bus, &arguments).await).await
 }
 
 async fn replay_run(bus: &Bus, arguments: &ReplayArguments) -> CommandResult {

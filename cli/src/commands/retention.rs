@@ -15,7 +15,7 @@ use crate::commands::prune::SelectionArguments;
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::complete_hints;
 use crate::json::{CommandOutcome, RetentionJson, print_json};
-use crate::target::{ClusterTarget, ReadConnection};
+use crate::target::ClusterTarget;
 use crate::view::{print_stderr_line, print_stdout_line};
 
 const EXAMPLES: &str = "\
@@ -106,8 +106,7 @@ fn parse_grace(text: &str) -> Result<Duration, String> {
 pub async fn run_command(arguments: RetentionArguments) -> CommandResult {
     let RetentionArguments { command, common } = arguments;
     let Some(command) = command else {
-        let connection = ReadConnection::open_for_reading(&common.target).await?;
-        return connection.read_and_close(async |bus| show_retention(bus, common.json).await).await;
+        return common.target.read(async |bus| show_retention(bus, common.json).await).await;
     };
     match command {
         RetentionCommand::Set { name, selection, by, common } => {
@@ -155,9 +154,8 @@ async fn change(
     outcome: CommandOutcome<'_>,
     write: impl AsyncFnOnce(Administrator<'_>) -> Result<(), CommandError>,
 ) -> CommandResult {
-    let connection = ReadConnection::open_for_command(&common.target).await?;
     let write = async |bus: &Bus| write(Administrator::new(bus, Actor::local(author_name(by)))).await;
-    connection.read_and_close(write).await?;
+    common.target.command(write).await?;
     match common.json {
         true => print_json(&outcome),
         false => print_stderr_line("millrace: done; supervisors act on it within minutes"),

@@ -65,7 +65,6 @@ fn choose_models_from_environment() -> Option<ModelSelection> {
     default_model_selection(&|name| std::env::var(name).ok())
 }
 
-/// Runs an objective.
 pub async fn run_command(arguments: RunArguments, interrupt: CancellationToken) -> CommandResult {
     let RunArguments { pending, output, mut options, detach, open } = arguments;
     let pending = PendingSubmission::read_arguments(&pending, &options.model).await?;

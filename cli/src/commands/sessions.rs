@@ -32,7 +32,6 @@ pub struct SessionsArguments {
     target: ClusterTarget,
 }
 
-/// Lists the sessions.
 pub async fn run_command(arguments: SessionsArguments) -> CommandResult {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     let is_offline = reading.is_offline();
@@ -58,7 +57,6 @@ pub async fn run_command(arguments: SessionsArguments) -> CommandResult {
     Ok(CommandExit::Completed)
 }
 
-/// Returns a table of sessions.
 fn format_sessions(sessions: &[SessionLine], now: Timestamp) -> Vec<String> {
     let heads = ["SESSION", "RUNS", "STATES", "CHANGED", "TOKENS", "LAST RUN"].map(str::to_owned);
     let lines = sessions.iter().map(|session| {

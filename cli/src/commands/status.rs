@@ -17,49 +17,24 @@ use crate::view::{align_columns, format_age, print_stderr_line, print_stdout_lin
 /// The maximum number of characters of a description or problem in a table.
 const MAX_TEXT: usize = 100;
 
-const STATUS_EXAMPLES: &str = "\
+pub const STATUS_EXAMPLES: &str = "\
 Examples:
   millrace status
   millrace status --json
   millrace status --nats nats://HOST";
 
-const WORKERS_EXAMPLES: &str = "\
+pub const WORKERS_EXAMPLES: &str = "\
 Examples:
   millrace workers
   millrace workers --json";
 
-const CAPABILITIES_EXAMPLES: &str = "\
+pub const CAPABILITIES_EXAMPLES: &str = "\
 Examples:
   millrace capabilities
   millrace capabilities --json";
 
-/// The arguments of `millrace status`.
 #[derive(Args, Debug)]
-#[command(after_help = STATUS_EXAMPLES)]
 pub struct StatusArguments {
-    #[command(flatten)]
-    view: ViewArguments,
-}
-
-/// The arguments of `millrace workers`.
-#[derive(Args, Debug)]
-#[command(after_help = WORKERS_EXAMPLES)]
-pub struct WorkersArguments {
-    #[command(flatten)]
-    view: ViewArguments,
-}
-
-/// The arguments of `millrace capabilities`.
-#[derive(Args, Debug)]
-#[command(after_help = CAPABILITIES_EXAMPLES)]
-pub struct CapabilitiesArguments {
-    #[command(flatten)]
-    view: ViewArguments,
-}
-
-/// The arguments of all three commands.
-#[derive(Args, Debug)]
-struct ViewArguments {
     /// Print one JSON object (see `millrace schema status`)
     #[arg(long)]
     json: bool,
@@ -73,16 +48,15 @@ struct StatusView {
     lines: fn(&ClusterStatus, Timestamp) -> Vec<String>,
 }
 
-/// Shows the status of the cluster.
 pub async fn show_status(arguments: StatusArguments) -> CommandResult {
     fn json<'a>(settings: &'a ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
         ClusterJson::status(settings, status, now)
     }
-    show(arguments.view, StatusView { json, lines: status_lines }).await
+    show(arguments, StatusView { json, lines: status_lines }).await
 }
 
 /// Lists the workers and critics.
-pub async fn show_workers(arguments: WorkersArguments) -> CommandResult {
+pub async fn show_workers(arguments: StatusArguments) -> CommandResult {
     fn json<'a>(_: &'a ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
         ClusterJson::workers(status.processes.iter().filter(|process| takes_orders(process)), now)
     }
@@ -95,11 +69,10 @@ pub async fn show_workers(arguments: WorkersArguments) -> CommandResult {
             process_table(&workers, now)
         }
     };
-    show(arguments.view, StatusView { json, lines }).await
+    show(arguments, StatusView { json, lines }).await
 }
 
-/// Lists the capabilities.
-pub async fn show_capabilities(arguments: CapabilitiesArguments) -> CommandResult {
+pub async fn show_capabilities(arguments: StatusArguments) -> CommandResult {
     fn json<'a>(_: &'a ClusterSettings, status: &'a ClusterStatus, now: Timestamp) -> ClusterJson<'a> {
         ClusterJson::capabilities(status, now)
     }
@@ -113,10 +86,10 @@ pub async fn show_capabilities(arguments: CapabilitiesArguments) -> CommandResul
         }
         lines
     };
-    show(arguments.view, StatusView { json, lines }).await
+    show(arguments, StatusView { json, lines }).await
 }
 
-async fn show(arguments: ViewArguments, view: StatusView) -> CommandResult {
+async fn show(arguments: StatusArguments, view: StatusView) -> CommandResult {
     let reading = ReadConnection::open_for_reading(&arguments.target).await?;
     let is_offline = reading.is_offline();
     let read = async |bus: &Bus| {

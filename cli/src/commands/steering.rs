@@ -288,7 +288,6 @@ impl TaskChanges {
         self.capability.iter()
     }
 
-    /// `true` if nothing changes.
     pub fn is_empty(&self) -> bool {
         let Self {
             objective,

@@ -17,7 +17,7 @@ use millrace_runtime::store::tokens::{CreateTokenError, NewToken, read_tokens};
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::command_hint;
 use crate::json::{CommandOutcome, TokenJson, print_json};
-use crate::target::{ClusterTarget, ReadConnection};
+use crate::target::ClusterTarget;
 use crate::view::write_stdout_line;
 
 const EXAMPLES: &str = "\
@@ -115,8 +115,7 @@ pub async fn run_command(arguments: TokenArguments) -> CommandResult {
             let by = author_name(by);
             let expires = expires.map(expiry_after).transpose()?;
             let new = NewToken { name, scopes, expires, by, tenant };
-            let connection = ReadConnection::open_for_reading(&target).await?;
-            let (text, stored) = connection.read_and_close(async |bus| create(bus, new).await).await?;
+            let (text, stored) = target.read(async |bus| create(bus, new).await).await?;
             if json {
                 print_json(&CommandOutcome::token_created(&text, &stored));
             } else {
@@ -132,14 +131,12 @@ pub async fn run_command(arguments: TokenArguments) -> CommandResult {
             }
         }
         TokenCommand::List(ListArguments { all, json, target }) => {
-            let connection = ReadConnection::open_for_reading(&target).await?;
-            let tokens = connection.read_and_close(async |bus| Ok(read_tokens(bus).await?)).await?;
+            let tokens = target.read(async |bus| Ok(read_tokens(bus).await?)).await?;
             show_tokens(&tokens, all, json);
         }
         TokenCommand::Revoke { id, by, json, target } => {
             let by = author_name(by);
-            let connection = ReadConnection::open_for_reading(&target).await?;
-            let revoked = connection.read_and_close(async |bus| revoke(bus, &id, by).await).await?;
+            let revoked = target.read(async |bus| revoke(bus, &id, by).await).await?;
             match json {
                 true => print_json(&CommandOutcome::TokenRevoked { id: &revoked.id, name: &revoked.name }),
                 false => note!("revoked the token {id} of {}", revoked.name),

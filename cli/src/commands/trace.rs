@@ -16,7 +16,7 @@ use millrace_traces::{Span, TraceSettings, render_traces};
 
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::json::print_json;
-use crate::target::{ClusterTarget, ReadConnection, refuse_damaged_log};
+use crate::target::{ClusterTarget, refuse_damaged_log};
 use crate::view::print_stdout_line;
 
 const EXAMPLES: &str = "\
@@ -47,10 +47,8 @@ pub struct TraceArguments {
     target: ClusterTarget,
 }
 
-/// Shows the traces of a run.
 pub async fn run_command(arguments: TraceArguments) -> CommandResult {
-    let reading = ReadConnection::open_for_reading(&arguments.target).await?;
-    reading.read_and_close(async |bus| show_trace(bus, &arguments).await).await
+    arguments.target.read(async |bus| show_trace(bus, &arguments).await).await
 }
 
 async fn show_trace(bus: &Bus, arguments: &TraceArguments) -> CommandResult {

@@ -354,7 +354,6 @@ struct RunLines {
     reader: tokio::task::JoinHandle<()>,
 }
 
-/// A line about a run.
 enum RunLine {
     Text(String),
     Json(Box<RunChange>),

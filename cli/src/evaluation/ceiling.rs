@@ -45,7 +45,6 @@ fn is_built_in(selection: &ModelSelection) -> bool {
     selection.models.iter().any(|model| model.name.starts_with("builtin:"))
 }
 
-/// Measures a sample.
 pub async fn measure_ceiling(
     model: &dyn Model,
     objective: &Objective,

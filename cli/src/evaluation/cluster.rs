@@ -30,14 +30,11 @@ const GRACE: Duration = Duration::from_secs(60);
 /// The longest wait of a run for a provider that does not answer, unless the evaluation sets one.
 const PROVIDER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The end of a measurement.
 #[derive(Debug)]
 pub enum SampleEnd {
-    /// The sample has an outcome.
     Finished(SampleRecord),
     /// There is no outcome, for this reason, which is not the model's fault.
     Unmeasured(String),
-    /// The user interrupted it.
     Interrupted,
 }
 
@@ -54,7 +51,6 @@ pub struct ClusterSampler<'a> {
     pub interrupt: &'a CancellationToken,
 }
 
-/// The end of following a run.
 enum FollowedRun {
     Ended(Box<RunHistory>),
     PausedForProvider(String),

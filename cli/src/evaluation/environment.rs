@@ -34,7 +34,6 @@ impl EvaluationEnvironment {
         Self(variables.filter(|(_, value)| !value.is_empty()).collect())
     }
 
-    /// Returns the value of a variable.
     pub fn variable(&self, name: &str) -> Option<String> {
         self.0.get(name).cloned()
     }

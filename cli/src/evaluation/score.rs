@@ -84,15 +84,12 @@ fn states_no_answer(text: &Wording) -> bool {
 /// The sum of the samples of a configuration that were measured in one way.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigurationScore {
-    /// The selected samples.
     pub selected: u32,
     /// Those that have ended.
     pub samples: u32,
-    /// Those with an accepted deliverable.
     pub accepted: u32,
     pub facts_expected: u32,
     pub facts_found: u32,
-    /// The wrong statements.
     pub wrong: u32,
     /// Samples of questions that the documents do not answer.
     pub unanswerable: u32,
@@ -114,7 +111,6 @@ pub struct ConfigurationScore {
 }
 
 impl ConfigurationScore {
-    /// Adds a sample that has ended.
     pub fn add(&mut self, objective: &Objective, record: &SampleRecord) -> SampleScore {
         let score = SampleScore::new(objective, record);
         let count = |items: &[String]| u32::try_from(items.len()).unwrap_or(u32::MAX);

@@ -20,11 +20,9 @@ pub struct SampleConditions {
     pub samples: u32,
     /// The time limit of a sample.
     pub timeout: Duration,
-    /// The budget of a run.
     pub budget: Budget,
 }
 
-/// A sample to measure.
 #[derive(Debug, Clone)]
 pub struct SampleJob<'a> {
     /// Its identity.

@@ -30,7 +30,6 @@ const WEB_TOOLS: [&str; 2] = ["web_search", "fetch_url"];
 /// The models that answer from a file.
 const FILE_MODELS: [&str; 2] = ["script:", "replay:"];
 
-/// The fingerprints of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigurationSetup {
     run: String,

@@ -24,7 +24,6 @@ use crate::submission::create_private_folder;
 const LOG: &str = "samples.jsonl";
 const LOCK: &str = "lock";
 
-/// The identity of a sample.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SampleKey {
     pub configuration: String,
@@ -47,7 +46,6 @@ pub enum SampleMethod {
     Ceiling,
 }
 
-/// The outcome of a sample.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SampleRecord {
     /// When it ended.
@@ -62,7 +60,6 @@ pub struct SampleRecord {
     pub answer: Option<String>,
     /// `false` if the result states that it does not answer its question.
     pub answered: bool,
-    /// The citations in the answer.
     pub citations: u32,
     pub resolved_citations: u32,
     pub usage: Usage,
@@ -161,7 +158,6 @@ impl ResultsFolder {
         Ok(())
     }
 
-    /// Records the outcome of a sample.
     pub fn record_end(&mut self, key: &SampleKey, record: SampleRecord) -> Result<(), CommandError> {
         self.append(&LogLine::Finished { key: key.clone(), record: record.clone() })?;
         self.finished.insert(key.clone(), record);

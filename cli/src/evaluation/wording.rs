@@ -33,15 +33,12 @@ enum Token {
 /// A number with an optional unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Quantity {
-    /// The number as it is written.
     written: f64,
     unit: Option<Unit>,
 }
 
-/// A unit of measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Unit {
-    /// The base unit of the dimension.
     base: &'static str,
     /// The size in base units.
     factor: f64,
@@ -97,7 +94,6 @@ impl Wording {
         Self { tokens: read_tokens(&plain), plain }
     }
 
-    /// The text for patterns.
     pub fn plain_text(&self) -> &str {
         &self.plain
     }

@@ -56,7 +56,6 @@ pub struct EvaluationSampleJson<'a> {
 }
 
 impl<'a> EvaluationSampleJson<'a> {
-    /// Returns the line for a sample.
     pub fn new(key: &'a SampleKey, record: &'a SampleRecord, score: &'a SampleScore) -> Self {
         Self {
             configuration: &key.configuration,

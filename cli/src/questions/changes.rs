@@ -18,7 +18,6 @@ pub struct QuestionTracker {
 pub struct QuestionChanges<'a> {
     /// The new open questions, the oldest first.
     pub opened: Vec<RunQuestion<'a>>,
-    /// The questions that are closed now.
     pub closed: Vec<RunQuestion<'a>>,
 }
 

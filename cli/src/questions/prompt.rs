@@ -38,7 +38,6 @@ pub enum Key {
 /// The work that a key leads to.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PromptAction {
-    /// Sends an answer to the question.
     Send {
         id: QuestionId,
         /// The question as the person has seen it.
@@ -59,9 +58,7 @@ enum PromptState {
     Decision,
     /// The complete arguments of the call, as JSON.
     Arguments,
-    /// The reason of a rejection.
     Reason,
-    /// The text of a response.
     Response,
     /// The feedback on a result that is rejected.
     Feedback,
@@ -70,7 +67,6 @@ enum PromptState {
     Sending,
 }
 
-/// The question that is shown.
 #[derive(Debug)]
 struct CurrentQuestion {
     id: QuestionId,
@@ -81,7 +77,6 @@ struct CurrentQuestion {
 #[derive(Debug)]
 pub struct QuestionPrompt {
     current: Option<CurrentQuestion>,
-    /// The questions that the person skipped.
     skipped: BTreeSet<QuestionId>,
     /// The number of open questions that are not shown.
     others: usize,
@@ -135,7 +130,6 @@ impl QuestionPrompt {
         });
     }
 
-    /// Handles a key.
     pub fn press(&mut self, key: Key) -> Option<PromptAction> {
         let state = self.current.as_ref()?.state;
         if state == PromptState::Sending || state == PromptState::Editor {

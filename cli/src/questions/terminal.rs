@@ -45,7 +45,6 @@ pub struct InPlaceAnswers {
     run: RunId,
     by: String,
     prompt: QuestionPrompt,
-    /// Lines to be printed.
     lines: Vec<String>,
     terminal: KeyTerminal,
     sender: mpsc::UnboundedSender<PromptEvent>,
@@ -196,7 +195,6 @@ impl KeyTerminal {
         true
     }
 
-    /// Restores the modes of the terminal.
     fn restore(&mut self) {
         self.is_wanted.store(false, Ordering::Release);
         if let Some(saved) = self.saved.take().filter(|_| is_in_foreground()) {

@@ -63,7 +63,6 @@ impl RunReport {
         Some(report_markdown(result, &self.end, self.history.plan.planning.fallback.is_some()))
     }
 
-    /// Returns the complete result as JSON.
     pub fn result_json(&self) -> RunResult<'_> {
         RunResult::new(
             &self.run,
@@ -195,7 +194,6 @@ pub fn describe_usage_by_role(plan: &Plan) -> Option<String> {
     Some(format!("used {} ({})", describe_usage(&spend.total), roles.join("; ")))
 }
 
-/// Describes the usage of models.
 pub fn describe_usage(usage: &Usage) -> String {
     let calls = if usage.model_calls == 1 { "call" } else { "calls" };
     let tokens = ResourceKind::Tokens.format_amount(ResourceKind::Tokens.amount_used(usage));

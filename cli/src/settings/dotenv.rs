@@ -3,7 +3,6 @@
 /// An assignment and its line, from 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment {
-    /// The name of the variable.
     pub name: String,
     pub value: String,
     pub line: usize,

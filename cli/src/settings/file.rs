@@ -19,7 +19,6 @@ pub struct SettingsFile {
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct FileSetting {
-    /// The name of its variable.
     pub name: &'static str,
     /// Its value as that of the variable.
     pub value: String,
@@ -30,7 +29,6 @@ pub struct FileSetting {
 /// The owner of a file, which determines the keys that it may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileOwner {
-    /// The user's own settings.
     User,
     /// The settings of a folder, which others may have written.
     Project,

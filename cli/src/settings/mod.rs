@@ -48,22 +48,18 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// The places of settings; passed in, so that tests need no environment of their own.
 pub struct SettingsSources<'a> {
-    /// Returns a variable of the environment.
     pub environment: &'a dyn Fn(&str) -> Option<OsString>,
-    /// The value of `--profile`.
     pub profile: Option<String>,
     /// The folder that the command was called in.
     pub working_folder: PathBuf,
     /// The folder of the user's own settings.
     pub user_folder: Option<PathBuf>,
-    /// The id of the user.
     pub user: u32,
 }
 
 /// The settings in effect, and their origin.
 #[derive(Debug, Default)]
 pub struct Settings {
-    /// The settings by variable.
     pub values: BTreeMap<String, Setting>,
     pub files: Vec<PathBuf>,
     /// The name of the profile in effect.
@@ -74,7 +70,6 @@ pub struct Settings {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// The value of the variable.
     pub value: OsString,
     pub origin: SettingOrigin,
 }
@@ -82,7 +77,6 @@ pub struct Setting {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingOrigin {
     Environment,
-    /// A line of a file.
     File {
         file: PathBuf,
         /// The line, from 1.

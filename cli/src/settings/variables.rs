@@ -16,7 +16,6 @@ pub struct Variable {
 pub enum ValueKind {
     /// Any text, also a duration or an address.
     Text,
-    /// A whole number.
     Number,
     /// A file or folder. In `millrace.toml`, relative to the folder of that file.
     Path,
@@ -44,7 +43,6 @@ pub enum VariableScope {
     Environment,
 }
 
-/// The prefix of all names.
 pub const PREFIX: &str = "MILLRACE_";
 
 pub const VARIABLES: &[Variable] = &[

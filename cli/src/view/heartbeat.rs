@@ -19,7 +19,6 @@ pub struct Heartbeat {
     last: BTreeMap<String, Timestamp>,
 }
 
-/// A piece of work in progress.
 struct WorkInProgress {
     work: Work,
     name: String,

@@ -18,7 +18,6 @@ pub fn is_event_worth_showing(event: &Event) -> bool {
     !matches!(event, Event::Budget(BudgetEvent::Reserved { .. }))
 }
 
-/// The line about a lost connection.
 pub fn describe_lost_connection(since: Timestamp) -> String {
     format!("connection to the cluster lost at {}; reconnecting", format_clock(since))
 }

@@ -21,7 +21,6 @@ pub struct LiveModelOutput {
 /// The request that an agent has sent last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LiveRequest {
-    /// When it was sent.
     pub sent_at: Timestamp,
     /// Its estimated number of tokens.
     pub tokens: u64,

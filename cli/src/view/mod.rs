@@ -35,20 +35,17 @@ pub use style::{error_label, format_short_duration, separate_thousands, wants_co
 pub enum RunDisplay {
     /// A tree that is redrawn in place.
     Tree(tree::TerminalBoard),
-    /// A line for each change.
     Lines {
         /// `true` if the loss of the connection was reported.
         is_lost: bool,
         /// The lines about work in progress.
         heartbeat: heartbeat::Heartbeat,
-        /// The questions that were printed.
         questions: QuestionTracker,
     },
     /// A JSON object for each event, one per line.
     Json {
         /// `true` if the loss of the connection was reported.
         is_lost: bool,
-        /// The questions that were printed.
         questions: QuestionTracker,
     },
 }
@@ -150,7 +147,6 @@ impl RunDisplay {
         }
     }
 
-    /// Prints a line that stays.
     pub fn print_line(&mut self, line: &str) {
         match self {
             Self::Tree(tree) => tree.print_line(&format!("millrace: {line}")),

@@ -41,7 +41,6 @@ pub struct TerminalBoard {
 }
 
 impl TerminalBoard {
-    /// An empty board.
     pub fn new() -> Self {
         Self {
             terminal: Term::buffered_stderr(),
@@ -74,7 +73,6 @@ impl TerminalBoard {
         self.show(&lines);
     }
 
-    /// Sets the prompt below the board.
     pub fn set_prompt(&mut self, lines: Vec<String>) {
         self.prompt = lines;
         self.redrawn = None;
@@ -92,7 +90,6 @@ impl TerminalBoard {
         self.redrawn = None;
     }
 
-    /// Prints a line above the board.
     pub fn print_line(&mut self, line: &str) {
         self.above.push(terminal_text(line));
         self.redraw(self.shown.clone());

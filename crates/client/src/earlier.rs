@@ -23,7 +23,6 @@ use crate::{FindError, find_run, read_plan, read_task_result};
 const MAX_RESULTS: usize = 500;
 const MAX_FILES: usize = 2_000;
 
-/// The results of an earlier run.
 #[derive(Debug)]
 pub struct EarlierResults {
     pub about: EarlierRun,

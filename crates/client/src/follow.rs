@@ -177,7 +177,6 @@ pub enum RunEndState {
     #[default]
     No,
     Resumable,
-    /// It has ended for good.
     Final,
 }
 

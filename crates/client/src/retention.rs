@@ -12,7 +12,6 @@ use millrace_runtime::{Bus, Fault};
 /// The number of requests that are written at the same time.
 const CONCURRENT_REQUESTS: usize = 64;
 
-/// The retention of a cluster.
 #[derive(Debug)]
 pub struct RetentionOverview {
     pub rules: Vec<(String, RetentionRule)>,

@@ -57,7 +57,6 @@ pub struct RequestHead<'a> {
 }
 
 impl<'a> RequestHead<'a> {
-    /// Returns the parts of a request.
     #[must_use]
     pub fn of(request: &'a Request) -> Self {
         let address = request.extensions().get::<ClientAddress>().and_then(|address| address.0);
@@ -65,7 +64,6 @@ impl<'a> RequestHead<'a> {
     }
 }
 
-/// The credential of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Credential<'a> {
     None,

@@ -18,7 +18,6 @@ use crate::state::{Gateway, SharedGateway};
 /// The header in which proxies name the clients of requests.
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// The caller of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
     /// The name, which is the author of commands and answers in the log.
@@ -27,7 +26,6 @@ pub struct Caller {
     pub scopes: ScopeSet,
     /// The id of its token; `None` for the user of this machine.
     pub token: Option<TokenId>,
-    /// The address of its request.
     pub address: Option<IpAddr>,
     /// `true` for the user of this machine, who needs no token.
     pub is_local: bool,

@@ -94,7 +94,6 @@ impl RequestSlots {
         Self(places.map(|places| Arc::new(Semaphore::new(places))))
     }
 
-    /// Returns a place for a request.
     pub fn take(&self) -> Result<RequestSlot, Problem> {
         let Some(slots) = &self.0 else { return Ok(RequestSlot::default()) };
         let permit = slots.clone().try_acquire_owned().map_err(|_| {

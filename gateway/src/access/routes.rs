@@ -17,14 +17,11 @@ use super::authenticate::{Authenticator, RequestHead};
 /// The name of the tokens' scheme in the description of the API.
 pub const TOKEN_SCHEME: &str = "token";
 
-/// The access that a route demands.
 #[derive(Debug, Clone, Copy)]
 enum RequiredAccess {
     /// Any request.
     None,
-    /// A caller with any scopes.
     Caller,
-    /// A caller with this scope.
     Scope(Scope),
 }
 
@@ -82,7 +79,6 @@ impl ApiRoutes {
         Self(self.0.layer(DefaultBodyLimit::max(bytes)))
     }
 
-    /// Returns the routes below a path.
     pub fn nest_below(self, root: &str) -> OpenApiRouter {
         OpenApiRouter::new().nest(root, self.0)
     }

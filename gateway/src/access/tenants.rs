@@ -161,7 +161,6 @@ impl TenantDirectory {
     }
 }
 
-/// The tenants that a gateway serves.
 pub enum ServedTenants {
     /// The only one, which needs no name.
     Only(Arc<TenantAccess>),

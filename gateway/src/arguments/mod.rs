@@ -13,13 +13,10 @@ use crate::access::{AccessSettings, AllowedHosts, CallerLimits};
 use crate::tls::CertificateFiles;
 use oidc::OidcArguments;
 
-/// The default of `--max-requests`.
 const MAX_REQUESTS: u32 = 1_000;
-/// The default of `--max-streams`.
 const MAX_STREAMS: u32 = 1_000;
 /// The default of `--max-in-progress`: half of the connections of a gateway.
 const MAX_IN_PROGRESS: u32 = 2_000;
-/// The default of `--max-connections`.
 const MAX_CONNECTIONS: u32 = 500;
 
 /// The options that decide who has access.

@@ -41,7 +41,6 @@ const LAG_PAUSE: Duration = Duration::from_millis(50);
 /// The number of runs whose selection by labels is remembered.
 const MAX_SELECTED: usize = 10_000;
 
-/// The beginning of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamStart {
     /// With the next event, after the summaries of all runs that have not ended.
@@ -66,14 +65,12 @@ pub struct AllRunsRequest {
 pub struct StreamSources {
     /// The connection to the cluster.
     pub bus: Bus,
-    /// The followers of the lanes.
     pub hub: Arc<LaneHub>,
     pub histories: Arc<HistoryCache>,
     /// Ends the stream when the process stops.
     pub shutdown: CancellationToken,
 }
 
-/// An open stream.
 pub struct AllRunsStream {
     sources: StreamSources,
     request: AllRunsRequest,
@@ -87,12 +84,20 @@ pub struct AllRunsStream {
 /// The state of a lane in a stream.
 enum LaneState {
     /// The log is being read, since the subscription began.
-    Reading { log: LaneLog, subscription: Subscription, since: Instant },
+    Reading {
+        log: LaneLog,
+        subscription: Subscription,
+        since: Instant,
+    },
     /// The follower delivers what is new.
-    Live { log: LaneLog, subscription: Subscription },
+    Live {
+        log: LaneLog,
+        subscription: Subscription,
+    },
     /// The subscription must be made, or made again.
-    Closed { log: LaneLog },
-    /// The state is being changed.
+    Closed {
+        log: LaneLog,
+    },
     Changing,
 }
 

@@ -12,7 +12,6 @@ pub struct EventCursor {
     pub index: u32,
 }
 
-/// A text is no cursor.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is no event id; it has the form SEQUENCE.INDEX, such as 17.0")]
 pub struct InvalidCursor(String);

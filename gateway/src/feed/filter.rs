@@ -40,7 +40,6 @@ pub struct EventFilter {
 /// A name that no event of the stream has.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEventType {
-    /// There is no such event.
     #[error("types={0:?} is no event; valid: {1}")]
     Unknown(String, String),
     /// The level leaves it out.
@@ -81,7 +80,6 @@ impl EventFilter {
         self.has_steps() || message.is_decision()
     }
 
-    /// `true` if an event is sent.
     #[must_use]
     pub fn selects(&self, event: &PositionedEvent) -> bool {
         (self.has_steps() || event.name != STEP)

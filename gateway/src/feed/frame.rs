@@ -21,13 +21,10 @@ pub struct PositionedEvent {
     pub cursor: EventCursor,
     /// Its name: that of a decision's event, or [`STEP`].
     pub name: String,
-    /// The task that it is about.
     pub task: Option<String>,
-    /// The event as JSON.
     data: Bytes,
 }
 
-/// A frame of a stream.
 #[derive(Debug, Clone)]
 pub enum Frame {
     /// A comment keeps a connection open.

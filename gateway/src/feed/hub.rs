@@ -66,7 +66,6 @@ pub struct LaneHub {
     shutdown: CancellationToken,
 }
 
-/// An item for a subscriber.
 #[derive(Clone)]
 pub enum LaneItem {
     /// New messages of a lane, in their order.

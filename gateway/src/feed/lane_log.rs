@@ -26,7 +26,6 @@ const PAGE: usize = 256;
 /// The number of archives that are open at a time, unless more runs were live at once.
 const OPEN_ARCHIVES: usize = 8;
 
-/// A reader of a lane.
 pub struct LaneLog {
     bus: Bus,
     index: Arc<RunIndex>,
@@ -46,7 +45,6 @@ struct OpenArchive {
 }
 
 pub struct LanePart {
-    /// The messages, in their order.
     pub messages: Vec<Arc<LaneMessage>>,
     /// `true` if there are no more so far.
     pub is_end_of_log: bool,

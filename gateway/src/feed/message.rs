@@ -30,9 +30,7 @@ pub enum MessageKind {
     Entry(JournalKey),
 }
 
-/// The decoded content of a message.
 pub struct MessageContent {
-    /// The events, in their order.
     pub events: Vec<PositionedEvent>,
     /// The end state of the run after it, if it changes that.
     pub end: Option<RunEndState>,

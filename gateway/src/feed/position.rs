@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use super::cursor::EventCursor;
 
-/// The version of the format.
 const FORMAT: u8 = 1;
 /// The maximum number of lanes.
 const MAX_LANES: usize = 1 << 16;
@@ -18,7 +17,6 @@ pub struct StreamPosition {
     pub lanes: Vec<EventCursor>,
 }
 
-/// A text is no position.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is no event id of this cluster; give the id of an event of /events, or \"start\"")]
 pub struct InvalidStreamPosition(String);

@@ -24,7 +24,6 @@ const PAGE: usize = 64;
 /// The poll interval while a replica may lag.
 const POLL: Duration = Duration::from_millis(50);
 
-/// The messages of a run.
 pub struct RunFeed {
     bus: Bus,
     hub: Arc<LaneHub>,
@@ -60,7 +59,6 @@ struct Following {
 
 /// The next part of a feed.
 pub enum FeedStep {
-    /// Messages, in their order.
     Messages(Vec<Arc<LaneMessage>>),
     /// All messages so far were returned.
     EndOfLog,

@@ -17,7 +17,6 @@ pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The reason for the end of a stream other than the end of what it shows.
 pub enum StreamStop {
     ClientGone,
-    /// The process stops.
     Stopping,
     /// A message can't be read.
     Unreadable(Fault),

@@ -38,7 +38,6 @@ pub struct EventRequest {
     pub filter: EventFilter,
 }
 
-/// An open stream.
 pub struct EventStream {
     bus: Bus,
     hub: Arc<LaneHub>,

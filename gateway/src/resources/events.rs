@@ -98,7 +98,6 @@ fn parse_filter(
     EventFilter::parse(level, types, summaries).map_err(|error| Problem::invalid(error))
 }
 
-/// Splits a list of names.
 fn split_list(text: Option<&str>) -> Vec<String> {
     let names = text.unwrap_or_default().split(',').map(str::trim).filter(|name| !name.is_empty());
     names.map(str::to_owned).collect()

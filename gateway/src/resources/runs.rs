@@ -238,7 +238,6 @@ async fn read_result(gateway: Access, Path(run): Path<String>) -> ApiResult {
     Ok(versioned_json_response(&result, state.sequence()))
 }
 
-/// The media types of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReportType {
     Markdown,

@@ -56,7 +56,6 @@ const STOP_TIME: Duration = Duration::from_secs(5);
 /// The pause after a connection could not be accepted, for example because the process has too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Adds the checks of all requests.
 fn add_checks(router: Router, authenticator: Arc<Authenticator>) -> Router {
     router
         .fallback(unknown_path)
@@ -66,7 +65,6 @@ fn add_checks(router: Router, authenticator: Arc<Authenticator>) -> Router {
         .layer(Extension(authenticator))
 }
 
-/// Returns everything that the server serves.
 fn build_router(
     authenticator: Arc<Authenticator>,
     has_dashboard: bool,

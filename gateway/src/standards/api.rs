@@ -30,7 +30,6 @@ pub struct Operator {
     trace: Option<TraceParent>,
 }
 
-/// A document of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubmittedDocument {
     /// The path under which agents see and cite it.
@@ -108,7 +107,6 @@ pub async fn versioned_value_of<T: DeserializeOwned>(reply: ApiResult) -> Result
     Ok((value_of(Ok::<_, Problem>(reply)).await?, sequence))
 }
 
-/// Returns the content of a reply.
 pub async fn bytes_of(reply: Result<Response, impl Into<EarlyReply>>) -> Result<Vec<u8>, Problem> {
     let reply = reply.or_else(|early| early.into().into_result())?;
     let bytes = to_bytes(reply.into_body(), MAX_REPLY).await.map_err(|_| {
@@ -154,7 +152,6 @@ pub async fn steer_run(
     steered.or_else(EarlyReply::into_result).map(drop)
 }
 
-/// Encodes a path with slashes.
 pub fn encode_path(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

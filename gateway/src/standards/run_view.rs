@@ -23,7 +23,6 @@ const MAX_ERRORS: usize = 5;
 
 /// Receives the state of a run that a call waits for.
 pub trait ReportProgress {
-    /// Reports the state.
     fn report_progress(&self, run: &RunView) -> impl Future<Output = ()> + Send;
 }
 

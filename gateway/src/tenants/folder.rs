@@ -29,7 +29,6 @@ const MAX_FILE: u64 = 64 * 1024;
 
 #[derive(Debug, Clone)]
 pub struct TenantEntry {
-    /// The connection to its account.
     pub connection: ConnectionSettings,
     /// A digest of its files: another one means that the tenant must be connected again.
     pub version: String,

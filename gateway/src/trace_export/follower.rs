@@ -146,7 +146,6 @@ impl LogFollower {
         std::mem::take(&mut self.spans)
     }
 
-    /// Reads the summaries that have changed.
     pub async fn read_summaries(&mut self) -> Result<(), Fault> {
         while let Some(changes) = self.summaries.next_page(&self.bus).await? {
             for change in changes {

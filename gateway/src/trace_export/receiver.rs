@@ -25,10 +25,8 @@ pub struct OtlpReceiver {
     resource: TraceResource,
 }
 
-/// The outcome of a request.
 #[derive(Debug)]
 pub enum SendOutcome {
-    /// The receiver has the spans.
     Accepted,
     /// The receiver can't use the spans, or some of them: sending them again does not help.
     Rejected(String),
@@ -85,7 +83,6 @@ impl OtlpReceiver {
         self.url.origin().ascii_serialization() + self.url.path()
     }
 
-    /// Sends spans once.
     pub async fn send(&self, spans: &[Span]) -> SendOutcome {
         let (kind, body) = match self.protocol {
             OtlpProtocol::Protobuf => ("application/x-protobuf", to_protobuf(spans, &self.resource)),

@@ -14,15 +14,12 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub struct ExportSettings {
-    /// The URL of the receiver.
     pub url: Url,
     /// The encoding of requests.
     pub protocol: OtlpProtocol,
     /// Headers of requests, with keys of the receiver.
     pub headers: Vec<(String, String)>,
-    /// The timeout of a request.
     pub timeout: Duration,
-    /// `true` if requests are compressed.
     pub is_compressed: bool,
     /// A file with the certificates of authorities that the receiver's certificate may be from.
     pub certificate: Option<String>,

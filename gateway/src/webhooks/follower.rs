@@ -44,7 +44,6 @@ pub struct SubscriptionTable {
 }
 
 impl SubscriptionTable {
-    /// Creates an empty table.
     pub fn new(bus: &Bus) -> Self {
         Self {
             bus: bus.clone(),
@@ -235,7 +234,6 @@ impl DeliveryFollower {
         Ok((has_more, full))
     }
 
-    /// Opens the lanes, unless they are.
     fn open_lanes(&mut self, webhooks: &SubscriptionTable) {
         if !self.lanes.is_empty() {
             return;

@@ -61,7 +61,6 @@ use outgoing::build_request;
 use queue::{DeliveryKey, DeliveryQueue, MAX_WAITING};
 use receiver::ReceiverClient;
 
-/// The name of the position.
 const NAME: &str = "webhooks";
 /// A position that does not change for this long has no holder any more.
 const TAKEOVER: Duration = Duration::from_secs(10);
@@ -86,7 +85,6 @@ pub struct WebhookSender {
 
 /// The reason for the end of deliveries.
 enum FollowStop {
-    /// There is no webhook any more.
     NoWebhooks,
     /// Any other one.
     Follower(FollowerStop),
@@ -320,7 +318,6 @@ async fn disable(
     Err(Fault::unavailable("disabling a webhook", "other programs change it all the time"))
 }
 
-/// An attempt at a delivery.
 struct Attempt {
     gateway: Arc<Gateway>,
     client: Arc<ReceiverClient>,

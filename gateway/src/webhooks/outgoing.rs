@@ -20,7 +20,6 @@ const ID: HeaderName = HeaderName::from_static("webhook-id");
 /// The header with the token of a push config.
 const NOTIFICATION_TOKEN: HeaderName = HeaderName::from_static("x-a2a-notification-token");
 
-/// A request to a receiver.
 pub struct OutgoingRequest {
     pub url: String,
     pub headers: HeaderMap,

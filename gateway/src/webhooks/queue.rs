@@ -16,7 +16,6 @@ pub const MAX_WAITING: usize = 10_000;
 
 pub type DeliveryKey = (WebhookId, MessageId);
 
-/// The deliveries that have not ended.
 #[derive(Default)]
 pub struct DeliveryQueue {
     open: HashMap<DeliveryKey, Entry<StoredDelivery>>,
@@ -93,7 +92,6 @@ impl DeliveryQueue {
         taken
     }
 
-    /// Notes that an attempt has ended.
     pub fn attempt_ended(&mut self, key: &DeliveryKey) {
         self.in_flight.remove(key);
     }

@@ -127,7 +127,6 @@ pub async fn show_task(
     Ok(CommandExit::Completed)
 }
 
-/// The transcript as it is shown.
 struct TranscriptView<'a> {
     run: &'a RunId,
     journals: &'a Journals,

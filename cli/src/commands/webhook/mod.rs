@@ -237,15 +237,6 @@ impl From<StateArgument> for DeliveryStateName {
     }
 }
 
-impl CommonArguments {
-    async fn read<T>(
-        &self,
-        read: impl AsyncFnOnce(&Bus) -> Result<T, CommandError>,
-    ) -> Result<T, CommandError> {
-        ReadConnection::open_for_reading(&self.target).await?.read_and_close(read).await
-    }
-}
-
 fn actor(by: Option<String>) -> Actor {
     Actor::local(author_name(by))
 }
@@ -258,17 +249,19 @@ pub async fn run_command(arguments: WebhookArguments) -> CommandResult {
             let events = if events.is_empty() { WebhookEventKind::DEFAULT.to_vec() } else { events };
             let secret = secret_file.as_deref().map(read_secret).transpose()?;
             let new = NewWebhook { url: receivers.parse_url(&url)?, description, events, labels, secret };
-            let created =
-                common.read(async |bus| Ok(webhooks::create_webhook(bus, new, actor(by)).await?)).await?;
+            let created = common
+                .target
+                .read(async |bus| Ok(webhooks::create_webhook(bus, new, actor(by)).await?))
+                .await?;
             show_with_secret(&created, "created the webhook", common.json);
         }
         WebhookCommand::List(common) => {
-            let stored = common.read(async |bus| Ok(read_webhooks(bus).await?)).await?;
+            let stored = common.target.read(async |bus| Ok(read_webhooks(bus).await?)).await?;
             let stored: Vec<StoredWebhook> = stored.into_iter().map(|entry| entry.value).collect();
             list_webhooks(&stored, common.json);
         }
         WebhookCommand::Show { id, common } => {
-            let stored = common.read(async |bus| Ok(webhooks::find_webhook(bus, &id).await?)).await?;
+            let stored = common.target.read(async |bus| Ok(webhooks::find_webhook(bus, &id).await?)).await?;
             show_webhook(&stored.value, common.json);
         }
         WebhookCommand::Update { id, url, events, labels, all_labels, description, receivers, change } => {
@@ -290,13 +283,15 @@ pub async fn run_command(arguments: WebhookArguments) -> CommandResult {
                 .map_or(SECRET_OVERLAP, |time| SignedDuration::try_from(time).unwrap_or(SignedDuration::MAX));
             let rotate =
                 async |bus: &Bus| Ok(webhooks::replace_secret(bus, &id, secret, overlap, actor(by)).await?);
-            let changed = common.read(rotate).await?;
+            let changed = common.target.read(rotate).await?;
             show_with_secret(&changed, "replaced the secret of the webhook", common.json);
         }
         WebhookCommand::Delete { id, change } => {
             let ChangeArguments { by, common } = change;
-            let deleted =
-                common.read(async |bus| Ok(webhooks::delete_webhook(bus, &id, actor(by)).await?)).await?;
+            let deleted = common
+                .target
+                .read(async |bus| Ok(webhooks::delete_webhook(bus, &id, actor(by)).await?))
+                .await?;
             match common.json {
                 true => print_json(&CommandOutcome::WebhookDeleted { id: &deleted.id, url: &deleted.url }),
                 false => note!("deleted the webhook {} of {}", deleted.id, deleted.url),
@@ -308,7 +303,7 @@ pub async fn run_command(arguments: WebhookArguments) -> CommandResult {
             };
             let list =
                 async |bus: &Bus| Ok(webhooks::list_deliveries(bus, &id, None, limit, is_wanted).await?);
-            let page = common.read(list).await?;
+            let page = common.target.read(list).await?;
             list_deliveries(&page.deliveries, common.json);
             if page.next.is_some() && !common.json {
                 print_stderr_line("millrace: there are more; --limit shows more of them");
@@ -346,8 +341,10 @@ async fn set_enabled(id: &str, is_enabled: bool, change: ChangeArguments) -> Res
 
 async fn apply_change(id: &str, update: WebhookChange, change: ChangeArguments) -> Result<(), CommandError> {
     let ChangeArguments { by, common } = change;
-    let changed =
-        common.read(async |bus| Ok(webhooks::change_webhook(bus, id, update, actor(by)).await?)).await?;
+    let changed = common
+        .target
+        .read(async |bus| Ok(webhooks::change_webhook(bus, id, update, actor(by)).await?))
+        .await?;
     show_webhook(&changed, common.json);
     Ok(())
 }

@@ -95,7 +95,6 @@ pub struct AnswerOutcome {
     /// When that answer was decided on.
     pub at: Option<Timestamp>,
     pub answer: Option<Answer>,
-    /// The outcome, for a person.
     pub message: String,
     /// The questions that the name fits, if several.
     pub candidates: Vec<String>,

@@ -26,7 +26,6 @@ pub struct NewWebhook {
     /// The URL of its receiver, which the policy of the cluster allows.
     pub url: Url,
     pub description: String,
-    /// The events that it tells of.
     pub events: Vec<WebhookEventKind>,
     /// Only events of runs with all these labels.
     pub labels: Vec<LabelSelector>,
@@ -52,7 +51,6 @@ pub struct WebhookChange {
     /// The URL of its receiver, which the policy of the cluster allows.
     pub url: Option<Url>,
     pub description: Option<String>,
-    /// The events that it tells of.
     pub events: Option<Vec<WebhookEventKind>>,
     /// Only events of runs with all these labels.
     pub labels: Option<Vec<LabelSelector>>,

@@ -56,7 +56,6 @@ impl From<CreateWebhookError> for WebhookError {
     }
 }
 
-/// Reads a webhook with its sequence.
 pub async fn find_webhook(bus: &Bus, id: &str) -> Result<Entry<StoredWebhook>, WebhookError> {
     let unknown = || WebhookError::NotFound(id.chars().take(100).collect());
     let parsed: WebhookId = id.parse().map_err(|_| unknown())?;

@@ -28,11 +28,9 @@ const LEEWAY: i64 = 60;
 pub enum JwtError {
     /// It is not a signed token in the compact form.
     Form(&'static str),
-    /// Its algorithm is not accepted.
     Algorithm,
     /// The provider has no key with its id.
     UnknownKey,
-    /// Its signature is wrong.
     Signature,
     /// A claim is missing or wrong.
     Claim(&'static str),
@@ -50,7 +48,6 @@ impl fmt::Display for JwtError {
     }
 }
 
-/// A signature algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum Algorithm {
     /// RSASSA-PKCS1-v1_5 with SHA-256.
@@ -91,7 +88,6 @@ pub struct PublicKey {
     material: KeyMaterial,
 }
 
-/// The parts of a key.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "kty")]
 enum KeyMaterial {
@@ -181,7 +177,6 @@ pub struct ClaimRules<'a> {
 /// A token whose signature is not verified yet.
 pub struct SignedToken<'a> {
     header: Header,
-    /// The part that is signed.
     content: &'a [u8],
     claims: Vec<u8>,
     signature: Vec<u8>,

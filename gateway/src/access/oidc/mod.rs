@@ -40,7 +40,6 @@ pub struct OidcSettings {
     pub scope_claim: String,
     /// The scopes that a value of this claim gives; if there are none, `millrace:SCOPE` gives a scope.
     pub grants: Vec<ScopeGrant>,
-    /// The claim that names a holder.
     pub name_claim: String,
     /// Claims that a token must have, for example that of the tenant.
     pub required: Vec<RequiredClaim>,

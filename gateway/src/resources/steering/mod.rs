@@ -48,7 +48,6 @@ const MAX_WAIT: u64 = 60;
 /// The wait in seconds if the client does not choose one.
 const DEFAULT_WAIT: u64 = 10;
 
-/// The route of a command.
 struct SteeringRoute {
     method: &'static str,
     path: &'static str,

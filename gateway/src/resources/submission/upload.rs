@@ -68,7 +68,6 @@ async fn read_parts(
     Ok((body, documents))
 }
 
-/// Stores a document of a run.
 pub async fn store_document(gateway: &Gateway, path: String, content: &[u8]) -> Result<Document, Problem> {
     check_document_path(&path)?;
     let stored = gateway.bus.blobs().put_blob(content).await?;

@@ -41,9 +41,7 @@ impl ReportProgress for NoProgress {
     async fn report_progress(&self, _: &RunView) {}
 }
 
-/// A message that was delivered.
 pub struct Delivery {
-    /// The id of its run.
     pub run: String,
     /// The sequence of the log before it; `None` if the run is new.
     pub before: Option<u64>,

@@ -84,7 +84,6 @@ pub async fn create_push_config(
     Ok(set_config(operator, &config.task_id, describe_config(&config)).await?)
 }
 
-/// Reads a config of a task.
 pub async fn get_push_config(
     operator: &Operator,
     request: GetTaskPushNotificationConfigRequest,

@@ -47,7 +47,6 @@ const CARD_CACHING: &str = "private, max-age=60";
 pub struct A2aServer {
     /// `true` if clients connect over TLS, which a proxy ends.
     is_encrypted: bool,
-    /// `true` if clients need a token.
     needs_token: bool,
 }
 
@@ -156,7 +155,6 @@ fn encode_update(update: Result<&StreamResponse, A2aFault>) -> Value {
     }
 }
 
-/// A body of JSON.
 struct A2aBody<T>(T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for A2aBody<T> {

@@ -4,16 +4,14 @@ use std::sync::Arc;
 
 use a2a::error_code;
 use a2a::jsonrpc::methods;
-use a2a::{
-    A2AError, JsonRpcId, JsonRpcRequest, JsonRpcResponse, SendMessageResponse, SubscribeToTaskRequest,
-};
+use a2a::{A2AError, JsonRpcId, JsonRpcRequest, JsonRpcResponse, SubscribeToTaskRequest};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use millrace_protocol::foreign_json::{parse_foreign_json, plain_json_error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::card::read_skills;
 use super::fault::A2aFault;
@@ -23,6 +21,7 @@ use super::push::{create_push_config, delete_push_config, get_push_config, list_
 use super::rest::{
     A2aServer, last_event_id, operator_of, start_message_stream, start_task_stream, stream_response,
 };
+use crate::standards::api::Operator;
 use crate::standards::mcp::MAX_BODY;
 
 /// Answers a request. Errors are in the body of the answer, as JSON-RPC demands.
@@ -49,18 +48,11 @@ pub async fn answer_rpc(State(server): State<Arc<A2aServer>>, request: Request) 
     let params = request.params.unwrap_or_default();
     let outcome = match request.method.as_str() {
         methods::SEND_MESSAGE => {
-            with_params(params, async |request| {
-                send_message(&operator, request).await.map(SendMessageResponse::Task)
-            })
-            .await
+            call(&operator, params, send_message).await.map(|task| json!({ "task": task }))
         }
-        methods::GET_TASK => with_params(params, async |request| get_task(&operator, request).await).await,
-        methods::LIST_TASKS => {
-            with_params(params, async |request| list_tasks(&operator, request).await).await
-        }
-        methods::CANCEL_TASK => {
-            with_params(params, async |request| cancel_task(&operator, request).await).await
-        }
+        methods::GET_TASK => call(&operator, params, get_task).await,
+        methods::LIST_TASKS => call(&operator, params, list_tasks).await,
+        methods::CANCEL_TASK => call(&operator, params, cancel_task).await,
         methods::GET_EXTENDED_AGENT_CARD => {
             let skills = read_skills(&operator).await.unwrap_or_default();
             Ok(millrace_views::to_value(&server.card(&parts.headers, skills)))
@@ -92,18 +84,10 @@ pub async fn answer_rpc(State(server): State<Arc<A2aServer>>, request: Request) 
                 }
             }
         }
-        methods::CREATE_PUSH_CONFIG => {
-            with_params(params, async |config| create_push_config(&operator, config).await).await
-        }
-        methods::GET_PUSH_CONFIG => {
-            with_params(params, async |request| get_push_config(&operator, request).await).await
-        }
-        methods::LIST_PUSH_CONFIGS => {
-            with_params(params, async |request| list_push_configs(&operator, request).await).await
-        }
-        methods::DELETE_PUSH_CONFIG => {
-            with_params(params, async |request| delete_push_config(&operator, request).await).await
-        }
+        methods::CREATE_PUSH_CONFIG => call(&operator, params, create_push_config).await,
+        methods::GET_PUSH_CONFIG => call(&operator, params, get_push_config).await,
+        methods::LIST_PUSH_CONFIGS => call(&operator, params, list_push_configs).await,
+        methods::DELETE_PUSH_CONFIG => call(&operator, params, delete_push_config).await,
         other => Err(A2AError::method_not_found(other).into()),
     };
     rpc_response(&match outcome {
@@ -143,11 +127,12 @@ fn parse_params<T: DeserializeOwned>(params: Value) -> Result<T, A2aFault> {
     })
 }
 
-async fn with_params<T: DeserializeOwned, R: Serialize>(
+async fn call<T: DeserializeOwned, R: Serialize>(
+    operator: &Operator,
     params: Value,
-    operation: impl AsyncFnOnce(T) -> Result<R, A2aFault>,
+    operation: impl AsyncFnOnce(&Operator, T) -> Result<R, A2aFault>,
 ) -> Result<Value, A2aFault> {
-    operation(parse_params(params)?).await.map(|result| millrace_views::to_value(&result))
+    operation(operator, parse_params(params)?).await.map(|result| millrace_views::to_value(&result))
 }
 
 fn failure(id: JsonRpcId, fault: A2aFault) -> JsonRpcResponse {

@@ -147,7 +147,6 @@ impl RunTask {
         Ok(Self { task, view, sequence })
     }
 
-    /// Adds the artifacts.
     pub async fn with_artifacts(mut self, operator: &Operator) -> Result<Self, Problem> {
         let artifacts = read_artifacts(operator, &self.view).await?;
         self.task.artifacts = Some(artifacts).filter(|artifacts| !artifacts.is_empty());

@@ -40,7 +40,6 @@ pub enum StreamEnd {
     TaskOrInput,
 }
 
-/// The beginning of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamStart {
     /// The first event of the run.
@@ -51,7 +50,6 @@ pub enum StreamStart {
     After(String),
 }
 
-/// Starts a stream of a run.
 pub async fn start_stream(
     operator: &Operator,
     run: &str,

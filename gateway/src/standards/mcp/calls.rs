@@ -30,7 +30,6 @@ use crate::standards::run_view::{QuestionsView, RunView, read_questions};
 /// The longest text of a result, in bytes: a file may be larger than a conversation.
 const MAX_TEXT: usize = 400_000;
 
-/// A call by a client.
 pub struct Call {
     pub operator: Operator,
     pub progress: ProgressSender,

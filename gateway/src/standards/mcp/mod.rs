@@ -125,7 +125,6 @@ impl McpServer {
         Ok(())
     }
 
-    /// Returns the client of a request.
     fn operator_of(&self, context: &RequestContext<RoleServer>) -> Result<Operator, ErrorData> {
         let operator = match (&self.local, context.extensions.get::<Parts>()) {
             (Some(access), _) => Ok(Operator::new(access.clone())),

@@ -9,7 +9,6 @@ use crate::standards::api::{Operator, read_content, read_report};
 /// The beginning of the address of a run: `millrace://runs/RUN/report`.
 const PREFIX: &str = "millrace://runs/";
 
-/// Returns the kinds of resources.
 pub fn list_templates() -> Vec<ResourceTemplate> {
     let report = ResourceTemplate::new(format!("{PREFIX}{{run}}/report"), "report")
         .with_description("The deliverable of a run, as Markdown with its sources")

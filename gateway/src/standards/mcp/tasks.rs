@@ -59,7 +59,6 @@ async fn payload_of(operator: &Operator, view: &RunView) -> Result<TaskPayload, 
     Ok(TaskPayload::Completed { result: result.unwrap_or_default() })
 }
 
-/// Returns questions as elicitations.
 fn input_requests(questions: &[QuestionView]) -> InputRequests {
     let request = |question: &QuestionView| {
         let params = ElicitRequestParams::FormElicitationParams {
@@ -93,7 +92,6 @@ enum QuestionForm {
     /// The fields of the value itself: the question has a schema of an object of primitives.
     Fields(Box<ElicitationSchema>),
     Value,
-    /// A decision, with its reason.
     Decision,
 }
 

@@ -37,7 +37,6 @@ enum Effect {
 
 type Outcome = Result<CallToolResult, Problem>;
 
-/// A tool with its call.
 pub struct McpTool {
     tool: Tool,
     scope: Scope,
