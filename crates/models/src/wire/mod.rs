@@ -93,11 +93,11 @@ impl ModelEndpoint {
     }
 
     fn call_id_form(&self) -> CallIdForm {
-        match self.wire {
-            WireProtocol::OpenAiChat | WireProtocol::Bedrock if self.is_mistral() => {
-                CallIdForm::NineAlphanumeric
-            }
-            wire => wire.api().call_ids,
+        let passes_ids_on = matches!(self.wire, WireProtocol::OpenAiChat | WireProtocol::Bedrock);
+        if passes_ids_on && self.is_mistral() {
+            CallIdForm::NineAlphanumeric
+        } else {
+            self.wire.api().call_ids
         }
     }
 }
