@@ -238,7 +238,7 @@ mod tests {
                 ("{first}", "--approve"),
             ];
             let known = known.iter().find(|(name, _)| *name == word).map(|(_, value)| (*value).to_owned());
-            known.unwrap_or_else(|| word.replace('{', "x").replace('}', "x"))
+            known.unwrap_or_else(|| word.replace(['{', '}'], "x"))
         };
         let mut words = vec![String::new()];
         let mut quote_char = None;

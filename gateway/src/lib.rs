@@ -255,7 +255,7 @@ pub async fn serve_mcp_on_stdio(
     let limits = CallerLimits { requests: None, streams: None };
     let access = TenantAccess::new(gateway, limits, None).admit(Arc::new(Caller::local(author_name(by))));
     let access = access.map_err(|problem| ProgramError::bad_environment(problem.detail().to_owned()))?;
-    let served = McpServer::for_local_user(access).serve_stdio(shutdown).await;
+    let served = Box::pin(McpServer::for_local_user(access).serve_stdio(shutdown)).await;
     bus.flush_client().await;
     served.map_err(|error| ProgramError::refused_input(format!("the client does not speak MCP: {error}")))
 }

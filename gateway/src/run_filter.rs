@@ -81,7 +81,7 @@ fn parse_states(text: Option<&str>) -> Result<BTreeSet<&'static str>, Problem> {
 
 pub fn parse_labels(text: Option<&str>) -> Result<Vec<LabelSelector>, Problem> {
     let labels = text.unwrap_or_default().split(',').map(str::trim).filter(|label| !label.is_empty());
-    let parse = |label: &str| label.parse().map_err(|error| Problem::invalid(error));
+    let parse = |label: &str| label.parse().map_err(Problem::invalid);
     labels.map(parse).collect()
 }
 

@@ -25,10 +25,8 @@ pub(crate) enum Fault {
 
 impl Fault {
     pub fn at(self, position: Position) -> Self {
-        match self {
-            Self::Mismatch(None, text) => Self::Mismatch(Some(position), text),
-            other => other,
-        }
+        let Self::Mismatch(None, text) = self else { return self };
+        Self::Mismatch(Some(position), text)
     }
 }
 

@@ -363,9 +363,10 @@ impl<'de> MapAccess<'de> for MapEntryAccess<'_> {
             return placeholder.map(|field| seed.deserialize(StrDeserializer::new(field))).transpose();
         };
         seed.deserialize(StrDeserializer::new(key)).map(Some).map_err(|fault: Fault| {
-            let fault = match fault {
-                Fault::Rule(mistake) => Fault::Sentence(*position, mistake.text),
-                fault => fault.at(*position),
+            let fault = if let Fault::Rule(mistake) = fault {
+                Fault::Sentence(*position, mistake.text)
+            } else {
+                fault.at(*position)
             };
             NodeDeserializer::new(node, Some(key), reading).collect(fault, reading.left_out.get())
         })

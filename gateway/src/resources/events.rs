@@ -77,7 +77,7 @@ pub async fn open_events(
     query: EventQuery,
 ) -> Result<(mpsc::Receiver<Frame>, StreamPermit), Problem> {
     let after = query.after.filter(|id| !id.is_empty()).map(|id| id.parse::<EventCursor>());
-    let after = after.transpose().map_err(|error| Problem::invalid(error))?;
+    let after = after.transpose().map_err(Problem::invalid)?;
     let mut filter = parse_filter(query.level, query.types.as_deref(), None)?;
     let (run, _) = gateway.find_run(run).await?;
     if let Some(task) = &query.task {
@@ -95,7 +95,7 @@ fn parse_filter(
     types: Option<&str>,
     summaries: Option<&str>,
 ) -> Result<EventFilter, Problem> {
-    EventFilter::parse(level, types, summaries).map_err(|error| Problem::invalid(error))
+    EventFilter::parse(level, types, summaries).map_err(Problem::invalid)
 }
 
 fn split_list(text: Option<&str>) -> Vec<String> {
@@ -204,7 +204,7 @@ fn parse_start(gateway: &Gateway, after: Option<String>) -> Result<StreamStart, 
     let position = match after.as_deref() {
         None | Some("") => return Ok(StreamStart::Now),
         Some("start") => StreamPosition::start(lanes),
-        Some(id) => id.parse().map_err(|error| Problem::invalid(error))?,
+        Some(id) => id.parse().map_err(Problem::invalid)?,
     };
     if position.lanes.len() != usize::from(lanes) {
         let detail = format!("the event id has {} lanes, and this cluster has {lanes}", position.lanes.len());

@@ -170,7 +170,7 @@ async fn put_admission(
     Json(AdmissionBody { max_running_runs, max_waiting_runs }): Json<AdmissionBody>,
 ) -> ApiResult {
     let caps = AdmissionCaps { max_running_runs, max_waiting_runs };
-    let caps = caps.validate().map_err(|error| Problem::invalid(error))?;
+    let caps = caps.validate().map_err(Problem::invalid)?;
     gateway.administrator().set_caps(caps).await?;
     gateway.caps.forget().await;
     reply(&CommandOutcome::RunCapsSet { max_running_runs, max_waiting_runs })

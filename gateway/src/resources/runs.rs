@@ -101,7 +101,7 @@ pub async fn list_runs(gateway: Access, Query(query): Query<ListQuery>) -> ApiRe
         }
     };
     let after = query.cursor.as_deref().filter(|cursor| !cursor.is_empty()).map(str::parse::<RunPosition>);
-    let after = after.transpose().map_err(|error| Problem::invalid(error))?;
+    let after = after.transpose().map_err(Problem::invalid)?;
     let page = gateway.runs.list_runs(&gateway.bus, &filter, after, limit).await?;
     let runs = page.runs.iter().map(ListedRun::line).collect();
     let next = page.next.as_ref().map(RunPosition::to_cursor).unwrap_or_default();

@@ -79,13 +79,10 @@ impl Names {
             Value::Object(fields) => {
                 let known = |(name, value): (String, Value)| {
                     let is_variable = VARIABLE.contains(&name.as_str()) || name.ends_with("_ms");
-                    let value = match value {
-                        Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_)
-                            if is_variable =>
-                        {
-                            "…".into()
-                        }
-                        value => self.in_value(value),
+                    let value = if is_variable && !value.is_null() && !value.is_boolean() {
+                        "…".into()
+                    } else {
+                        self.in_value(value)
                     };
                     // The order of these is random.
                     let mut value = value;
@@ -103,7 +100,7 @@ impl Names {
                 Ok(inner @ Value::Object(_)) => self.in_value(inner).to_string().into(),
                 _ => self.in_text(&text).into(),
             },
-            other => other,
+            other @ (Value::Null | Value::Bool(_) | Value::Number(_)) => other,
         }
     }
 

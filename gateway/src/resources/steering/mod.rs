@@ -58,7 +58,7 @@ struct SteeringRoute {
 
 /// The body of a command's request, with the name of its schema.
 enum RouteBody {
-    None(Steering),
+    None(fn() -> Steering),
     Optional(&'static str, fn(&[u8]) -> Result<Steering, Problem>),
     Required(&'static str, fn(&[u8]) -> Result<Steering, Problem>),
 }
@@ -83,13 +83,13 @@ static ROUTES: [SteeringRoute; 10] = [
         "/runs/{run}/pause",
         "pause_run",
         "Pause a run: running tasks finish, no new ones start.",
-        RouteBody::None(Steering::PauseRun),
+        RouteBody::None(|| Steering::PauseRun),
     ),
     post(
         "/runs/{run}/interrupt",
         "interrupt_run",
         "Interrupt a run: work in flight is returned, and nothing runs until it is resumed.",
-        RouteBody::None(Steering::InterruptRun),
+        RouteBody::None(|| Steering::InterruptRun),
     ),
     post(
         "/runs/{run}/resume",
@@ -173,7 +173,7 @@ impl SteeringRoute {
                             key: IdempotencyKey,
                             request: Request| async move {
             let steering = match &self.body {
-                RouteBody::None(steering) => steering.clone(),
+                RouteBody::None(steering) => steering(),
                 RouteBody::Optional(_, parse) => parse(&read_json(request, true).await?)?,
                 RouteBody::Required(_, parse) => parse(&read_json(request, false).await?)?,
             };

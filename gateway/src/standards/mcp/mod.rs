@@ -112,7 +112,7 @@ impl McpServer {
 
     /// Serves one client over standard input and output until it closes them.
     pub async fn serve_stdio(self, shutdown: CancellationToken) -> Result<(), Box<ServerInitializeError>> {
-        let serving = self.serve_with_ct(rmcp::transport::stdio(), shutdown).await;
+        let serving = Box::pin(self.serve_with_ct(rmcp::transport::stdio(), shutdown)).await;
         let running = match serving {
             Ok(running) => running,
             // The client has closed its end, or this process stops.

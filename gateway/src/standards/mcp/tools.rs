@@ -45,14 +45,14 @@ pub struct McpTool {
 
 impl McpTool {
     /// Creates a tool with a structured result.
-    fn new<A, R: 'static, F>(
+    fn new<A, R, F>(
         (name, scope, effect): (&'static str, Scope, Effect),
         description: &'static str,
         run: impl Fn(Call, A) -> F + Send + Sync + Copy + 'static,
     ) -> Self
     where
         A: DeserializeOwned + JsonSchema,
-        R: Serialize + JsonSchema,
+        R: Serialize + JsonSchema + 'static,
         F: Future<Output = Result<R, Problem>> + Send + 'static,
     {
         // A result as JSON, and as its text for clients that know no other.
