@@ -25,9 +25,6 @@ pub struct Args {
 
 impl Args {
     /// Returns the configuration.
-    ///
-    /// # Errors
-    /// A `--model` does not name a model.
     pub fn into_config(self) -> Result<CriticConfig, ProgramError> {
         let Self { host, check_folders } = self;
         Ok(CriticConfig { host: AgentHostConfig::parse_args(host)?, check_folders, launcher: None })

@@ -63,12 +63,10 @@ impl ServedAccount {
         Ok(Self { bus, access: Arc::new(TenantAccess::new(gateway, limits, in_progress)), work })
     }
 
-    #[must_use]
     pub fn bus(&self) -> &Bus {
         &self.bus
     }
 
-    #[must_use]
     pub fn access(&self) -> Arc<TenantAccess> {
         self.access.clone()
     }

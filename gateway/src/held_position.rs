@@ -95,7 +95,6 @@ impl PositionClaim {
 
 impl HeldPosition<'_> {
     /// The position as it was written last.
-    #[must_use]
     pub fn position(&self) -> &ExportPosition {
         &self.stored
     }

@@ -49,13 +49,11 @@ impl ArchiveMark {
 }
 
 impl RunState {
-    #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.history.plan
     }
 
     /// The sequence of the last decision; 0 before the first.
-    #[must_use]
     pub fn sequence(&self) -> u64 {
         self.last.map_or(0, |(sequence, _)| sequence)
     }

@@ -301,18 +301,15 @@ impl Problem {
         Self::new(ProblemKind::InvalidRequest, detail)
     }
 
-    #[must_use]
     pub fn is(&self, kind: ProblemKind) -> bool {
         self.uri.strip_prefix(TYPE_PREFIX) == Some(kind.parts().1)
     }
 
-    #[must_use]
     pub fn status(&self) -> StatusCode {
         self.code
     }
 
     /// Returns the mistake, its place and the remedy.
-    #[must_use]
     pub fn detail(&self) -> &str {
         &self.detail
     }

@@ -52,12 +52,10 @@ impl RunFilter {
         Self { states: live.map(RunState::name).collect(), ..Self::default() }
     }
 
-    #[must_use]
     pub fn selects_state(&self, state: RunState) -> bool {
         self.states.is_empty() || self.states.contains(state.name())
     }
 
-    #[must_use]
     pub fn selects(&self, run: &RunTraits<'_>) -> bool {
         self.selects_state(run.state)
             && self.labels.iter().all(|label| label.selects(run.labels))

@@ -59,7 +59,6 @@ impl RunPosition {
     }
 
     /// Returns the position as an opaque text.
-    #[must_use]
     pub fn to_cursor(&self) -> String {
         let run = self.run.as_ref().map_or("", RunId::as_str);
         let text = format!("{} {run}", self.created.as_nanosecond());
@@ -179,7 +178,6 @@ impl ListedRun {
         }
     }
 
-    #[must_use]
     pub fn line(&self) -> RunListLine<'_> {
         match self {
             Self::Started(run) => RunListLine::new(&run.summary.run, Some(&run.summary)),
@@ -429,20 +427,17 @@ impl RunIndex {
     }
 
     /// The revision up to which the summaries were read.
-    #[must_use]
     pub fn revision(&self) -> u64 {
         self.read().revision
     }
 
     /// Returns the summary of a run, as far as it was read.
-    #[must_use]
     pub fn find(&self, run: &RunId) -> Option<Arc<IndexedRun>> {
         self.read().runs.get(run).cloned()
     }
 
     /// Returns the runs whose summaries have changed after a revision, oldest change first and at most `limit`, and the revision up
     /// to which they are complete.
-    #[must_use]
     pub fn changed_since(&self, revision: u64, limit: usize) -> (Vec<Arc<IndexedRun>>, u64) {
         let content = self.read();
         let changed = content.by_revision.range((Excluded(revision), Unbounded));
@@ -455,7 +450,6 @@ impl RunIndex {
     }
 
     /// Returns the archived runs of a lane whose summaries have changed after a revision, and the current revision.
-    #[must_use]
     pub fn archived_since(&self, lane: Lane, revision: u64) -> (Vec<Arc<IndexedRun>>, u64) {
         let content = self.read();
         let changed = content.by_revision.range((Excluded(revision), Unbounded));
@@ -465,7 +459,6 @@ impl RunIndex {
     }
 
     /// Returns the runs of a lane with archived messages after a sequence.
-    #[must_use]
     pub fn archived_after(&self, lane: Lane, sequence: u64) -> Vec<Arc<IndexedRun>> {
         let content = self.read();
         let after = (lane.0, sequence.saturating_add(1), 0)..=(lane.0, u64::MAX, u64::MAX);
@@ -475,7 +468,6 @@ impl RunIndex {
     }
 
     /// Removes the messages that are in the archive. Messages after the archived part belong to a run that was reopened.
-    #[must_use]
     pub fn without_archived(&self, mut messages: Vec<Arc<LaneMessage>>) -> Vec<Arc<LaneMessage>> {
         let content = self.read();
         let is_archived = |message: &LaneMessage| {

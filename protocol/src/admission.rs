@@ -163,9 +163,6 @@ pub struct LaneNotClaimed;
 
 impl AdmissionCaps {
     /// Checks the caps.
-    ///
-    /// # Errors
-    /// They are invalid.
     pub fn validate(self) -> Result<Self, CapsError> {
         match (self.max_running_runs, self.max_waiting_runs) {
             (Some(0), _) => Err(CapsError::NoneRunning),
@@ -186,7 +183,6 @@ impl fmt::Display for AdmissionCaps {
 
 impl AdmissionBoard {
     /// Returns the number of runs that run or have a place.
-    #[must_use]
     pub fn running_count(&self) -> u32 {
         self.lanes
             .values()
@@ -194,13 +190,11 @@ impl AdmissionBoard {
     }
 
     /// Returns the number of runs that wait.
-    #[must_use]
     pub fn waiting_count(&self) -> u32 {
         self.lanes.values().fold(self.listed_count(), |sum, lane| sum.saturating_add(lane.unlisted))
     }
 
     /// `true` if a run that is submitted now would be refused.
-    #[must_use]
     pub fn is_full(&self, caps: &AdmissionCaps) -> bool {
         let is_at = |count: u32, cap: Option<u32>| cap.is_some_and(|cap| count >= cap);
         is_at(self.running_count(), caps.max_running_runs)

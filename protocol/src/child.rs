@@ -72,7 +72,6 @@ pub struct Delegation {
 
 impl Delegation {
     /// `true` if it changes nothing.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.children.is_empty() && self.cancels.is_empty() && self.messages.is_empty()
     }
@@ -132,7 +131,6 @@ pub enum TaskEnd {
 
 impl TaskEnd {
     /// The summary of the result, or the reason why there is none.
-    #[must_use]
     pub fn text(&self) -> &str {
         match self {
             Self::Completed { summary } => summary,

@@ -68,7 +68,6 @@ impl FilePath {
     }
 
     /// Returns the path, with its leading `/`.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

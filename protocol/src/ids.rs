@@ -101,7 +101,6 @@ macro_rules! names {
             }
 
             /// Returns the name as text.
-            #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -191,7 +190,6 @@ impl RunId {
     }
 
     /// Returns the second in which the id was created; `None` if it was not generated.
-    #[must_use]
     pub fn created(&self) -> Option<jiff::Timestamp> {
         let stamp = self.0.get(..15).filter(|_| self.0.len() == 22 && self.0.as_bytes()[15] == b'-')?;
         let time = jiff::civil::DateTime::strptime("%Y%m%d-%H%M%S", stamp).ok()?;
@@ -199,7 +197,6 @@ impl RunId {
     }
 
     /// Returns the lane of a run: FNV-1a (64 bit) of its id, modulo the number of lanes of the cluster.
-    #[must_use]
     pub fn lane(&self, lanes: u16) -> Lane {
         lane_of_name(&self.0, lanes)
     }
@@ -208,7 +205,6 @@ impl RunId {
 impl SessionId {
     /// Returns the lane of a session, by the same rule as that of a run. All runs of the session have ids of this lane, so that the
     /// order in the lane is their order in the session, and one owner sees all of them.
-    #[must_use]
     pub fn lane(&self, lanes: u16) -> Lane {
         lane_of_name(&self.0, lanes)
     }

@@ -70,13 +70,11 @@ pub struct LabelSelector {
 
 impl LabelSelector {
     /// The name and the value, if the selector demands a value.
-    #[must_use]
     pub fn exact_label(&self) -> Option<(&str, &str)> {
         Some((&self.name, self.value.as_deref()?))
     }
 
     /// `true` if these labels meet the condition.
-    #[must_use]
     pub fn selects(&self, labels: &Labels) -> bool {
         let value = labels.get(&self.name);
         value.is_some_and(|value| self.value.as_ref().is_none_or(|wanted| wanted == value))

@@ -41,13 +41,11 @@ pub struct AgentOverrides {
 
 impl AgentOverrides {
     /// `true` if they change nothing.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// `true` if they restrict the tools or the files of an attempt. Only agents can apply that.
-    #[must_use]
     pub fn has_restrictions(&self) -> bool {
         self.tools.is_some() || !self.permissions.is_empty()
     }
@@ -66,9 +64,6 @@ impl AgentOverrides {
     }
 
     /// Checks their size.
-    ///
-    /// # Errors
-    /// The reason why they are too large.
     pub fn check_size(&self) -> Result<(), String> {
         let tools = self.tools.as_ref().map_or(0, BTreeSet::len);
         let rules: usize = self.permissions.iter().map(|rules| rules.0.len()).sum();

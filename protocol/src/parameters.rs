@@ -23,19 +23,16 @@ impl TaskParameters {
     }
 
     /// `true` if there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The value of a name.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.find(name).ok().map(|at| &self.0[at].1)
     }
 
     /// `true` if the name has a value.
-    #[must_use]
     pub fn contains_key(&self, name: &str) -> bool {
         self.find(name).is_ok()
     }

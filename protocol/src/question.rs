@@ -152,7 +152,6 @@ impl QuestionId {
     }
 
     /// The task whose attempt asks, if one does.
-    #[must_use]
     pub fn task(&self) -> Option<&TaskId> {
         match &self.asker {
             QuestionAsker::Plan => None,
@@ -161,7 +160,6 @@ impl QuestionId {
     }
 
     /// `true` if both name the same question, in whatever round.
-    #[must_use]
     pub fn is_same_question(&self, other: &Self) -> bool {
         self.asker == other.asker && self.number == other.number
     }
@@ -313,7 +311,6 @@ pub enum Answer {
 
 impl Answer {
     /// Its kind.
-    #[must_use]
     pub fn kind(&self) -> AnswerKind {
         match self {
             Self::Approve => AnswerKind::Approve,
@@ -372,7 +369,6 @@ pub enum AnswerScope {
 
 impl AnswerScope {
     /// `true` for the default.
-    #[must_use]
     pub fn is_once(&self) -> bool {
         *self == Self::Once
     }
@@ -415,7 +411,6 @@ pub struct StandingAnswer {
 
 impl StandingAnswer {
     /// `true` if it decides a question of an agent of this capability.
-    #[must_use]
     pub fn applies_to(&self, capability: &Capability, question: &Question) -> bool {
         let is_tool =
             matches!(&question.subject, QuestionSubject::Approval { tool, .. } if *tool == self.tool);
@@ -428,9 +423,6 @@ impl StandingAnswer {
 
 impl Question {
     /// Checks that an answer fits the question, apart from its digest.
-    ///
-    /// # Errors
-    /// The mistake, with the answers that are allowed.
     pub fn check_answer(&self, answer: &Answer, scope: AnswerScope) -> Result<(), String> {
         let kind = answer.kind();
         if !self.decisions.contains(&kind) {
@@ -485,7 +477,6 @@ impl Question {
     }
 
     /// The tool whose call needs the approval, if it is one.
-    #[must_use]
     pub fn tool(&self) -> Option<&str> {
         match &self.subject {
             QuestionSubject::Approval { tool, .. } => Some(tool),
@@ -496,7 +487,6 @@ impl Question {
     }
 
     /// The answer that its expiry gives, if that is one.
-    #[must_use]
     pub fn answer_of_expiry(&self) -> Answer {
         const NO_ANSWER: &str = "nobody answered in time";
         match self.subject {

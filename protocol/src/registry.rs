@@ -296,19 +296,16 @@ impl RunSummary {
     }
 
     /// `true` if both summaries of a run say the same, whenever they were written.
-    #[must_use]
     pub fn is_same_except_times(&self, other: &Self) -> bool {
         *self == Self { started: self.started, updated: self.updated, ..other.clone() }
     }
 
     /// Returns the number of tasks in a state.
-    #[must_use]
     pub fn task_count(&self, state: TaskState) -> u32 {
         self.counts.get(state as usize).copied().unwrap_or(self.waiting)
     }
 
     /// Returns the number of tasks, and how many of them are completed.
-    #[must_use]
     pub fn completed_and_total_tasks(&self) -> (u32, u32) {
         (self.counts.iter().sum::<u32>() + self.waiting, self.counts[TaskState::Completed as usize])
     }

@@ -52,20 +52,17 @@ pub const MAX_SUMMARY: usize = 280;
 
 impl TaskResult {
     /// `true` if it has text beyond the summary.
-    #[must_use]
     pub fn is_detailed(&self) -> bool {
         let output = self.output.trim();
         !output.is_empty() && output != self.summary.trim()
     }
 
     /// `false` if it states that it does not answer its question.
-    #[must_use]
     pub fn is_answered(&self) -> bool {
         self.answered != Some(false)
     }
 
     /// `true` if it has no usable content. Such a result never passes.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.output.trim().is_empty() && self.data.as_ref().is_none_or(Value::is_null)
     }
@@ -169,7 +166,6 @@ fn is_zero(number: &u64) -> bool {
 
 impl Usage {
     /// `true` if nothing was used.
-    #[must_use]
     pub fn is_zero(&self) -> bool {
         *self == Self::default()
     }
@@ -356,7 +352,6 @@ pub struct CriterionOutcome {
 impl Verdict {
     /// Returns the contradiction in a verdict, if there is one: no criteria, passed with an unmet criterion, rejected with
     /// all criteria met, or an invalid confidence.
-    #[must_use]
     pub fn find_inconsistency(&self) -> Option<&'static str> {
         if self.confidence.is_some_and(|confidence| !(0.0..=1.0).contains(&confidence)) {
             return Some("its confidence is not between 0 and 1");

@@ -56,7 +56,6 @@ pub enum DeletionState {
 
 impl DeletionState {
     /// `true` if the run counts as deleted.
-    #[must_use]
     pub fn is_deleted(&self) -> bool {
         match self {
             Self::Removing | Self::Removed { .. } => true,
@@ -65,7 +64,6 @@ impl DeletionState {
     }
 
     /// `true` if a supervisor has something to do.
-    #[must_use]
     pub fn is_pending(&self) -> bool {
         match self {
             Self::Requested | Self::Removing => true,
@@ -120,7 +118,6 @@ pub struct PruneSelection {
 
 impl PruneSelection {
     /// `true` if it selects a run with this summary. A run that has not ended is never selected.
-    #[must_use]
     pub fn selects(&self, summary: &RunSummary, now: Timestamp) -> bool {
         let Some(end) = summary.end else { return false };
         let age = Duration::try_from(now.duration_since(summary.updated)).unwrap_or_default();
@@ -161,7 +158,6 @@ impl SweepSettings {
     }
 
     /// The time for which an unreferenced blob stays.
-    #[must_use]
     pub fn blob_grace(&self) -> Duration {
         Duration::from_millis(self.blob_grace_ms)
     }

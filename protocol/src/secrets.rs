@@ -277,14 +277,12 @@ impl SecretRedactor {
     }
 
     /// Returns a text without the secrets, and without words that look like credentials.
-    #[must_use]
     pub fn redact(&self, text: &str) -> String {
         let redacted = self.redact_bytes(text.as_bytes());
         redact_credential_like_words(&redact_text(&String::from_utf8_lossy(&redacted)))
     }
 
     /// Returns bytes without the secrets.
-    #[must_use]
     pub fn redact_bytes<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         let (mut out, mut from) = (Vec::new(), 0);
         while let Some(secret) = self.find_secret(bytes, from, MIN_SECRET_LENGTH) {

@@ -24,7 +24,6 @@ impl TenantName {
     pub const DEFAULT: &'static str = "millrace";
 
     /// The name as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -14,9 +14,6 @@ pub const MAX_DURATION: Duration = Duration::from_secs(36_500 * 86_400);
 const MAX_OFFSET_SECONDS: u32 = 14 * 3_600;
 
 /// Parses a duration, which may be zero: `500ms`, `10s`, `1h 30m`, `30d`. A day has 24 hours.
-///
-/// # Errors
-/// Describes the mistake.
 pub fn parse_duration_or_zero(text: &str) -> Result<Duration, String> {
     let wrong = || {
         format!("{text:?} is not a duration; write a number with a unit, such as 500ms, 10s, 1h 30m or 30d")
@@ -28,9 +25,6 @@ pub fn parse_duration_or_zero(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a duration that is longer than zero.
-///
-/// # Errors
-/// Describes the mistake.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     match parse_duration_or_zero(text)? {
         Duration::ZERO => Err("a duration must be longer than zero".to_owned()),
@@ -39,9 +33,6 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Returns a duration of so many seconds, which may be zero.
-///
-/// # Errors
-/// Describes the mistake.
 pub fn duration_from_seconds(seconds: f64) -> Result<Duration, String> {
     let duration = Duration::try_from_secs_f64(seconds);
     check_duration(
@@ -57,9 +48,6 @@ fn check_duration(duration: Duration) -> Result<Duration, String> {
 }
 
 /// Parses a time with its offset from UTC: `2026-12-01T09:00:00Z`, `2026-12-01T10:00:00+01:00`.
-///
-/// # Errors
-/// Describes the mistake.
 pub fn parse_timestamp(text: &str) -> Result<Timestamp, String> {
     let text = text.trim();
     let wrong = || format!("{text:?} is not a time; write it with its offset, such as 2026-12-01T09:00:00Z");
@@ -79,9 +67,6 @@ pub fn parse_timestamp(text: &str) -> Result<Timestamp, String> {
 }
 
 /// Parses a time by which things are selected: a time with its offset, a date, which begins in `zone`, or a duration before `now`.
-///
-/// # Errors
-/// Describes the mistake.
 pub fn parse_time_or_age(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String> {
     let text = text.trim();
     if let Ok(pieces) = Pieces::parse(text) {
@@ -101,9 +86,6 @@ pub fn parse_time_or_age(text: &str, now: Timestamp, zone: &TimeZone) -> Result<
 }
 
 /// Parses the time of a start or of the end of a wait: at most [`MAX_PLAN_TIME`] from now.
-///
-/// # Errors
-/// Describes the mistake.
 pub fn parse_timestamp_within_a_year(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     let at = parse_timestamp(text)?;
     match at.duration_since(now).try_into().is_ok_and(|after: Duration| after > MAX_PLAN_TIME) {

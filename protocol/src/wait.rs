@@ -104,7 +104,6 @@ pub enum WaitCondition {
 
 impl WaitCondition {
     /// The children whose ends the wait is for.
-    #[must_use]
     pub fn tasks(&self) -> &[TaskId] {
         match self {
             Self::Until(_) | Self::Event { .. } | Self::Answer(_) => &[],
@@ -113,7 +112,6 @@ impl WaitCondition {
     }
 
     /// The name of the event that ends the wait, if one does.
-    #[must_use]
     pub fn event(&self) -> Option<&str> {
         match self {
             Self::Until(_) | Self::Answer(_) | Self::Tasks { .. } => None,
@@ -122,7 +120,6 @@ impl WaitCondition {
     }
 
     /// The question whose answer ends the wait, if one does.
-    #[must_use]
     pub fn question(&self) -> Option<&Question> {
         match self {
             Self::Answer(question) => Some(question),
@@ -131,7 +128,6 @@ impl WaitCondition {
     }
 
     /// The time at which a wait that began at `since` ends or expires, whatever else happens.
-    #[must_use]
     pub fn until(&self, since: Timestamp) -> Option<Timestamp> {
         match self {
             Self::Until(at) => Some(*at),

@@ -219,17 +219,11 @@ pub fn decode_message<M: WireMessage>(payload: &[u8], encoding: Encoding) -> Res
 }
 
 /// Decodes a body that was fetched from the blob store.
-///
-/// # Errors
-/// The bytes are not such a body.
 pub fn decode_body<M: WireMessage>(body: &[u8]) -> Result<M, DecodeError> {
     decode_message_pack(body, M::KIND)
 }
 
 /// Decodes a MessagePack value that takes up all bytes.
-///
-/// # Errors
-/// The bytes are unreadable, or longer than the value.
 pub fn decode_message_pack<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T, DecodeError> {
     let mut reader = rmp_serde::Deserializer::new(std::io::Cursor::new(bytes));
     reader.set_max_depth(MAX_DEPTH);
@@ -240,9 +234,6 @@ pub fn decode_message_pack<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Res
 
 /// Decodes a task's result: MessagePack or, from workers in other languages, JSON text. No MessagePack map begins with
 /// the byte that a JSON object begins with.
-///
-/// # Errors
-/// The bytes are unreadable, or longer than the result.
 pub fn decode_task_result(bytes: &[u8]) -> Result<TaskResult, DecodeError> {
     const WHAT: &str = "a result";
     if bytes.first() == Some(&b'{') {

@@ -157,7 +157,6 @@ pub struct Rejection {
 
 impl Assignment {
     /// The piece of work.
-    #[must_use]
     pub fn work(&self) -> Work {
         match self {
             Self::Task { task, attempt, .. } => Work::Task { task: task.clone(), attempt: *attempt },
@@ -199,7 +198,6 @@ pub struct ReviewBrief {
 
 impl Order {
     /// The end of the wait for the event without which the task does not start, if it has one.
-    #[must_use]
     pub fn start_event(&self) -> Option<&WaitEnd> {
         self.ended_waits.iter().find(|wait| wait.key == WAIT_FOR_EVENT_KEY).map(|wait| &wait.end)
     }
@@ -242,19 +240,16 @@ impl Order {
     }
 
     /// How long the work may wait for a provider that does not answer.
-    #[must_use]
     pub fn provider_timeout(&self) -> Duration {
         self.provider_timeout.unwrap_or(DEFAULT_PROVIDER_TIMEOUT)
     }
 
     /// The piece of work, which names the journal.
-    #[must_use]
     pub fn work(&self) -> Work {
         self.assignment.work()
     }
 
     /// The requirements for the result under review; `None` if the order is no review.
-    #[must_use]
     pub fn review_brief(&self) -> Option<&ReviewBrief> {
         match &self.assignment {
             Assignment::Review { brief, .. } => Some(brief),

@@ -24,9 +24,6 @@ const INSTRUCTIONS: &str = "Answer the question from the documents below. Use on
 
 /// Opens the model that answers alone: the default model of a configuration, or else that of research. `None` if it is no
 /// language model.
-///
-/// # Errors
-/// The model can't be used: no key, no address.
 pub fn open_ceiling_model(
     configuration: &Configuration,
     call_timeout: Option<Duration>,

@@ -84,9 +84,6 @@ impl TryFrom<String> for EntryName {
 
 impl EntryName {
     /// Validates a name.
-    ///
-    /// # Errors
-    /// It is empty, too long, or has other characters.
     pub fn new(text: &str) -> Result<Self, String> {
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if text.is_empty() || text.chars().count() > MAX_NAME || text.starts_with('.') {
@@ -544,9 +541,6 @@ pub fn evaluation_file_schema() -> Value {
 
 /// Returns the configurations that the command line names: each model without a capability is one, and the others apply to
 /// all of them. `web` is `true` if their clusters offer the web.
-///
-/// # Errors
-/// A model name is invalid.
 pub fn configurations_of_arguments(
     models: &[String],
     capabilities: &[PathBuf],

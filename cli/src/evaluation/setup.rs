@@ -65,9 +65,6 @@ impl ConfigurationSetup {
 }
 
 /// `true` if a capability file gives its agent a tool that reads the web.
-///
-/// # Errors
-/// The file can't be read, or is not YAML.
 pub fn has_web_tools(file: &Path) -> Result<bool, LoadError> {
     let (_, fields) = read_fields(file)?;
     let is_web = |tool: &Value| match tool {

@@ -24,15 +24,11 @@ impl ReceiverPolicy {
     }
 
     /// The networks outside the public internet that are allowed.
-    #[must_use]
     pub fn networks(&self) -> &[Cidr] {
         &self.networks
     }
 
     /// Parses the URL of a receiver, and checks everything except the addresses of its host name.
-    ///
-    /// # Errors
-    /// It is not allowed: an error text for the user.
     pub fn parse_url(&self, text: &str) -> Result<Url, String> {
         if text.len() > MAX_URL {
             return Err(format!("the URL is longer than {MAX_URL} bytes"));

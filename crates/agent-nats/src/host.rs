@@ -63,9 +63,6 @@ impl AgentHostConfig {
     }
 
     /// Creates the configuration that a command line asks for.
-    ///
-    /// # Errors
-    /// A `--model` does not name a model.
     pub fn parse_args(args: HostArgs) -> Result<Self, ProgramError> {
         let connection = args.connection();
         let HostArgs { nats: _, slots, id, model, record, call_timeout, grace, document_cache, http } = args;

@@ -101,7 +101,6 @@ impl ApprovalRules {
 
     /// Returns the question for a call that needs an approval; `None` if it needs none. `reason` is the tool's own reason, if it has
     /// one; `schema` is the schema of its arguments.
-    #[must_use]
     pub fn question_for_call(
         &self,
         tool: &str,
@@ -125,9 +124,6 @@ impl ApprovalRules {
 }
 
 /// Reads the expiry of a question as capability files and plans write it.
-///
-/// # Errors
-/// The mistake.
 pub(crate) fn read_expiry(
     expires_s: Option<u32>,
     on_expiry: Option<ExpiryAction>,
@@ -203,9 +199,6 @@ pub fn approval_question(action: &str, arguments: &Value, text: &str, schema: Op
 }
 
 /// Checks the parts of a question to a person.
-///
-/// # Errors
-/// The mistake, with the limits.
 pub fn check_input(text: &str, options: &[String], schema: Option<&Value>) -> Result<(), String> {
     if text.trim().is_empty() || text.len() > MAX_QUESTION_TEXT {
         return Err(format!("a question has 1 to {MAX_QUESTION_TEXT} bytes"));

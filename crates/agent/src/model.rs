@@ -18,9 +18,6 @@ pub fn open_model(
 }
 
 /// Validates the names in a selection of models, without using their keys, addresses or files.
-///
-/// # Errors
-/// A name is unknown.
 pub fn validate_selection(selection: &ModelSelection) -> Result<(), CreateModelError> {
     millrace_models::factory::check_selection(selection, &open_built_in_model)
 }

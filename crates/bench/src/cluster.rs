@@ -104,9 +104,6 @@ impl BenchCluster {
     }
 
     /// The address of the HTTP API.
-    ///
-    /// # Errors
-    /// It is not served (yet).
     pub fn api_address(&self) -> anyhow::Result<SocketAddr> {
         let file = self.api_url_file.as_ref().ok_or_else(|| anyhow!("the cluster has no gateway"))?;
         let url = fs::read_to_string(file).context("reading the URL of the HTTP API")?;
@@ -130,9 +127,6 @@ impl BenchCluster {
     }
 
     /// Processes the events of the cluster.
-    ///
-    /// # Errors
-    /// A process ended, which invalidates the measurement.
     pub fn fail_if_process_ended(&mut self) -> anyhow::Result<()> {
         while let Some(Some(event)) = self.cluster.next_event().now_or_never() {
             self.record_process_event(event)?;

@@ -21,9 +21,6 @@ pub struct HttpResponse {
 
 impl HttpResponse {
     /// Returns the body as JSON.
-    ///
-    /// # Errors
-    /// It has another status, or no JSON.
     pub fn json(&self, status: u16) -> anyhow::Result<Value> {
         if self.status != status {
             bail!("status {} instead of {status}: {}", self.status, String::from_utf8_lossy(&self.body));

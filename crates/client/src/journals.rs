@@ -63,7 +63,6 @@ impl ReceivedEntry {
 }
 
 impl TaskUpdate {
-    #[must_use]
     pub fn sequence(&self) -> u64 {
         match self {
             Self::Decision { sequence, .. } => *sequence,

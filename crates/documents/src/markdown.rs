@@ -20,17 +20,11 @@ pub struct TooDeep(pub usize);
 
 /// Converts a page or a part of one to Markdown, without the elements in `skipped` (at least one). Elements may be nested
 /// up to `deepest` levels; an unoptimised build takes about 64 KiB of stack per level.
-///
-/// # Errors
-/// The elements are nested deeper than `deepest`.
 pub fn html_to_markdown(html: &str, skipped: &[&str], deepest: usize) -> Result<String, TooDeep> {
     parse_html(html, deepest).map(|document| document_to_markdown(&document, skipped))
 }
 
 /// Parses a page.
-///
-/// # Errors
-/// The elements are nested deeper than `deepest`.
 pub fn parse_html(html: &str, deepest: usize) -> Result<Document, TooDeep> {
     let mut parser = html5ever::parse_document(Document::default(), html5ever::ParseOpts::default());
     for piece in split_into_pieces(html, PIECE.max(html.len() / LOOKS)) {

@@ -126,9 +126,6 @@ impl LocalCluster {
     }
 
     /// Starts more processes and lets other commands find the cluster.
-    ///
-    /// # Errors
-    /// A process can't be started.
     pub async fn announce(&mut self, children: Vec<ChildSpec>) -> Result<(), StartError> {
         let children = children.into_iter().map(|child| add_credentials(child, &self.info)).collect();
         let (done, started) = oneshot::channel();
@@ -149,9 +146,6 @@ impl LocalCluster {
     }
 
     /// Restarts the server. Its limit of disk space is computed anew.
-    ///
-    /// # Errors
-    /// Its configuration can't be written.
     pub fn restart_server(&self) -> Result<(), StartError> {
         server::update_store_limit(&self.layout)?;
         self.mailbox.send(ManagerMessage::RestartServer).map_err(|_| manager_ended())?;

@@ -60,9 +60,6 @@ fn role_of_process(name: &str) -> Option<ChildRole> {
 
 impl LogFile {
     /// Returns the last lines of the log, the rotated part included, and the length up to which it was read.
-    ///
-    /// # Errors
-    /// The file can't be read.
     pub fn last_lines(&self, count: usize) -> io::Result<(Vec<String>, u64)> {
         let (mut lines, length) = last_lines_of(&self.path, count)?;
         if lines.len() < count {
@@ -118,9 +115,6 @@ impl LogFollower {
     }
 
     /// Returns the lines that were completed since the last call, by process.
-    ///
-    /// # Errors
-    /// A file can't be read.
     pub fn new_lines(&mut self) -> io::Result<Vec<(LogFile, Vec<String>)>> {
         let mut new = Vec::new();
         for file in log_files(&self.data, self.role)? {

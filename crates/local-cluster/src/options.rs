@@ -298,9 +298,6 @@ impl LocalOptions {
     }
 
     /// Returns the names of the capabilities in the capability files.
-    ///
-    /// # Errors
-    /// A file can't be read or is invalid.
     pub fn file_capability_names(&self) -> Result<Vec<String>, LoadError> {
         Ok(self
             .describe_file_capabilities()?
@@ -310,9 +307,6 @@ impl LocalOptions {
     }
 
     /// Validates the capability files and returns the descriptions of their capabilities.
-    ///
-    /// # Errors
-    /// A file can't be read or is invalid.
     pub fn describe_file_capabilities(&self) -> Result<Vec<CapabilityDescription>, LoadError> {
         self.capability.iter().map(|file| file::describe_capability_file(file)).collect()
     }

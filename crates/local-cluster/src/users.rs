@@ -69,9 +69,6 @@ impl ClusterUse {
     }
 
     /// `true` if other processes use the cluster, too.
-    ///
-    /// # Errors
-    /// The folder can't be used.
     pub fn has_other_users(&self) -> Result<bool, DataFolderError> {
         let path = self.layout.users_lock_path();
         let io_error = |source| self.layout.io_error_at(&path, source);
@@ -94,9 +91,6 @@ impl ClusterUse {
     }
 
     /// Ends the use and, if nobody else uses the cluster and it is to stop then, waits until it has stopped.
-    ///
-    /// # Errors
-    /// The folder can't be used.
     pub async fn end(self) -> Result<(), DataFolderError> {
         let layout = self.layout.clone();
         let is_last = !self.has_other_users()?;
@@ -120,9 +114,6 @@ impl ClusterUse {
     }
 
     /// Lets the cluster run until a user stops it. `true` if it would have stopped with its last user before.
-    ///
-    /// # Errors
-    /// The folder can't be written.
     pub fn keep_cluster_running(&self) -> Result<bool, DataFolderError> {
         let Some(info) = self.layout.running_cluster() else { return Ok(false) };
         if info.lifetime != ClusterLifetime::WhileUsed {
@@ -140,9 +131,6 @@ pub struct NoUsers {
 }
 
 /// Waits until the cluster of this process, on a data folder, is used by nobody and is to stop then.
-///
-/// # Errors
-/// The folder can't be used.
 pub async fn wait_until_unused(data: &Path) -> Result<NoUsers, DataFolderError> {
     let layout = DataLayout::new(data)?;
     loop {

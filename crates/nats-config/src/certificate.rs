@@ -69,9 +69,6 @@ pub enum CertificatePurpose<'a> {
 
 impl Certificates {
     /// Reads a file.
-    ///
-    /// # Errors
-    /// It can't be read, or contains no certificate.
     pub fn read_file(path: &Path) -> Result<Self, CertificateProblem> {
         let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
         match certificates {
@@ -86,9 +83,6 @@ impl Certificates {
     }
 
     /// Verifies the first certificate, with the others as intermediates, for `purpose` at `now` against `authorities`.
-    ///
-    /// # Errors
-    /// It is not valid.
     pub fn check_validity(
         &self,
         authorities: &Self,
@@ -100,15 +94,11 @@ impl Certificates {
     }
 
     /// Returns the expiry date of the first certificate; `None` if it can't be determined.
-    #[must_use]
     pub fn valid_until(&self) -> Option<Timestamp> {
         to_timestamp(expiry_of_first(&self.0)?)
     }
 
     /// Checks that the key in a file belongs to the first certificate.
-    ///
-    /// # Errors
-    /// It does not, can't be read, or is no key.
     pub fn check_key(&self, path: &Path) -> Result<(), CertificateProblem> {
         let key = PrivateKeyDer::from_pem_file(path).map_err(|error| {
             if let pem::Error::Io(error) = error {

@@ -85,15 +85,11 @@ impl ConfigFolder {
         Ok(())
     }
 
-    #[must_use]
     pub fn file_path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
 
     /// Reads a file; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// It can't be read.
     pub fn read_file(&self, name: &str) -> Result<Option<String>, ConfigError> {
         match fs::read_to_string(self.file_path(name)) {
             Ok(text) => Ok(Some(text)),
@@ -103,9 +99,6 @@ impl ConfigFolder {
     }
 
     /// Writes a file unless it has this content already; `why` is the reason if an existing file changes.
-    ///
-    /// # Errors
-    /// It can't be written.
     pub fn write_file(
         &mut self,
         name: &str,
@@ -124,9 +117,6 @@ impl ConfigFolder {
     }
 
     /// Excludes the folder from Git. An existing `.gitignore` is not changed.
-    ///
-    /// # Errors
-    /// It can't be written.
     pub fn write_gitignore(&mut self) -> Result<(), ConfigError> {
         match self.read_file(".gitignore")? {
             Some(_) => Ok(()),
@@ -135,9 +125,6 @@ impl ConfigFolder {
     }
 
     /// Renames a file, if it exists.
-    ///
-    /// # Errors
-    /// It can't be renamed.
     pub fn rename_file(&mut self, from: &str, to: &str) -> Result<(), ConfigError> {
         match fs::rename(self.file_path(from), self.file_path(to)) {
             Ok(()) => {
@@ -150,9 +137,6 @@ impl ConfigFolder {
     }
 
     /// Removes a file.
-    ///
-    /// # Errors
-    /// It can't be removed.
     pub fn remove_file(&mut self, name: &str, why: &str) -> Result<(), ConfigError> {
         fs::remove_file(self.file_path(name)).map_err(|source| self.file_error(name, source))?;
         self.changes.push(FileChange { name: name.into(), kind: FileChangeKind::Removed(why.into()) });

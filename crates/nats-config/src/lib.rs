@@ -239,7 +239,6 @@ pub enum ConfigError {
 
 impl ConfigError {
     /// `true` if the request or the folder contents are invalid; `false` for errors of the environment.
-    #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::NotAFolder(_)

@@ -27,7 +27,6 @@ impl TenantName {
     pub const DEFAULT: &'static str = "millrace";
 
     /// The name as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -142,7 +141,6 @@ impl ConfigSettings {
     }
 
     /// Returns the text of the settings file.
-    #[must_use]
     pub fn to_file_text(&self) -> String {
         serde_json::to_string_pretty(self).expect("settings can be serialized") + "\n"
     }
@@ -195,7 +193,6 @@ impl ConfigSettings {
     }
 
     /// Returns the tenants of a request: those it lists, or else all existing ones, or else the default one.
-    #[must_use]
     pub fn selected_tenants(&self, tenants: &[TenantName]) -> Vec<TenantName> {
         if !tenants.is_empty() {
             tenants.to_vec()
@@ -226,7 +223,6 @@ pub struct UserIdentity {
 
 impl UserIdentity {
     /// Returns the name of its Secret in Kubernetes, where capitals and `_` are not allowed.
-    #[must_use]
     pub fn secret_name(&self) -> String {
         format!("millrace-nkey-{}", self.name.to_ascii_lowercase().replace('_', "-"))
     }
@@ -234,9 +230,6 @@ impl UserIdentity {
 
 impl TenantSettings {
     /// Returns all users of the tenant's account.
-    ///
-    /// # Errors
-    /// Two of them would have the same name.
     pub fn user_identities(&self) -> Result<Vec<UserIdentity>, ConfigError> {
         let fixed = |name: &str, role| UserIdentity { name: name.into(), role };
         let mut all = vec![fixed("supervisor", AccessRole::Supervisor)];

@@ -35,9 +35,6 @@ pub fn dimension_name(dimension: ResourceKind) -> &'static str {
 }
 
 /// Sets the limit or policy with this name.
-///
-/// # Errors
-/// Describes the unknown name or the invalid value.
 pub fn set_budget_entry(budget: &mut Budget, name: &str, value: &str) -> Result<(), String> {
     let wrong = |expected: &str| format!("{name} must be {expected}, not {value:?}");
     if let Some((whose, what)) = name.rsplit_once('.') {

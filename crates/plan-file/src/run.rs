@@ -37,9 +37,6 @@ pub enum RunMistake {
 }
 
 /// Returns the mode that the submitter chooses, or else that of the plan file.
-///
-/// # Errors
-/// The mode does not fit the presence of a plan.
 pub fn resolve_mode(
     chosen: Option<PlanningMode>,
     plan: Option<&PlanFile>,
@@ -55,9 +52,6 @@ pub fn resolve_mode(
 }
 
 /// Returns when the planner is called: as the submitter chooses, or else as in the plan file.
-///
-/// # Errors
-/// The mode needs a planner that is called.
 pub fn resolve_consult(
     mode: PlanningMode,
     chosen: Option<PlannerConsultMode>,
@@ -72,9 +66,6 @@ pub fn resolve_consult(
 }
 
 /// Returns the objective of the submitter, or else that of the plan file.
-///
-/// # Errors
-/// It is missing, empty or too long.
 pub fn resolve_objective(chosen: Option<&str>, plan: Option<&PlanFile>) -> Result<String, RunMistake> {
     let from_plan = || plan.and_then(|plan| plan.objective.as_deref());
     let objective = chosen.or_else(from_plan).ok_or(RunMistake::ObjectiveMissing)?;

@@ -99,9 +99,6 @@ impl TryFrom<EventForm> for Box<StartEvent> {
 }
 
 /// Parses a time from the command line, in the format of a plan file; `none` removes it.
-///
-/// # Errors
-/// It is not a time.
 pub fn parse_not_before(text: &str) -> Result<PlanTime, YamlMistakes> {
     if text == "none" {
         return Ok(PlanTime::AfterStart(Duration::ZERO));
@@ -112,9 +109,6 @@ pub fn parse_not_before(text: &str) -> Result<PlanTime, YamlMistakes> {
 }
 
 /// Parses an event from the command line, in the format of a plan file; `none` removes it.
-///
-/// # Errors
-/// It is not an event.
 pub fn parse_start_event(text: &str) -> Result<Box<StartEvent>, YamlMistakes> {
     if text == "none" {
         return Ok(Box::new(StartEvent { name: String::new(), expiry: None }));

@@ -156,9 +156,6 @@ pub fn read_tasks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Task
 }
 
 /// Parses a value of `on_failed_dependency`.
-///
-/// # Errors
-/// There is no such value.
 pub fn parse_on_failed_dependency(text: &str) -> Result<OnFailedDependency, String> {
     let name: StrDeserializer<'_, serde::de::value::Error> = text.into_deserializer();
     OnFailedDependency::deserialize(name).map_err(|_| "it must be cancel, skip or ask".into())

@@ -38,9 +38,6 @@ pub fn hide_from_other_processes() -> io::Result<()> {
 }
 
 /// Other platforms have no `/proc`.
-///
-/// # Errors
-/// None.
 #[cfg(not(target_os = "linux"))]
 pub fn hide_from_other_processes() -> io::Result<()> {
     Ok(())

@@ -118,7 +118,6 @@ impl Fault {
     }
 
     /// `true` if a retry can help.
-    #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unavailable { .. } | Self::Full { .. } => true,
@@ -135,7 +134,6 @@ impl Fault {
     }
 
     /// `true` if it is a message of a newer release, which this program does not understand.
-    #[must_use]
     pub fn is_of_newer_release(&self) -> bool {
         matches!(
             self,
@@ -148,7 +146,6 @@ impl Fault {
 
     /// Returns the underlying error, to downcast it or to walk its sources. The text of a fault contains the texts of
     /// that chain already, so `source()` returns `None`, and printing the chain of a fault repeats nothing.
-    #[must_use]
     pub fn cause(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Unavailable { cause, .. } | Self::Full { cause } => Some(&*cause.0),

@@ -91,7 +91,6 @@ impl ProgramError {
     }
 
     /// Returns the exit code of a program that ends with this error.
-    #[must_use]
     pub fn exit_code(&self) -> FailureExitCode {
         match self {
             Self::Refused(_) | Self::Host(host::HostError::NothingToDo | host::HostError::Duplicate(_)) => {
@@ -180,9 +179,6 @@ pub struct ClusterProgram {
 
 impl ClusterProgram {
     /// Starts serving the page, if there is an address for it.
-    ///
-    /// # Errors
-    /// The address can't be used.
     pub async fn open_with_health_page(
         process: ProcessKind,
         http: Option<SocketAddr>,
@@ -204,13 +200,11 @@ impl ClusterProgram {
     }
 
     /// Returns the health that the page shows.
-    #[must_use]
     pub fn health(&self) -> &Health {
         self.page.health()
     }
 
     /// Returns the poller of NATS servers, for a program with several connections; `None` if no page is served.
-    #[must_use]
     pub fn server_poller(&self) -> Option<ServerPoller> {
         self.page.server_poller()
     }
@@ -229,9 +223,6 @@ impl ClusterProgram {
 
     /// Waits for the connection to the cluster, and reports the server's state on the page from then on. `None` if the
     /// program is stopped first.
-    ///
-    /// # Errors
-    /// The cluster can't be used.
     pub async fn wait_for_connection(
         &mut self,
         connecting: impl Future<Output = Result<Bus, Fault>>,

@@ -24,9 +24,6 @@ pub use values::{
 pub use yaml::{YamlEntry, YamlNode, YamlValue, parse_yaml};
 
 /// Reads a file of at most `max` bytes and parses it with `parse`.
-///
-/// # Errors
-/// The file is unreadable, too large, or invalid.
 pub fn load_yaml_file<T, E: Into<YamlMistakes>>(
     path: &Path,
     kind: FileDescription,

@@ -66,7 +66,6 @@ impl ValueMistake {
     }
 
     /// The part of the sentence behind its subject.
-    #[must_use]
     pub fn predicate(&self) -> String {
         self.text.trim_start_matches("it ").to_owned()
     }
@@ -91,7 +90,6 @@ impl YamlMistakes {
     }
 
     /// Returns the mistakes without their positions, for texts that are no files.
-    #[must_use]
     pub fn texts(&self) -> String {
         self.0.iter().map(|mistake| mistake.text.as_str()).collect::<Vec<_>>().join("; ")
     }
@@ -133,18 +131,15 @@ impl MistakeCollector {
     }
 
     /// `true` if a mistake is a misspelling of this name.
-    #[must_use]
     pub fn has_hint(&self, name: &str) -> bool {
         let hint = did_you_mean_text(name);
         self.0.iter().any(|mistake| mistake.text.ends_with(&hint))
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    #[must_use]
     pub fn count(&self) -> usize {
         self.0.len()
     }

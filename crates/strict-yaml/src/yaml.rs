@@ -53,32 +53,27 @@ pub struct YamlEntry {
 
 impl YamlNode {
     /// Returns a field of a map.
-    #[must_use]
     pub fn child(&self, name: &str) -> Option<&Self> {
         let YamlValue::Map(entries) = &self.value else { return None };
         entries.iter().find(|entry| entry.key == name).map(|entry| &entry.node)
     }
 
     /// Returns the items of a list, or none.
-    #[must_use]
     pub fn items(&self) -> &[Self] {
         if let YamlValue::List(items) = &self.value { items } else { &[] }
     }
 
     /// Returns the items of the list in a field, or none.
-    #[must_use]
     pub fn items_of(&self, name: &str) -> &[Self] {
         self.child(name).map_or(&[], Self::items)
     }
 
-    #[must_use]
     pub fn as_text(&self) -> Option<&str> {
         if let YamlValue::Text(text) = &self.value { Some(text) } else { None }
     }
 
     /// Returns the position of a part of it, or that of the last part on the way: names of fields and numbers of items, separated by
     /// `/`. After an `@`, it is that of the name of the field.
-    #[must_use]
     pub fn position_of(&self, path: &str) -> Position {
         let (mut node, mut of_name) = (self, self.position);
         for part in path.trim_start_matches('@').split('/').filter(|part| !part.is_empty()) {
@@ -94,7 +89,6 @@ impl YamlNode {
     }
 
     /// The mistake that the value must be something else.
-    #[must_use]
     pub fn mismatch(&self, expected: &str) -> ValueMistake {
         ValueMistake::new(format!("it must be {expected}, not {}", self.describe_type_and_value()))
     }
@@ -114,7 +108,6 @@ impl YamlNode {
     }
 
     /// Returns a number of seconds, or a duration as text such as `90s`; it may be zero.
-    #[must_use]
     pub fn to_duration(&self) -> Option<Duration> {
         match &self.value {
             YamlValue::Number(number) => time_text::duration_from_seconds(number.as_f64()?).ok(),
@@ -124,14 +117,12 @@ impl YamlNode {
     }
 
     /// Adds the position to a mistake that a type found in its value.
-    #[must_use]
     pub fn locate_mistake(&self, mistake: ValueMistake) -> YamlMistake {
         let position = self.position_of(mistake.path().unwrap_or_default());
         YamlMistake::at_position(position, mistake.text)
     }
 
     /// Converts the node to JSON.
-    #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         match &self.value {
             YamlValue::Nothing => serde_json::Value::Null,

@@ -71,7 +71,6 @@ pub struct Span {
 }
 
 impl Span {
-    #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&AttributeValue> {
         self.attributes.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
     }

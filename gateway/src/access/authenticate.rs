@@ -84,25 +84,21 @@ impl Authenticator {
     }
 
     /// The names by which clients may call this server.
-    #[must_use]
     pub fn allowed_hosts(&self) -> &AllowedHosts {
         &self.settings.allowed_hosts
     }
 
     /// `true` if connections come from a proxy.
-    #[must_use]
     pub fn is_behind_proxy(&self) -> bool {
         self.settings.is_behind_proxy
     }
 
     /// `true` if requests without a token are refused.
-    #[must_use]
     pub fn needs_token(&self) -> bool {
         self.settings.local_user.is_none()
     }
 
     /// `true` if the connections of clients are encrypted.
-    #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.settings.is_encrypted
     }

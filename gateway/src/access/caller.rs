@@ -109,7 +109,6 @@ impl Access {
 
 impl Access {
     /// The caller as the audit names it.
-    #[must_use]
     pub fn actor(&self) -> Actor {
         let Caller { name, token, address, .. } = &*self.caller;
         let address = address.map(|address| address.to_string());
@@ -117,7 +116,6 @@ impl Access {
     }
 
     /// Makes administrative changes on behalf of the caller.
-    #[must_use]
     pub fn administrator(&self) -> Administrator<'_> {
         Administrator::new(&self.gateway.bus, self.actor())
     }

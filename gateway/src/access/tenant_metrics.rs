@@ -36,7 +36,6 @@ impl TenantMetrics {
     }
 
     /// Returns the number of open event streams.
-    #[must_use]
     pub fn open_streams(&self) -> Gauge {
         self.streams.clone()
     }

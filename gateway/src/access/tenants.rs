@@ -139,7 +139,6 @@ impl TenantDirectory {
     }
 
     /// `true` if this tenant is served, whether it is connected or not.
-    #[must_use]
     pub fn contains(&self, name: &TenantName) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).contains_key(name)
     }

@@ -110,14 +110,12 @@ impl AccessArguments {
     }
 
     /// Returns the files of the certificate, if there are any.
-    #[must_use]
     pub fn certificate_files(&self) -> Option<CertificateFiles> {
         let (certificate, key) = (self.tls_cert.clone()?, self.tls_key.clone()?);
         Some(CertificateFiles { certificate, key })
     }
 
     /// Returns the maximum number of connections from an address; `None` for no limit.
-    #[must_use]
     pub fn max_connections(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.limits.max_connections).filter(|_| !self.behind_proxy)
     }
@@ -139,7 +137,6 @@ impl AccessArguments {
     }
 
     /// Returns the maximum number of requests and streams in progress of one of several tenants; `None` for no limit.
-    #[must_use]
     pub fn max_in_progress(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.limits.max_in_progress)
     }

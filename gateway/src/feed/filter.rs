@@ -69,18 +69,15 @@ impl EventFilter {
     }
 
     /// `true` if entries of journals are sent.
-    #[must_use]
     pub fn has_steps(&self) -> bool {
         self.level >= EventLevel::Steps
     }
 
     /// `true` if a message may have events that are sent.
-    #[must_use]
     pub fn selects_message(&self, message: &LaneMessage) -> bool {
         self.has_steps() || message.is_decision()
     }
 
-    #[must_use]
     pub fn selects(&self, event: &PositionedEvent) -> bool {
         (self.has_steps() || event.name != STEP)
             && (self.types.is_empty() || self.types.contains(&event.name))
@@ -88,7 +85,6 @@ impl EventFilter {
     }
 
     /// `true` if what belongs to this task is sent.
-    #[must_use]
     pub fn selects_task(&self, task: Option<&str>) -> bool {
         self.task.as_ref().is_none_or(|wanted| task == Some(wanted.as_str()))
     }

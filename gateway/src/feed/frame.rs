@@ -84,7 +84,6 @@ impl PositionedEvent {
     }
 
     /// Returns the frame. Its id is a position, so that a client that reconnects continues after it.
-    #[must_use]
     pub fn to_frame(&self, id: String) -> Frame {
         Frame::Event { id: Some(id), name: self.name.clone(), data: self.data.clone() }
     }
@@ -160,12 +159,10 @@ pub enum StreamNotice<'a> {
 
 impl StreamNotice<'_> {
     /// Returns the frame, without an id.
-    #[must_use]
     pub fn to_frame(&self) -> Frame {
         self.to_frame_with_id(None)
     }
 
-    #[must_use]
     pub fn to_frame_with_id(&self, id: Option<String>) -> Frame {
         let data = millrace_views::to_value(self);
         Frame::of_value(id, data["type"].as_str().unwrap_or_default(), &data)

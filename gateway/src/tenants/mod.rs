@@ -89,7 +89,6 @@ impl TenantKeeper {
     }
 
     /// Returns the tenants for the checks of requests.
-    #[must_use]
     pub fn directory(&self) -> Arc<TenantDirectory> {
         self.directory.clone()
     }

@@ -134,7 +134,6 @@ impl LogFollower {
     }
 
     /// Returns the position when all spans so far are exported.
-    #[must_use]
     pub fn position(&self) -> ExportPosition {
         let lanes: BTreeMap<u16, u64> =
             self.lanes.iter().map(|reader| (reader.lane.0, reader.seen)).collect();

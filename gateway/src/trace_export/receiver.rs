@@ -78,7 +78,6 @@ impl OtlpReceiver {
     }
 
     /// The URL, without what may be secret in it.
-    #[must_use]
     pub fn url(&self) -> String {
         self.url.origin().ascii_serialization() + self.url.path()
     }

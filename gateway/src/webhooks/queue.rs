@@ -52,12 +52,10 @@ impl DeliveryQueue {
     }
 
     /// Returns the number of deliveries of a webhook that have not ended.
-    #[must_use]
     pub fn waiting(&self, webhook: &WebhookId) -> usize {
         self.waiting.get(webhook).copied().unwrap_or_default()
     }
 
-    #[must_use]
     pub fn last_success(&self, webhook: &WebhookId) -> Option<Timestamp> {
         self.delivered.get(webhook).copied()
     }

@@ -132,7 +132,6 @@ impl Attendance {
     }
 
     /// `true` if this supervisor may have been away since the last update.
-    #[must_use]
     pub fn is_interrupted(&self, now: Timestamp) -> bool {
         now.duration_since(self.at) > MAX_SILENCE
     }
@@ -168,7 +167,6 @@ impl Attendance {
     }
 
     /// Returns what is stored of it.
-    #[must_use]
     pub fn to_store(&self) -> Self {
         let lost = self.workers.iter().filter(|(_, presence)| presence.missed.is_some());
         Self { workers: lost.map(|(id, presence)| (id.clone(), presence.clone())).collect(), ..self.clone() }
@@ -248,7 +246,6 @@ impl StoppedClocks {
 
 impl Plan {
     /// Returns the absences that stop clocks of the plan and are not recorded in it yet.
-    #[must_use]
     pub fn unrecorded_absences(&self, attendance: &Attendance, now: Timestamp) -> Vec<StoppedClocks> {
         if !self.is_live() {
             return Vec::new();
@@ -269,7 +266,6 @@ impl Plan {
 
     /// Returns the time that is no run time of an attempt whose end or wait is reported: without its worker, if its heartbeats
     /// are still missed, or from the report on without a supervisor. `reported` is the time that the server gave to the report.
-    #[must_use]
     pub fn absence_before_report(
         &self,
         (task, attempt, worker): (&TaskId, u32, &WorkerId),
@@ -293,7 +289,6 @@ impl Plan {
 
     /// Returns the time without its claimant, if this claim takes work over. `last_entry` is the time of the last entry in the
     /// journal of the work, if it is known.
-    #[must_use]
     pub fn absence_before_claim(
         &self,
         work: &Work,

@@ -118,13 +118,11 @@ impl fmt::Display for ResourceAmounts {
 
 impl ResourceAmounts {
     /// `true` if nothing is limited.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// Returns the amount of a resource.
-    #[must_use]
     pub fn get(&self, dimension: ResourceKind) -> Option<u64> {
         match dimension {
             ResourceKind::Tokens => self.tokens,
@@ -185,7 +183,6 @@ impl ResourceAmounts {
 
     /// Returns the usage to assume when the actual usage is unknown: everything; input and output tokens together at most
     /// the limit of all tokens.
-    #[must_use]
     pub fn as_usage(&self) -> Usage {
         let (sent, received) = (self.input_tokens, self.output_tokens.unwrap_or(0));
         let (input_tokens, output_tokens) = match self.tokens {
@@ -279,26 +276,22 @@ impl Default for Budget {
 
 impl Budget {
     /// `true` if all fields have their defaults.
-    #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
     /// `true` if all work of the run needs a reservation, even for tasks without a budget.
-    #[must_use]
     pub fn needs_reservations(&self) -> bool {
         !self.amounts.is_empty() || !self.attempt.is_empty() || !self.capabilities.is_empty()
     }
 
     /// Returns the elapsed part of the time limit for a run that has run for `worked`; `None` without a limit.
-    #[must_use]
     pub(super) fn elapsed_time(&self, worked: SignedDuration) -> Option<ElapsedRunTime> {
         let limit = SignedDuration::try_from(self.wall_time?).ok()?;
         Some(ElapsedRunTime { worked, limit, soft_percent: self.soft_percent })
     }
 
     /// Returns the budget with the fields of `more` that are set.
-    #[must_use]
     pub fn with_overrides(&self, more: &Self) -> Self {
         let mut amounts = self.amounts;
         more.amounts.iter().for_each(|(dimension, amount)| amounts.set(dimension, Some(amount)));
@@ -320,9 +313,6 @@ impl Budget {
     }
 
     /// Validates it.
-    ///
-    /// # Errors
-    /// The name of the field, and its valid values.
     pub fn check_values(&self) -> Result<(), (&'static str, &'static str)> {
         if self.soft_percent == 0 || self.soft_percent > 100 {
             return Err(("soft_percent", "from 1 to 100"));

@@ -54,7 +54,6 @@ impl CapabilityRegistry {
     }
 
     /// Returns a capability, if it is known.
-    #[must_use]
     pub fn find_capability(&self, capability: &Capability) -> Option<&RegisteredCapability> {
         self.offered.get(capability)
     }
@@ -65,7 +64,6 @@ impl CapabilityRegistry {
     }
 
     /// Lists the capabilities that tasks can use, for an error message.
-    #[must_use]
     pub fn format_task_capabilities(&self) -> String {
         let all = self.capability_names().count();
         let names: Vec<&str> = self.capability_names().take(MAX_NAMED).map(Capability::as_str).collect();
@@ -77,7 +75,6 @@ impl CapabilityRegistry {
     }
 
     /// Returns what is wrong with the parameters of a task, if its capability is known.
-    #[must_use]
     pub fn find_parameter_problem(&self, task: &TaskSpec) -> Option<String> {
         let offered = self.offered.get(&task.capability)?;
         let schema = offered.parameters.as_ref()?;
@@ -85,9 +82,6 @@ impl CapabilityRegistry {
     }
 
     /// Validates the capability and the parameters of a task.
-    ///
-    /// # Errors
-    /// The capability is unknown, or does not accept the parameters.
     pub fn check_task(&self, task: &TaskSpec) -> Result<(), Refusal> {
         if self.find_capability(&task.capability).is_none() {
             let (id, capability) = (task.id.clone(), task.capability.clone());

@@ -38,25 +38,21 @@ impl PlanDraft {
     }
 
     /// Returns the plan with all edits so far.
-    #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
     /// Returns the known capabilities.
-    #[must_use]
     pub fn cluster(&self) -> &CapabilityRegistry {
         &self.cluster
     }
 
     /// Returns the known capabilities, to share them with another draft.
-    #[must_use]
     pub fn shared_cluster(&self) -> Arc<CapabilityRegistry> {
         self.cluster.clone()
     }
 
     /// Returns the edits so far.
-    #[must_use]
     pub fn edits(&self) -> &[Edit] {
         &self.edits
     }
@@ -68,9 +64,6 @@ impl PlanDraft {
     }
 
     /// Applies an edit; returns its events.
-    ///
-    /// # Errors
-    /// The reason why the edit is invalid.
     pub fn apply_edit(&mut self, wanted: Edit) -> Result<Vec<Event>, Refusal> {
         if self.plan.run.end.is_some() {
             return Err(Refusal::WrongMoment("this turn already ends the run; no edit can follow".into()));

@@ -57,7 +57,6 @@ pub enum Edit {
 
 impl Edit {
     /// Returns its name, as models and users write it.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Add(_) => "add_tasks",
@@ -71,7 +70,6 @@ impl Edit {
     }
 
     /// `true` if it changes the tasks of the plan; running, cancelling and judging them does not.
-    #[must_use]
     pub fn changes_task_graph(&self) -> bool {
         match self {
             Self::Add(_) | Self::Patch(_) | Self::MarkFinal { .. } => true,
@@ -118,7 +116,6 @@ pub struct TaskPatch {
 
 impl TaskPatch {
     /// Returns the names of the fields that it changes.
-    #[must_use]
     pub fn changed_fields(&self) -> Vec<&'static str> {
         let Self {
             task: _,
@@ -207,7 +204,6 @@ pub enum CommandAction {
 
 impl CommandAction {
     /// `true` if the command may reopen a run that has ended.
-    #[must_use]
     pub fn can_reopen_run(&self) -> bool {
         match self {
             Self::Edit(edit) => matches!(edit, Edit::Retry { .. } | Edit::Add(_)),

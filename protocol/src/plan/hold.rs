@@ -43,13 +43,11 @@ pub struct RunHolds {
 
 impl RunHolds {
     /// `true` if the run waits for this reason.
-    #[must_use]
     pub fn has(&self, hold: RunHold) -> bool {
         self.current.contains(&hold)
     }
 
     /// Returns the reason for which the run waits, if it does. The session comes first: a run gets a place after its turn has come.
-    #[must_use]
     pub fn first(&self) -> Option<RunHold> {
         self.current.first().copied()
     }

@@ -7,7 +7,6 @@ use super::state::Plan;
 
 impl Plan {
     /// Returns the same plan with everything derived from its tasks, reservations and triggers computed from scratch.
-    #[must_use]
     pub fn with_recounted_index(&self) -> Self {
         let mut plan = self.clone();
         plan.recount_tasks();

@@ -43,7 +43,6 @@ fn serialize_as_pairs<S: serde::Serializer>(
 
 impl Reservations {
     /// The amounts reserved for a piece of work.
-    #[must_use]
     pub fn amounts_of_work(&self, work: &Work) -> Option<ResourceAmounts> {
         self.by_work.get(work).map(|reservation| reservation.amounts)
     }
@@ -133,18 +132,15 @@ impl Reservations {
     }
 
     /// The number of reservations.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.by_work.len()
     }
 
     /// `true` if there are no reservations.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_work.is_empty()
     }
 
-    #[must_use]
     pub fn total_reserved(&self, dimension: ResourceKind) -> u64 {
         self.total.get(&dimension).map_or(0, |sum| u64::try_from(*sum).unwrap_or(u64::MAX))
     }

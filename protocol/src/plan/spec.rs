@@ -115,13 +115,11 @@ impl TaskSpec {
     }
 
     /// `true` if an attempt at another task delegated it.
-    #[must_use]
     pub fn is_child(&self) -> bool {
         self.parent.is_some()
     }
 
     /// `true` if an attempt at it starts only at a time or after an event.
-    #[must_use]
     pub fn has_start_conditions(&self) -> bool {
         self.not_before.is_some() || self.wait_for_event.is_some()
     }
@@ -133,7 +131,6 @@ impl TaskSpec {
 
     /// `true` if it continues the same conversation as another task. The restrictions must be equal, so that a restricted agent does not
     /// learn the content that an unrestricted one has read.
-    #[must_use]
     pub fn shares_conversation_with(&self, other: &Self) -> bool {
         let is_shared = self.is_shared && other.is_shared && self.capability == other.capability;
         is_shared && self.restrictions() == other.restrictions()
@@ -145,13 +142,11 @@ impl TaskSpec {
     }
 
     /// `true` if it has fields that only a delegated task can have.
-    #[must_use]
     pub fn has_fields_of_children(&self) -> bool {
         self.parent.is_some() || self.overrides.is_some() || self.fork.is_some() || self.is_shared
     }
 
     /// The task without the fields that only a delegated task can have.
-    #[must_use]
     pub fn without_fields_of_children(&self) -> Self {
         Self { parent: None, overrides: None, fork: None, is_shared: false, ..self.clone() }
     }
@@ -215,21 +210,18 @@ pub struct PersonReview {
 
 impl PersonReview {
     /// The number of votes: those of the persons, and that of the critic if there is one.
-    #[must_use]
     pub fn vote_count(&self) -> u32 {
         let persons = u32::try_from(self.ask.len()).unwrap_or(u32::MAX);
         persons.saturating_add(u32::from(matches!(self.first, ReviewPolicy::Critic { .. })))
     }
 
     /// The number of votes that accept the result.
-    #[must_use]
     pub fn required_votes(&self) -> u32 {
         let votes = self.vote_count();
         self.quorum.map_or(votes / 2 + 1, |quorum| quorum.min(votes))
     }
 
     /// The same persons after another review. The vote of a critic that is new does not replace one of theirs.
-    #[must_use]
     pub(in crate::plan) fn after(&self, first: ReviewPolicy) -> Self {
         let mut review = Self { first, ..self.clone() };
         if review.vote_count() > self.vote_count() {
@@ -241,13 +233,11 @@ impl PersonReview {
 
 impl ReviewPolicy {
     /// `true` if no review is requested.
-    #[must_use]
     pub fn is_none(&self) -> bool {
         matches!(self, Self::None)
     }
 
     /// The review that a critic does: this one, or the one before that of persons.
-    #[must_use]
     pub fn by_critic(&self) -> &Self {
         if let Self::Persons(review) = self { &review.first } else { self }
     }
@@ -352,13 +342,11 @@ impl Default for TaskLimits {
 
 impl TaskLimits {
     /// `true` if all limits have their defaults.
-    #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
     /// Returns the backoff before attempt `next` (2 or more) after an error: `backoff × 2^(next − 2)`, at most 5 minutes.
-    #[must_use]
     pub fn backoff_before_attempt(&self, next: u32) -> Duration {
         let doublings = next.saturating_sub(2).min(20);
         self.backoff.saturating_mul(1 << doublings).min(Duration::from_secs(300).max(self.backoff))
@@ -430,7 +418,6 @@ pub enum OnFailedDependency {
 
 impl OnFailedDependency {
     /// `true` for the default.
-    #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }

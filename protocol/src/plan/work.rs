@@ -37,7 +37,6 @@ pub enum Work {
 
 impl Work {
     /// The task that the work is for, if it is for one.
-    #[must_use]
     pub fn task(&self) -> Option<&TaskId> {
         match self {
             Self::Task { task, .. } | Self::Review { task, .. } => Some(task),
@@ -45,7 +44,6 @@ impl Work {
         }
     }
 
-    #[must_use]
     pub fn kind(&self) -> WorkKind {
         match self {
             Self::Task { .. } => WorkKind::Task,
@@ -55,7 +53,6 @@ impl Work {
     }
 
     /// The journal that the claimant writes.
-    #[must_use]
     pub fn journal_key(&self) -> JournalKey {
         match self {
             Self::Task { task, attempt } => JournalKey::Task(task.clone(), *attempt),
@@ -65,7 +62,6 @@ impl Work {
     }
 
     /// The queue in which the work waits; `capability` is that of its task.
-    #[must_use]
     pub fn queue_name(&self, capability: &Capability) -> Capability {
         self.kind().queue_name(capability)
     }
@@ -123,7 +119,6 @@ pub enum JournalKey {
 
 impl JournalKey {
     /// The task that the journal is about, if it is about one.
-    #[must_use]
     pub fn task(&self) -> Option<&TaskId> {
         match self {
             Self::Task(task, _) | Self::Review(task, _) => Some(task),
@@ -132,7 +127,6 @@ impl JournalKey {
     }
 
     /// The kind of work that writes the journal.
-    #[must_use]
     pub fn kind(&self) -> WorkKind {
         match self {
             Self::Task(..) => WorkKind::Task,
@@ -145,13 +139,11 @@ impl JournalKey {
 impl Plan {
     /// The queue in which work waits, which is also the capability whose budget it counts against; `None` if the plan does
     /// not have its task.
-    #[must_use]
     pub fn queue_of_work(&self, work: &Work) -> Option<Capability> {
         self.find_queue(work.kind(), work.task())
     }
 
     /// The queue in which the work of a journal waits; `None` if the plan does not have its task.
-    #[must_use]
     pub fn queue_of_journal(&self, journal: &JournalKey) -> Option<Capability> {
         self.find_queue(journal.kind(), journal.task())
     }

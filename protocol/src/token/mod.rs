@@ -71,13 +71,11 @@ pub enum TokenState {
 
 impl StoredToken {
     /// Returns `true` if this is what is stored of a token. The time that it takes does not depend on the secret.
-    #[must_use]
     pub fn is_of(&self, text: &TokenText) -> bool {
         self.id == text.id && self.sha256.as_bytes().ct_eq(text.secret_hash().as_bytes()).into()
     }
 
     /// Returns the state at a time.
-    #[must_use]
     pub fn state_at(&self, now: Timestamp) -> TokenState {
         if self.revoked.is_some() {
             TokenState::Revoked

@@ -64,19 +64,16 @@ impl ScopeSet {
     }
 
     /// Returns `true` if the set has this scope.
-    #[must_use]
     pub fn contains(&self, scope: Scope) -> bool {
         self.0.contains(&scope)
     }
 
     /// Returns `true` if the set has every scope of another one.
-    #[must_use]
     pub fn includes(&self, other: &Self) -> bool {
         self.0.is_superset(&other.0)
     }
 
     /// Returns `true` if there is no scope.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

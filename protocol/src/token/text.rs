@@ -23,7 +23,6 @@ pub struct TokenId(String);
 
 impl TokenId {
     /// The id as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -79,13 +78,11 @@ impl TokenText {
     }
 
     /// Returns the SHA-256 of the secret in hexadecimal, which is what is stored of it.
-    #[must_use]
     pub fn secret_hash(&self) -> String {
         Sha256::digest(&self.secret).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Returns the whole text with the secret.
-    #[must_use]
     pub fn reveal(&self) -> String {
         let Self { tenant, id, secret } = self;
         match tenant {

@@ -150,7 +150,6 @@ impl StoredDelivery {
     }
 
     /// Returns the next step.
-    #[must_use]
     pub fn step_at(&self, now: Timestamp) -> DeliveryStep {
         let due = match self.state {
             DeliveryState::Waiting { next } => next,
@@ -161,13 +160,11 @@ impl StoredDelivery {
     }
 
     /// `true` if it has ended.
-    #[must_use]
     pub fn has_ended(&self) -> bool {
         matches!(self.state, DeliveryState::Delivered { .. } | DeliveryState::Failed { .. })
     }
 
     /// Returns the delivery with an attempt in progress.
-    #[must_use]
     pub fn started(&self, now: Timestamp) -> Self {
         Self {
             state: DeliveryState::Sending { since: now },
@@ -179,7 +176,6 @@ impl StoredDelivery {
 
     /// Returns the delivery after an attempt. `jitter` is a random number from 0 to 1, so that deliveries that failed together do not
     /// return together.
-    #[must_use]
     pub fn finished(&self, outcome: AttemptOutcome, now: Timestamp, jitter: f64) -> Self {
         let AttemptOutcome { attempt, retry_after } = outcome;
         let state = match attempt.status {
@@ -206,7 +202,6 @@ impl StoredDelivery {
     }
 
     /// Returns the delivery as one that a user sends again: it has the same message, and three more days.
-    #[must_use]
     pub fn redelivered(&self, now: Timestamp) -> Self {
         Self {
             state: DeliveryState::Waiting { next: now },
@@ -217,7 +212,6 @@ impl StoredDelivery {
     }
 
     /// Returns the delivery without further attempts.
-    #[must_use]
     pub fn given_up(&self, reason: GiveUpReason, now: Timestamp) -> Self {
         Self { state: DeliveryState::Failed { at: now, reason }, ..self.clone() }
     }

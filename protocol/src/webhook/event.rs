@@ -222,7 +222,6 @@ impl WebhookMessage {
     }
 
     /// Returns the body of the request.
-    #[must_use]
     pub fn to_body(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a message serialises to JSON")
     }
@@ -233,7 +232,6 @@ impl EventNotice {
     ///
     /// # Panics
     /// Never: hexadecimal digits are a valid id.
-    #[must_use]
     pub fn message_id(&self, run: &RunId, sequence: u64) -> MessageId {
         let place = format!("{run}/{sequence}/{}/{}", self.index, self.part);
         let hash = Sha256::digest(place);

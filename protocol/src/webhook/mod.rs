@@ -97,7 +97,6 @@ pub enum DisableReason {
 
 impl StoredWebhook {
     /// `true` if it tells of an event of a run with these labels, at this place of the log.
-    #[must_use]
     pub fn selects(&self, kind: WebhookEventKind, labels: &Labels, lane: u16, sequence: u64) -> bool {
         self.disabled.is_none()
             && self.events.contains(&kind)

@@ -28,7 +28,6 @@ pub struct SecretText(String);
 
 impl SecretText {
     /// Returns the text, which is sent to its receiver only.
-    #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -128,13 +127,11 @@ impl StoredPushConfig {
     }
 
     /// Returns the key of the config.
-    #[must_use]
     pub fn key(&self) -> String {
         format!("{}{}", Self::key_prefix(&self.run), self.id)
     }
 
     /// `true` if it tells of an event of its run at this place of the log.
-    #[must_use]
     pub fn selects(&self, kind: WebhookEventKind, run: &RunId, lane: u16, sequence: u64) -> bool {
         self.disabled.is_none()
             && self.run == *run
@@ -150,9 +147,6 @@ fn is_secret(text: &str) -> bool {
 }
 
 /// Checks the id that a client chooses.
-///
-/// # Errors
-/// It is none.
 pub fn check_push_id(id: &str) -> Result<(), InvalidPushConfig> {
     let is_allowed = |c: char| {
         !c.is_whitespace() && !c.is_control() && !matches!(c, '/' | '\\') && !crate::safe_text::is_unsafe(c)

@@ -32,13 +32,11 @@ impl SigningSecret {
     }
 
     /// The key of the signatures.
-    #[must_use]
     pub fn key(&self) -> &[u8] {
         &self.0
     }
 
     /// Returns the text, which is shown once, and never in logs.
-    #[must_use]
     pub fn reveal(&self) -> String {
         format!("{SECRET_PREFIX}{}", BASE64.encode(&self.0))
     }

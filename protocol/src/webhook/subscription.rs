@@ -34,7 +34,6 @@ impl<'de> Deserialize<'de> for StoredSubscription {
 
 impl StoredSubscription {
     /// Its id.
-    #[must_use]
     pub fn id(&self) -> &WebhookId {
         match self {
             Self::Webhook(webhook) => &webhook.id,
@@ -43,7 +42,6 @@ impl StoredSubscription {
     }
 
     /// Returns its key in the bucket of webhooks.
-    #[must_use]
     pub fn key(&self) -> String {
         match self {
             Self::Webhook(webhook) => webhook.id.to_string(),
@@ -52,7 +50,6 @@ impl StoredSubscription {
     }
 
     /// The run that it is for; `None` if it is for several.
-    #[must_use]
     pub fn run(&self) -> Option<&RunId> {
         match self {
             Self::Webhook(_) => None,
@@ -61,7 +58,6 @@ impl StoredSubscription {
     }
 
     /// `true` if it delivers messages.
-    #[must_use]
     pub fn is_enabled(&self) -> bool {
         match self {
             Self::Webhook(webhook) => webhook.disabled.is_none(),
@@ -80,7 +76,6 @@ impl StoredSubscription {
     }
 
     /// For each lane, the sequence after which it tells of events.
-    #[must_use]
     pub fn since(&self) -> &BTreeMap<u16, u64> {
         match self {
             Self::Webhook(webhook) => &webhook.since,
@@ -97,7 +92,6 @@ impl StoredSubscription {
     }
 
     /// `true` if it tells of events of a kind.
-    #[must_use]
     pub fn tells_of(&self, kind: WebhookEventKind) -> bool {
         match self {
             Self::Webhook(webhook) => webhook.events.contains(&kind),
@@ -106,7 +100,6 @@ impl StoredSubscription {
     }
 
     /// `true` if it tells of an event of a run with these labels, at this place of the log.
-    #[must_use]
     pub fn selects(
         &self,
         kind: WebhookEventKind,

@@ -222,7 +222,6 @@ impl LiveRun {
     }
 
     /// Returns the last decision in the log; `None` before the first.
-    #[must_use]
     pub fn last_decision(&self) -> Option<DecisionId> {
         self.last_decision
     }
@@ -255,25 +254,21 @@ impl LiveRun {
     }
 
     /// Returns the sequences of the queued facts.
-    #[must_use]
     pub fn queued_sequences(&self) -> Vec<u64> {
         self.inbox.iter().map(|queued| queued.sequence).collect()
     }
 
     /// `true` if a command after this sequence waits for a decision that may reopen the run.
-    #[must_use]
     pub fn has_reopening_command(&self, after: u64) -> bool {
         self.inbox.iter().any(|queued| queued.sequence > after && may_reopen_run(&queued.fact))
     }
 
     /// Returns the sequence that the last message among the decisions in the lane must have when the next one is appended.
-    #[must_use]
     pub fn expected_sequence(&self) -> u64 {
         self.lane_end.unwrap_or(self.last_sequence)
     }
 
     /// Returns the summary of the run; `None` before its first decision.
-    #[must_use]
     pub fn summary(&self, run: &RunId, lane: Lane, now: Timestamp) -> Option<RunSummary> {
         let summary = RunSummary::from_plan(run, lane, &self.plan, now)?;
         Some(RunSummary { archived_span: self.archived_span, ..summary })
@@ -333,14 +328,12 @@ impl LiveRun {
     // ---- its place among the running runs
 
     /// `true` if the run is live and waits for nothing, as the log says.
-    #[must_use]
     pub fn is_running_in_log(&self) -> bool {
         self.holds.place() == PlaceInLog::Running
     }
 
     /// Returns since when the run waits for a place, as the log says; `None` if it does not. A run that is paused or has ended waits no
     /// more; but while a decision is in progress, it may be resumed and get the place that it was given.
-    #[must_use]
     pub fn waits_for_place_since(&self) -> Option<WaitingSince> {
         let is_deciding =
             self.holds.has_changes() || matches!(self.phase, RunPhase::Appending | RunPhase::Refolding);
@@ -359,7 +352,6 @@ impl LiveRun {
     }
 
     /// Returns `Yes` if an unknown capability counts as missing by now.
-    #[must_use]
     pub fn unknown_capability_status(&self, now: Timestamp) -> UnknownCapabilityStatus {
         let has_waited = |at: Timestamp| now.duration_since(at).unsigned_abs() >= CAPABILITY_GRACE;
         match &self.plan.run.start {
@@ -369,7 +361,6 @@ impl LiveRun {
     }
 
     /// `true` if the plan must be checked against the capability registry.
-    #[must_use]
     pub fn needs_cluster_check(&self, unknown_status: UnknownCapabilityStatus) -> bool {
         let is_grace_over = self.is_capability_awaited && unknown_status == UnknownCapabilityStatus::Missing;
         (self.is_cluster_check_due || is_grace_over) && self.plan.is_live()
@@ -387,7 +378,6 @@ impl LiveRun {
 
     /// Returns the orders that queues may hold, as far as the log says so: an order is not required yet if a decision
     /// that is being appended has changed its task.
-    #[must_use]
     pub fn dispatched_orders(&self, scope: EffectScope<'_>) -> Vec<DispatchedOrder> {
         let mut orders = dispatched_orders(&self.plan, scope);
         if self.phase == RunPhase::Appending {
@@ -402,13 +392,11 @@ impl LiveRun {
     // ---- decisions
 
     /// `true` if the run was submitted, as far as this copy has read.
-    #[must_use]
     pub fn is_submitted(&self) -> bool {
         self.plan.run.start.is_some() || self.inbox.iter().any(|it| matches!(*it.fact, Fact::Submitted(_)))
     }
 
     /// The number of its tasks, and of those that its submission brings.
-    #[must_use]
     pub fn task_count(&self) -> usize {
         let submitted = if let Some(Fact::Submitted(submission)) = self.inbox.front().map(|it| &*it.fact) {
             submission.tasks.len()
@@ -419,7 +407,6 @@ impl LiveRun {
     }
 
     /// Returns the kind of input that can be decided on now.
-    #[must_use]
     pub fn pending_input(&self) -> PendingInput {
         let is_claim = |it: &QueuedFact| matches!(*it.fact, Fact::Claimed(..));
         let has_urgent = !self.overdue.is_empty() || !self.blocked.is_empty() || self.holds.has_changes();

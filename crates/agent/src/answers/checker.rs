@@ -70,9 +70,6 @@ impl<'a> FindingsChecker<'a> {
     }
 
     /// Returns the final form of the answer. `corpus` has the sources that it may cite.
-    ///
-    /// # Errors
-    /// The mistake, for the model to correct.
     pub fn check_findings(&self, answer: Findings, corpus: Option<&Corpus>) -> Result<Findings, String> {
         let answer = match self.labels.expand_labels(&answer.output, corpus) {
             Some(output) => Findings { output, ..answer },
@@ -205,9 +202,6 @@ impl<'a> ReportChecker<'a> {
     }
 
     /// Returns the report as it counts.
-    ///
-    /// # Errors
-    /// The mistake, for the model to correct.
     pub fn check_report(&self, report: Report) -> Result<Report, String> {
         let unresolved = self.results.resolve_citations(&report).err();
         let content = self.find_content_mistakes(&report);

@@ -76,19 +76,16 @@ impl From<Document> for StoredDocument {
 
 impl Document {
     /// The number of lines; at least 1.
-    #[must_use]
     pub fn line_count(&self) -> usize {
         self.starts.len()
     }
 
     /// The whole text, its lines ending in `\n`.
-    #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
     /// A line without its line end; `None` if there is no such line.
-    #[must_use]
     pub fn nth_line(&self, number: usize) -> Option<&str> {
         let start = *self.starts.get(number.checked_sub(1)?)?;
         let end = self.starts.get(number).copied().unwrap_or(self.text.len());
@@ -96,7 +93,6 @@ impl Document {
     }
 
     /// The lines from `first` to `last`, inclusive.
-    #[must_use]
     pub fn line_range(&self, first: usize, last: usize) -> &str {
         let Some(&start) = first.checked_sub(1).and_then(|at| self.starts.get(at)) else {
             return "";
@@ -107,7 +103,6 @@ impl Document {
 
     /// Returns the name of the page, slide, sheet or section of these lines, or the names of the first and the last one;
     /// `None` if the format has none.
-    #[must_use]
     pub fn place_of_lines(&self, first: usize, last: usize) -> Option<String> {
         let place = |line: usize| {
             let after = self.places.partition_point(|place| place.first_line <= line);
@@ -120,7 +115,6 @@ impl Document {
     }
 
     /// Returns the pages, slides, sheets or sections that begin in these lines.
-    #[must_use]
     pub fn places_in_lines(&self, first: usize, last: usize) -> &[DocumentPlace] {
         let from = self.places.partition_point(|place| place.first_line < first);
         let to = self.places.partition_point(|place| place.first_line <= last);
@@ -128,9 +122,6 @@ impl Document {
     }
 
     /// Reads a file as agents see it. Blocks while a parser runs.
-    ///
-    /// # Errors
-    /// It can't be read as text.
     pub fn read_file(file: &InputFile) -> Result<Self, SkipReason> {
         read_document(file)
     }

@@ -81,9 +81,6 @@ impl Corpus {
 
     /// Reads and indexes files. With a cache folder, the result is stored there under its [`Corpus::cache_key`], and an existing
     /// one is used; any number of processes may do so concurrently.
-    ///
-    /// # Errors
-    /// The cache folder can't be written.
     pub fn build_or_load(files: Vec<InputFile>, cache: Option<&Path>) -> Result<Self, CorpusError> {
         match cache {
             None => {
@@ -113,7 +110,6 @@ impl Corpus {
     }
 
     /// Returns the same documents with these web pages.
-    #[must_use]
     pub fn with_pages(&self, pages: Vec<Arc<Document>>) -> Self {
         self.with_page_set(Arc::new(PageSet::new(pages)))
     }
@@ -123,7 +119,6 @@ impl Corpus {
     }
 
     /// The readable documents, by path.
-    #[must_use]
     pub fn documents(&self) -> &[Document] {
         &self.run.documents
     }
@@ -134,25 +129,21 @@ impl Corpus {
     }
 
     /// `true` if there is anything to cite, or there may be.
-    #[must_use]
     pub fn has_sources(&self) -> bool {
         self.reads_web || !self.run.documents.is_empty()
     }
 
     /// `true` if web pages can be sources.
-    #[must_use]
     pub fn reads_web(&self) -> bool {
         self.reads_web
     }
 
     /// The skipped files, by path, each with the reason.
-    #[must_use]
     pub fn skipped_files(&self) -> &[SkippedFile] {
         &self.run.skipped
     }
 
     /// The document at a path, or the web page with a name.
-    #[must_use]
     pub fn find_document(&self, path: &str) -> Option<&Document> {
         let of_run = self.run.by_path.get(path).map(|&at| &self.run.documents[at]);
         of_run.or_else(|| self.web_pages().find(|page| page.is_named(path)))
@@ -164,7 +155,6 @@ impl Corpus {
 
     /// The document that a source is: by its path, or by its content if it is a web page. `None` if it is not here, or of a
     /// kind that is not read here.
-    #[must_use]
     pub fn find_source(&self, source: &Source) -> Option<&Document> {
         match source.kind {
             SourceKind::Document => self.find_document(&source.location),
@@ -178,7 +168,6 @@ impl Corpus {
 
     /// The best passages of documents and pages for a query, best first, at most `limit` in total and `per_document` from one document. Words
     /// match by stem; words in double quotes must be adjacent.
-    #[must_use]
     pub fn search(&self, query: &str, limit: usize, per_document: usize) -> SearchResults<'_> {
         let of_run = IndexedDocuments::new(&self.run.index, self.run.documents.iter());
         let of_pages = (!self.pages.documents.is_empty())

@@ -80,7 +80,6 @@ impl PageText {
     }
 
     /// Returns the name of the place that begins with a line, if one does.
-    #[must_use]
     pub fn place_that_begins_at(&self, line: usize) -> Option<&str> {
         let at = self.places.binary_search_by_key(&line, |place| place.first_line).ok()?;
         Some(&self.places[at].name)
@@ -133,7 +132,6 @@ impl AttemptPages {
     }
 
     /// Returns the document that a fetched page becomes. It is not added yet.
-    #[must_use]
     pub fn name_page(&self, content: PageContent) -> Document {
         let PageContent { url, requested_url, title, accessed_at, text } = content;
         let PageText { lines, places } = text;
@@ -168,7 +166,6 @@ impl AttemptPages {
     }
 
     /// Returns the documents of the run together with the pages so far.
-    #[must_use]
     pub fn list_sources(&self) -> Corpus {
         self.documents.with_page_set(self.lock().clone())
     }
@@ -179,9 +176,6 @@ impl AttemptPages {
 }
 
 /// Reads a kept page.
-///
-/// # Errors
-/// Its blob can't be read, or has another content.
 pub async fn read_page(page: WebPage, sources: &dyn OrderInputs) -> Result<Document, OrderInputError> {
     let broken = |why: &str| OrderInputError::Broken(format!("the kept text of {} {why}", page.url));
     if page.sha256.len() != 64 || !page.sha256.bytes().all(|byte| byte.is_ascii_hexdigit()) {

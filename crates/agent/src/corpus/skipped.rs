@@ -83,7 +83,6 @@ pub const SUPPORTED: &str =
 
 impl SkipReason {
     /// `true` if another try, or another machine, would have the same result.
-    #[must_use]
     pub(super) fn is_lasting(&self) -> bool {
         match self {
             Self::Unextractable(error) => error.is_lasting(),
@@ -103,7 +102,6 @@ impl SkipReason {
     }
 
     /// A word or two for a summary of many files.
-    #[must_use]
     pub fn summary(&self, path: &str) -> String {
         match self {
             Self::Hidden => "hidden".into(),

@@ -47,9 +47,6 @@ enum FileContent {
 
 impl ListedFile {
     /// Checks that it is readable as a document. Its text is extracted for that.
-    ///
-    /// # Errors
-    /// The reason that it would be skipped.
     pub fn check_readable(&self) -> Result<(), SkippedFile> {
         let skip = |reason| SkippedFile { path: self.path.clone(), reason };
         reading::check_file_content(&self.clone().read_file()?).map_err(skip)
@@ -82,9 +79,6 @@ impl ListedFile {
     }
 
     /// Returns a single file, under its name. A link is followed, since the caller names it.
-    ///
-    /// # Errors
-    /// The reason that it would be skipped.
     pub fn open_single_file(file: &Path) -> Result<Self, SkippedFile> {
         let path = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
         let opened = fs::canonicalize(file).map_err(|error| to_skip_reason(&error)).and_then(check_file);

@@ -34,9 +34,6 @@ pub struct InvalidCheckError {
 }
 
 /// Compiles a regular expression whose matching time is linear in the text.
-///
-/// # Errors
-/// It is invalid or too large.
 pub(crate) fn compile_regex(pattern: &str) -> Result<Regex, String> {
     let built = RegexBuilder::new(pattern).size_limit(MAX_EXPRESSION).build();
     built.map_err(|error| format!("it is not a valid regular expression: {error}"))
@@ -68,9 +65,6 @@ pub fn check_reads_documents(check: &ReviewCheck) -> bool {
 }
 
 /// Runs a check on a result and returns its faults, none if it passes. Commands do not run here: `None`.
-///
-/// # Errors
-/// The check itself is invalid.
 pub fn find_faults(
     check: &ReviewCheck,
     result: &TaskResult,

@@ -195,9 +195,6 @@ impl<'a> JudgementValidator<'a> {
     }
 
     /// Returns the answer with the criteria in their original words, each once.
-    ///
-    /// # Errors
-    /// The mistake, as the model reads it.
     pub fn validate_judgement(&self, answer: Judgement) -> Result<Judgement, String> {
         if let Some(other) = answer.task_id.as_deref().filter(|id| id.trim() != self.task.as_str()) {
             let other: String = other.chars().take(80).collect();
@@ -316,7 +313,6 @@ impl Judgement {
     }
 
     /// Converts the judgement to a verdict.
-    #[must_use]
     pub fn to_verdict(&self) -> Verdict {
         let outcome = |one: &CriterionJudgement| CriterionOutcome {
             criterion: one.criterion.clone(),

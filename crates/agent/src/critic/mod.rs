@@ -104,7 +104,6 @@ impl ReviewEvidence {
     ///
     /// A small model reads less: the documents only if the result quotes nothing, and nothing at all once a try at the
     /// review has given no verdict.
-    #[must_use]
     pub fn open_tools(&self, task: &ReviewTask, ability: ModelAbility) -> Toolbox {
         if ability.is_small() && task.review > 1 {
             return Toolbox::default();

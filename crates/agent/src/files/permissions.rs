@@ -82,9 +82,6 @@ fn invalid_pattern_error(pattern: &str, reason: String) -> InvalidGlobPattern {
 
 impl CompiledPermissions {
     /// Compiles the patterns of a list of rules.
-    ///
-    /// # Errors
-    /// A pattern is invalid.
     pub fn compile(rules: &PermissionRules) -> Result<Self, InvalidGlobPattern> {
         let compiled = rules.0.iter().map(CompiledPermissionRule::compile);
         Ok(Self(vec![compiled.collect::<Result<_, _>>()?]))
@@ -98,9 +95,6 @@ impl CompiledPermissions {
     }
 
     /// Checks whether an operation on a file is permitted.
-    ///
-    /// # Errors
-    /// It is not.
     pub fn check_permission(
         &self,
         operation: FileOperation,

@@ -33,19 +33,16 @@ impl Default for ProgramFiles {
 
 impl ProgramFiles {
     /// `true` if the program gets this file.
-    #[must_use]
     pub fn includes_input(&self, path: &FilePath) -> bool {
         self.input.as_ref().is_none_or(|patterns| patterns.matches(path))
     }
 
     /// `true` if changes of this file are kept.
-    #[must_use]
     pub fn includes_output(&self, path: &FilePath) -> bool {
         self.output.as_ref().is_none_or(|patterns| patterns.matches(path))
     }
 
     /// The maximum size of the files together, in bytes.
-    #[must_use]
     pub fn max_bytes(&self) -> u64 {
         u64::from(self.max_mb.0) * 1024 * 1024
     }
@@ -94,7 +91,6 @@ pub struct PathPatterns {
 
 impl PathPatterns {
     /// `true` if a pattern matches the path.
-    #[must_use]
     pub fn matches(&self, path: &FilePath) -> bool {
         self.patterns.is_match(path.as_str())
     }

@@ -70,7 +70,6 @@ pub struct FileChanges {
 
 impl FileChanges {
     /// `true` if there is nothing to write and nothing to report.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.exclusions.is_empty()
     }

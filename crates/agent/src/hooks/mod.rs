@@ -106,7 +106,6 @@ pub enum HookEvent<'a> {
 
 impl HookEvent<'_> {
     /// The point of the call.
-    #[must_use]
     pub fn point(&self) -> HookPoint {
         match self {
             Self::BeforeModel { .. } => HookPoint::BeforeModel,
@@ -146,9 +145,6 @@ pub trait Hook: Send + Sync {
     }
 
     /// Sees a call, and changes or refuses it. It runs again if the worker is lost before the call is recorded.
-    ///
-    /// # Errors
-    /// The call is refused, or the hook failed.
     fn call<'a>(
         &'a self,
         context: &'a HookContext,

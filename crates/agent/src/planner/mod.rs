@@ -104,7 +104,6 @@ impl PlanningTurn {
     }
 
     /// The board that the planner sees at the beginning.
-    #[must_use]
     pub fn render_board(&self, order: &Order, documents: &DocumentList) -> String {
         let view = BoardView {
             plan: &self.began,
@@ -119,13 +118,11 @@ impl PlanningTurn {
     }
 
     /// The instructions of a planner whose capability file has none.
-    #[must_use]
     pub fn instructions(&self) -> Template {
         self.form.instructions(self.ability)
     }
 
     /// The form of its answer.
-    #[must_use]
     pub fn answer_schema(&self, name: &str) -> AnswerSchema {
         let draft = self.lock_draft();
         AnswerSchema {
@@ -136,7 +133,6 @@ impl PlanningTurn {
 
     /// The maximum number of tokens of one reply. The answers of strong models are not bounded by their schema, and some
     /// count their reasoning.
-    #[must_use]
     pub fn max_output_tokens(&self) -> u32 {
         match self.ability {
             ModelAbility::Small => MAX_OUTPUT_TOKENS_SMALL,
@@ -156,7 +152,6 @@ impl PlanningTurn {
     }
 
     /// The names of the tools that the planner is not offered; see [`PlanningForm::hidden_tools`].
-    #[must_use]
     pub fn hidden_tools(
         &self,
         documents: &DocumentList,
@@ -187,7 +182,6 @@ impl PlanningTurn {
 
     /// The proposal of the turn. Changes that the rules refuse in the last answer are included if the rules can refuse
     /// them again: the decision then names them. If nothing of a first plan is left, the plain plan takes its place.
-    #[must_use]
     pub fn build_proposal(&self, answer: PlanAnswer) -> PlanProposal {
         let applied = self.apply(&answer);
         if applied.draft.plan().tasks().is_empty()
@@ -199,7 +193,6 @@ impl PlanningTurn {
     }
 
     /// The proposal of a first turn that needs no model; `None` if a model has to be asked.
-    #[must_use]
     pub fn build_single_question_proposal(&self) -> Option<PlanProposal> {
         match self.form {
             PlanningForm::SingleQuestion => {
@@ -214,7 +207,6 @@ impl PlanningTurn {
 
     /// The proposal of a first turn whose planner gave no valid plan, for this reason: one task of research on the
     /// objective, and a report. `None` if this is not a first turn, or the cluster does not offer both.
-    #[must_use]
     pub fn build_plain_proposal(&self, reason: &str) -> Option<PlanProposal> {
         let applied = answer::apply_answer(
             &PlanDraft::new(self.began.clone(), self.lock_draft().shared_cluster(), self.at),

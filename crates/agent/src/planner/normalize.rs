@@ -87,9 +87,6 @@ pub(super) fn remove_empty_texts(texts: &[String]) -> Vec<String> {
 }
 
 /// Builds the specs of requested tasks, without those that the plan has already.
-///
-/// # Errors
-/// A request is ambiguous, a duplicate, or can't work.
 pub(super) fn build_specs(
     draft: &PlanDraft,
     offers: &[CapabilityOffer],

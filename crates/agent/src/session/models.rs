@@ -28,9 +28,6 @@ pub struct ModelPreferences {
 
 impl ModelPreferences {
     /// Parses texts of the form `[NAME=]provider:model[,fallback…][,NAME=…]`, in which a name is that of a capability or of a tier.
-    ///
-    /// # Errors
-    /// One of them does not name a model.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, EmptyModelName> {
         let mut preferences = Self::default();
         for (name, models) in texts.into_iter().flat_map(split_at_names) {
@@ -44,7 +41,6 @@ impl ModelPreferences {
     }
 
     /// Replaces each tier by its models; a tier without models stays.
-    #[must_use]
     pub fn replace_tiers(&self, selection: &ModelSelection) -> ModelSelection {
         selection.replace_tiers(&|tier| self.models_of_tier(tier))
     }
@@ -59,7 +55,6 @@ impl ModelPreferences {
     }
 
     /// `true` if no model is named.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.selections().next().is_none()
     }

@@ -122,7 +122,6 @@ impl ToolContext {
     }
 
     /// Opens the built-in tools among `entries` that have something to work on.
-    #[must_use]
     pub fn open_tools(&self, entries: &[ToolReference]) -> Vec<Arc<dyn Tool>> {
         let constructor = |name: &str| TOOLS.iter().find(|(known, _)| *known == name);
         entries

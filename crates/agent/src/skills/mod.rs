@@ -49,7 +49,6 @@ pub struct SkillProgress {
 
 impl SkillProgress {
     /// `true` if no skill has been read.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.read.is_empty()
     }
@@ -68,7 +67,6 @@ impl SkillProgress {
 
 impl SkillEntry {
     /// The path of its instructions in the agent's files.
-    #[must_use]
     pub fn path(&self) -> String {
         format!("{SKILLS}/{}/{SKILL_FILE}", self.name)
     }

@@ -57,9 +57,6 @@ impl Skill {
     }
 
     /// The skill of a recorded entry, from its stored bytes.
-    ///
-    /// # Errors
-    /// The bytes are not those that were recorded.
     pub fn from_stored_bytes(entry: SkillEntry, bytes: Vec<u8>) -> Result<Self, UnreadablePackage> {
         let unreadable = |why: String| UnreadablePackage { name: entry.name.clone(), why };
         let sha256 = sha256_hex(&bytes);

@@ -215,13 +215,11 @@ impl Default for AgentAccess {
 
 impl AgentAccess {
     /// Returns the entry of a capability; `None` if it is not listed.
-    #[must_use]
     pub fn entry(&self, name: &Capability) -> Option<&AskableAgent> {
         self.agents.iter().flatten().find(|agent| agent.name == *name)
     }
 
     /// `true` if the agent may ask this capability.
-    #[must_use]
     pub fn allows(&self, name: &Capability) -> bool {
         !matches!(name.as_str(), "planner" | "critic")
             && (self.agents.is_none() || self.entry(name).is_some())

@@ -44,7 +44,6 @@ fn default_timeout() -> f64 {
 
 impl CommandHook {
     /// The timeout of one call.
-    #[must_use]
     pub fn timeout(&self) -> Duration {
         Duration::from_secs_f64(self.timeout_s)
     }

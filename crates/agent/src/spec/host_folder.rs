@@ -49,9 +49,6 @@ impl HostFolder {
     }
 
     /// The permissions of an agent with this folder.
-    ///
-    /// # Errors
-    /// The path has characters that a pattern can't have.
     pub fn restrict_permissions(
         &self,
         permissions: CompiledPermissions,

@@ -269,7 +269,6 @@ impl CapabilityFields {
     }
 
     /// The description for the registry.
-    #[must_use]
     pub fn to_capability_description(&self) -> CapabilityDescription {
         CapabilityDescription {
             parameters: self.input.clone(),
@@ -351,9 +350,6 @@ impl AgentSpec {
     }
 
     /// The agent with overrides: another model, fewer tools, stricter permissions, lower limits.
-    ///
-    /// # Errors
-    /// A model or a pattern in them is invalid.
     pub fn with_overrides(&self, overrides: &AgentOverrides) -> Result<Self, String> {
         let mut spec = self.clone();
         if let Some(names) = &overrides.model {
@@ -373,7 +369,6 @@ impl AgentSpec {
     }
 
     /// The description for the registry.
-    #[must_use]
     pub fn describe(&self) -> CapabilityDescription {
         let names = |selection: &ModelSelection| {
             let names: Vec<&str> = selection.models.iter().map(|chosen| chosen.name.as_str()).collect();

@@ -109,7 +109,6 @@ impl Template {
     }
 
     /// `true` if there are no instructions.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -132,7 +131,6 @@ impl Template {
     }
 
     /// The names of the agent's state that it uses, such as `phase` and `state.count`, sorted.
-    #[must_use]
     pub fn state_names(&self) -> Vec<String> {
         let environment = create_environment(UndefinedBehavior::Strict);
         let Ok(template) = environment.template_from_str(&self.0) else { return Vec::new() };
@@ -145,7 +143,6 @@ impl Template {
     }
 
     /// Renders the instructions without a task: unknown values are left out.
-    #[must_use]
     pub fn render_without_task(&self) -> String {
         let rendered = create_environment(UndefinedBehavior::Chainable).render_str(&self.0, ());
         rendered.unwrap_or_else(|_| self.0.clone())

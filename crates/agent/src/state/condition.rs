@@ -32,9 +32,6 @@ pub struct ConditionView<'a> {
 
 impl Condition {
     /// Checks the syntax of a condition.
-    ///
-    /// # Errors
-    /// It is not an expression.
     pub fn parse(text: &str) -> Result<Self, String> {
         create_environment().compile_expression(text).map_err(|error| describe_error(&error))?;
         Ok(Self(text.to_owned()))
@@ -45,13 +42,11 @@ impl Condition {
     }
 
     /// Its text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// The names that it uses, such as `phase` and `state.count`, sorted.
-    #[must_use]
     pub fn used_names(&self) -> Vec<String> {
         let environment = create_environment();
         let mut names: Vec<String> = match environment.compile_expression(&self.0) {
@@ -63,9 +58,6 @@ impl Condition {
     }
 
     /// Evaluates it.
-    ///
-    /// # Errors
-    /// A value has another type than the expression needs.
     pub fn evaluate(&self, view: &ConditionView<'_>) -> Result<bool, String> {
         let environment = create_environment();
         let expression = environment.compile_expression(&self.0).map_err(|error| describe_error(&error))?;

@@ -144,19 +144,16 @@ pub struct AgentState {
 
 impl StateRules {
     /// `true` if the agent has neither state nor phases nor conditions.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.fields.is_empty() && self.conditions.is_empty() && self.phases.is_empty()
     }
 
     /// The phase at the beginning; empty if there are no phases.
-    #[must_use]
     pub fn first_phase(&self) -> &str {
         self.phases.first().map_or("", |change| &change.from)
     }
 
     /// The values at the beginning.
-    #[must_use]
     pub fn default_values(&self) -> BTreeMap<String, Value> {
         self.fields.iter().map(|(name, field)| (name.clone(), field.default.clone())).collect()
     }
@@ -178,7 +175,6 @@ impl StateAccess {
 
 impl StateField {
     /// `true` if its values are lists.
-    #[must_use]
     pub fn is_list(&self) -> bool {
         self.schema.get("type").and_then(Value::as_str) == Some("array")
     }
@@ -207,31 +203,26 @@ impl AgentState {
         Self { rules, values, phase, skills: SkillProgress::default() }
     }
 
-    #[must_use]
     pub fn rules(&self) -> &StateRules {
         &self.rules
     }
 
-    #[must_use]
     pub fn value(&self, field: &str) -> Option<&Value> {
         self.values.get(field)
     }
 
     /// The phase; empty if there are none.
-    #[must_use]
     pub fn phase(&self) -> &str {
         &self.phase
     }
 
     /// `true` if a tool has no condition, or its condition holds. One that can't be evaluated does not hold.
-    #[must_use]
     pub fn is_available(&self, tool: &str) -> bool {
         let condition = self.rules.conditions.get(tool);
         condition.is_none_or(|condition| condition.evaluate(&self.view()).unwrap_or(false))
     }
 
     /// The refusal of a call of a tool whose condition does not hold.
-    #[must_use]
     pub fn unavailable_tool_error(&self, tool: &str) -> String {
         let condition = self.rules.conditions.get(tool).map_or("", Condition::as_str);
         format!("{tool} is not available now: it is available where {condition}. It was not run.")
@@ -259,9 +250,6 @@ impl AgentState {
     }
 
     /// The prompt with the current state, if it shows the state.
-    ///
-    /// # Errors
-    /// A value has another type than the template needs.
     pub fn render_prompt(&self) -> Option<Result<String, TemplateError>> {
         let StatePrompt { template, view, sections } = self.rules.prompt.as_ref()?;
         let mut view = view.clone();

@@ -115,9 +115,6 @@ pub(super) struct JudgedValue<'a> {
 
 impl StatePolicy {
     /// Checks an operation.
-    ///
-    /// # Errors
-    /// The policy vetoes it, with the reason.
     pub(super) fn check_operation(
         &self,
         judged: &JudgedValue<'_>,

@@ -5,9 +5,6 @@ use millrace_protocol::foreign_json::parse_foreign_json;
 use serde_json::Value;
 
 /// Parses a text as a JSON value.
-///
-/// # Errors
-/// The parser's error for the text as written.
 pub(crate) fn parse_lenient_json(text: &str) -> Result<Value, serde_json::Error> {
     let text = text.trim();
     let mistake = match parse_foreign_json(text) {

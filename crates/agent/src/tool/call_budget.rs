@@ -32,19 +32,16 @@ pub struct ModelCallBudgetGuard<'a>(Option<MutexGuard<'a, ResourceAmounts>>);
 
 impl ModelCallBudgetGuard<'_> {
     /// `true` if no model request is left.
-    #[must_use]
     pub fn is_used_up(&self) -> bool {
         self.0.as_ref().is_some_and(|left| left.iter().any(|(_, amount)| amount == 0))
     }
 
     /// `true` if the cost is limited.
-    #[must_use]
     pub fn limits_cost(&self) -> bool {
         self.0.as_ref().is_some_and(|left| left.cost_micros.is_some())
     }
 
     /// The maximum number of tokens of the next reply.
-    #[must_use]
     pub fn max_reply_tokens(&self) -> u32 {
         let left =
             self.0.as_ref().and_then(|left| [left.tokens, left.output_tokens].into_iter().flatten().min());

@@ -39,7 +39,6 @@ pub struct ChildLimits {
 
 impl ChildLimits {
     /// The budget of the task.
-    #[must_use]
     pub fn amounts(&self) -> ResourceAmounts {
         ResourceAmounts {
             tokens: self.tokens,
@@ -50,7 +49,6 @@ impl ChildLimits {
     }
 
     /// The limits that the agent itself keeps, if there are any.
-    #[must_use]
     pub fn to_overrides(&self) -> Option<Box<AgentOverrides>> {
         let overrides =
             AgentOverrides { turns: self.turns, tool_calls: self.tool_calls, ..AgentOverrides::default() };
@@ -78,7 +76,6 @@ impl ChildLimits {
     }
 
     /// The limits of each of its attempts that are no overrides.
-    #[must_use]
     pub fn task_limits(&self) -> TaskLimits {
         let default = TaskLimits::default();
         let seconds = |seconds: Option<u32>| seconds.map(|seconds| Duration::from_secs(seconds.into()));

@@ -49,9 +49,6 @@ pub trait ConsultableCapabilities: Send + Sync {
     fn list_capabilities(&self) -> BoxFuture<'_, Result<Vec<CapabilityDescription>, ToolError>>;
 
     /// The model of this full name; `None` for the agent's own model.
-    ///
-    /// # Errors
-    /// It can't be opened, with the reason.
     fn open_model(&self, name: Option<&str>) -> Result<Arc<dyn Model>, String>;
 }
 

@@ -274,9 +274,6 @@ pub struct Toolbox {
 
 impl Toolbox {
     /// A toolbox with these tools.
-    ///
-    /// # Errors
-    /// Two of them have the same name.
     pub fn new(tools: impl IntoIterator<Item = Arc<dyn Tool>>) -> Result<Self, DuplicateToolName> {
         let mut toolbox = Self::default();
         for tool in tools {
@@ -286,9 +283,6 @@ impl Toolbox {
     }
 
     /// Adds a tool.
-    ///
-    /// # Errors
-    /// There already is a tool of that name.
     pub fn add(&mut self, tool: Arc<dyn Tool>) -> Result<(), DuplicateToolName> {
         let name = tool.spec().name;
         if self.tools.contains_key(&name) {
@@ -299,13 +293,11 @@ impl Toolbox {
     }
 
     /// The specs of the tools for the model, by name.
-    #[must_use]
     pub fn specs(&self) -> ToolSpecs {
         ToolSpecs::new(self.tools.values().map(|tool| (tool.spec(), tool.inner())))
     }
 
     /// Returns the tool of this name.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<&dyn Tool> {
         self.tools.get(name).map(AsRef::as_ref)
     }

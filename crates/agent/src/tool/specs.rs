@@ -56,7 +56,6 @@ impl ToolSpecs {
     }
 
     /// Hides the tools of these names: the model is not shown them, but a call of one is valid.
-    #[must_use]
     pub fn with_hidden_tools(&self, names: &BTreeSet<&str>) -> Self {
         let hidden = |tool: &CompiledTool| CompiledTool {
             is_hidden: tool.is_hidden || names.contains(tool.spec.name.as_str()),
@@ -71,7 +70,6 @@ impl ToolSpecs {
     }
 
     /// `true` if there is a tool of this name.
-    #[must_use]
     pub fn has_tool(&self, name: &str) -> bool {
         self.find_tool(name).is_some()
     }

@@ -39,9 +39,6 @@ pub trait Answer: Clone + Serialize + DeserializeOwned + Send + 'static {
     }
 
     /// Parses the model's answer; if there is a schema, the answer has been validated against it.
-    ///
-    /// # Errors
-    /// The mistake, worded so that the model can correct it.
     fn parse_answer(text: &str) -> Result<Self, String>;
 }
 
@@ -110,9 +107,6 @@ fn build_answer_schema<A: JsonSchema>(name: &str) -> AnswerSchema {
 }
 
 /// Parses an answer that is one JSON object.
-///
-/// # Errors
-/// The mistake, as the model reads it.
 pub(crate) fn parse_json_answer<A: DeserializeOwned>(text: &str) -> Result<A, String> {
     let value = parse_lenient_json(text)
         .map_err(|mistake| format!("The answer is not one JSON object: {mistake}."))?;

@@ -51,7 +51,6 @@ pub struct ForkedConversation {
 
 impl ForkedConversation {
     /// The same conversation, forked by another call of its last message.
-    #[must_use]
     pub fn at_call(&self, call_id: &str) -> Self {
         Self { call_id: call_id.to_owned(), ..self.clone() }
     }
@@ -62,19 +61,16 @@ impl ForkedConversation {
     }
 
     /// The format of the conversation.
-    #[must_use]
     pub fn ability(&self) -> ModelAbility {
         self.ability
     }
 
     /// The rules for the state of the agent, if it has one.
-    #[must_use]
     pub fn state_rules(&self) -> Option<&StateRules> {
         self.agent_state.as_ref().map(|state| state.rules())
     }
 
     /// The skills that the agent can read.
-    #[must_use]
     pub fn skills(&self) -> &[SkillEntry] {
         &self.skills
     }
@@ -82,7 +78,6 @@ impl ForkedConversation {
     /// The brief of the attempt that continues it: with the prompt and the format of the conversation, and the limits of the attempt. A
     /// fork has the tools of the conversation as well, so that its first request begins with the same bytes; a call of a shared agent has
     /// its own tools.
-    #[must_use]
     pub fn to_brief(&self, brief: AgentBrief) -> AgentBrief {
         let has_ended = self.call_id.is_empty();
         let task = match self.messages.first() {

@@ -334,13 +334,11 @@ impl MemoryJournal {
     }
 
     /// The changes of children, oldest first.
-    #[must_use]
     pub fn delegations(&self) -> &[Delegation] {
         &self.delegations
     }
 
     /// All steps, oldest first.
-    #[must_use]
     pub fn steps(&self) -> &[JournalStep] {
         &self.steps
     }

@@ -33,7 +33,6 @@ impl AttemptName {
     }
 
     /// The key of a call: the `index`-th executed call in the reply of a turn.
-    #[must_use]
     pub fn call_key(&self, turn: u64, index: usize) -> String {
         format!("{self}/{turn}.{index}")
     }

@@ -30,9 +30,6 @@ pub struct WorkSummary<A> {
 
 impl<A> WorkSummary<A> {
     /// Returns the answer, or the error that the outcome means for the attempt.
-    ///
-    /// # Errors
-    /// The work ended without an answer.
     pub fn into_result(self) -> Result<AnsweredWork<A>, TaskError> {
         match self.outcome {
             WorkOutcome::Answered(answer) => {
@@ -165,7 +162,6 @@ impl StopReason {
     }
 
     /// The limit that was reached, if it was one.
-    #[must_use]
     pub fn reached_limit(&self) -> Option<ExceededLimit> {
         match self {
             Self::Turns { .. } => Some(ExceededLimit::Turns),
@@ -183,7 +179,6 @@ impl StopReason {
     }
 
     /// The kind of task error.
-    #[must_use]
     pub fn error_kind(&self) -> ErrorKind {
         self.reached_limit().map_or(ErrorKind::Model, |_| ErrorKind::Limit)
     }

@@ -200,7 +200,6 @@ impl ToolCallRecord {
     }
 
     /// The duration of the call.
-    #[must_use]
     pub fn duration(&self) -> Duration {
         Duration::from_millis(self.took_ms)
     }

@@ -213,9 +213,6 @@ async fn read_append_outcome(bus: &Bus, stream: &str, subject: &str, id: &str, l
 
 /// Publishes a message to a topic with many writers, without fencing, and returns its sequence. Idempotent: the server
 /// drops another message with the same `id` within two minutes, and the rules ignore later ones.
-///
-/// # Errors
-/// The server does not accept the message for a minute.
 pub async fn publish_message<M: WireMessage>(
     bus: &Bus,
     lane: Lane,

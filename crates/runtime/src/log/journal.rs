@@ -193,7 +193,6 @@ impl Journal {
     }
 
     /// Returns the number of this claim, from 1.
-    #[must_use]
     pub fn claim_number(&self) -> u32 {
         self.claim
     }
@@ -229,7 +228,6 @@ impl Journal {
     }
 
     /// Returns the last report about the provider since the last step, of this claim or the claim before it.
-    #[must_use]
     pub fn provider_status(&self) -> Option<&ProviderStatus> {
         self.provider.as_ref()
     }
@@ -279,7 +277,6 @@ impl Journal {
     }
 
     /// Returns how often earlier claims were released since the last step.
-    #[must_use]
     pub fn release_count(&self) -> u32 {
         self.releases
     }

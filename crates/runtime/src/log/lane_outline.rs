@@ -42,9 +42,6 @@ pub async fn has_large_journals(bus: &Bus, lane: Lane) -> Result<bool, Fault> {
 }
 
 /// Returns the last message of each subject of a lane, without its payload.
-///
-/// # Errors
-/// The server does not respond, or messages were removed meanwhile.
 pub fn read_last_of_subjects(bus: &Bus, lane: Lane) -> BoxFuture<'_, Result<Vec<StreamRecord>, Fault>> {
     async move {
         let config = pull::Config {
@@ -137,9 +134,6 @@ impl ConsumerScan {
     }
 
     /// Returns the next messages, or none after the last.
-    ///
-    /// # Errors
-    /// The consumer failed, or messages were removed meanwhile.
     pub fn next_records(&mut self) -> BoxFuture<'_, Result<Vec<StreamRecord>, Fault>> {
         async move {
             let Some(stream) = &mut self.stream else { return Ok(Vec::new()) };

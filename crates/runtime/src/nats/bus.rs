@@ -156,9 +156,6 @@ impl Bus {
 
     /// Publishes something to a subject. Returns at once with [`Fault::Forbidden`] if the server denies that to this identity;
     /// otherwise the publication would only time out.
-    ///
-    /// # Errors
-    /// Those of the publication, or the denial.
     pub async fn fail_on_denial<T, E: From<Fault>>(
         &self,
         subject: &str,
@@ -172,19 +169,16 @@ impl Bus {
         }
     }
 
-    #[must_use]
     pub fn client(&self) -> &async_nats::Client {
         &self.0.client
     }
 
     /// Returns the id of the connected server; `None` while there is no connection. A restarted server has another id.
-    #[must_use]
     pub fn connected_server(&self) -> Option<String> {
         let is_connected = self.0.client.connection_state() == State::Connected;
         is_connected.then(|| self.0.client.server_info().server_id)
     }
 
-    #[must_use]
     pub fn settings(&self) -> &ClusterSettings {
         &self.0.settings
     }
@@ -197,19 +191,16 @@ impl Bus {
         Box::pin(topology::ensure_buckets(&self.0.control, &self.0.settings)).await
     }
 
-    #[must_use]
     pub fn lane_of_run(&self, run: &millrace_protocol::ids::RunId) -> Lane {
         run.lane(self.0.settings.lanes)
     }
 
     /// Returns the lane in which the runs of a session are.
-    #[must_use]
     pub fn lane_of_session(&self, session: &millrace_protocol::ids::SessionId) -> Lane {
         session.lane(self.0.settings.lanes)
     }
 
     /// Returns the store of large values.
-    #[must_use]
     pub fn blobs(&self) -> &BlobStore {
         &self.0.blobs
     }

@@ -111,7 +111,6 @@ impl ConnectionSettings {
     }
 
     /// Returns the server URLs.
-    #[must_use]
     pub fn server_urls(&self) -> Vec<String> {
         self.url.split(',').map(|url| url.trim().to_owned()).collect()
     }

@@ -87,7 +87,6 @@ impl PagedReader {
     }
 
     /// Returns `true` if the last page ended with the last message.
-    #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_over
     }

@@ -350,9 +350,6 @@ pub(crate) async fn write_object(
 
 /// Appends a description of an object whose last one has the sequence `last`, 0 if there is none. Returns its sequence; `None`
 /// if another description was added meanwhile.
-///
-/// # Errors
-/// The server does not respond or is full.
 pub(crate) async fn append_description(
     context: &Context,
     bucket: &str,

@@ -27,13 +27,11 @@ pub struct StreamRecord {
 
 impl StreamRecord {
     /// `true` if the message is a redirected server reply and must be ignored.
-    #[must_use]
     pub fn is_forged(&self) -> bool {
         self.provenance.is_forged()
     }
 
     /// `true` if the message is a decision of a run, and not a forged one.
-    #[must_use]
     pub fn is_decision(&self) -> bool {
         !self.is_forged() && matches!(subject::parse_lane_subject(&self.subject), Some((_, _, Topic::Plan)))
     }

@@ -83,7 +83,6 @@ impl StrayMessages {
     }
 
     /// Returns the number of strays.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.0.iter().map(|(range, _)| range.length()).sum()
     }
@@ -120,7 +119,6 @@ impl StrayScan {
     }
 
     /// Returns the name of the stream.
-    #[must_use]
     pub fn stream(&self) -> &str {
         &self.stream
     }
@@ -162,9 +160,6 @@ impl StrayScan {
 }
 
 /// Deletes messages of a stream. Returns the number of messages that existed.
-///
-/// # Errors
-/// The server does not respond, or denies the deletion.
 pub fn delete_messages<'a>(
     bus: &'a Bus,
     stream: &'a str,

@@ -29,7 +29,6 @@ impl LogLimit {
 
     /// Counts an event of a kind. Returns the number of events since the last line, this one included, if a line may
     /// be logged now.
-    #[must_use]
     pub fn count_event(&self, kind: &'static str) -> Option<u64> {
         self.count_event_at(kind, Instant::now())
     }

@@ -16,9 +16,6 @@ const THREAD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs a program to completion on a runtime of its own. It does not wait for threads that are still blocked then (by a
 /// file lock, by a DNS lookup), so that the process exits within its grace period.
-///
-/// # Errors
-/// The runtime can't be created.
 pub fn block_on<T>(program: impl Future<Output = T>) -> std::io::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(program);
@@ -28,9 +25,6 @@ pub fn block_on<T>(program: impl Future<Output = T>) -> std::io::Result<T> {
 
 /// Returns a token that is cancelled at the first SIGTERM or SIGINT. A second signal, half a second later or more,
 /// exits the process at once.
-///
-/// # Errors
-/// The signal handlers can't be installed.
 pub fn token_cancelled_by_signals() -> std::io::Result<CancellationToken> {
     let token = CancellationToken::new();
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);

@@ -21,9 +21,6 @@ const LIBRARY_FILTER: &str = "ractor=warn,async_nats=warn";
 static LAST_PROBLEM: Mutex<Option<ProblemReport>> = Mutex::new(None);
 
 /// Checks a filter, such as `info,millrace_worker=debug`.
-///
-/// # Errors
-/// The reason why it is invalid.
 pub fn validate_log_filter(filter: &str) -> Result<(), String> {
     EnvFilter::try_new(filter).map(drop).map_err(|error| error.to_string())
 }

@@ -26,9 +26,6 @@ pub async fn read_caps(bus: &Bus) -> Result<CurrentCaps, Fault> {
 }
 
 /// Sets the caps, which are valid. Supervisors know them a second later.
-///
-/// # Errors
-/// The server does not respond, or denies it.
 pub async fn set_caps(bus: &Bus, caps: &AdmissionCaps) -> Result<(), Fault> {
     CAPS_STORE.put(bus, CAPS, caps).await
 }
@@ -39,9 +36,6 @@ pub async fn read_attendance(bus: &Bus) -> Result<Option<Attendance>, Fault> {
 }
 
 /// Writes the attendance.
-///
-/// # Errors
-/// The server does not respond, or denies it.
 pub async fn write_attendance(bus: &Bus, attendance: &Attendance) -> Result<(), Fault> {
     ATTENDANCE_STORE.put(bus, ATTENDANCE, &attendance.to_store()).await
 }

@@ -91,7 +91,6 @@ pub struct BlobStream {
 
 impl BlobStream {
     /// Its size in bytes.
-    #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -358,9 +357,6 @@ impl BlobStore {
     }
 
     /// Stores a value if it is too large for a message; otherwise returns it inline.
-    ///
-    /// # Errors
-    /// The server does not respond or is full.
     pub async fn store_if_large(&self, bytes: Vec<u8>) -> Result<InlineOrStoredBytes, Fault> {
         if bytes.len() <= MAX_INLINE {
             return Ok(InlineOrStoredBytes::Inline(ByteBuf::from(bytes)));
@@ -369,9 +365,6 @@ impl BlobStore {
     }
 
     /// Returns the bytes of a value, inline or stored.
-    ///
-    /// # Errors
-    /// The value is stored and can't be read.
     pub async fn read_inline_or_stored(&self, blob: &InlineOrStoredBytes) -> Result<Vec<u8>, Fault> {
         match blob {
             InlineOrStoredBytes::Inline(bytes) => Ok(bytes.to_vec()),

@@ -187,13 +187,11 @@ impl<T: DeserializeOwned> Bucket<T> {
     }
 
     /// Returns a reader of all changes, from the first one on.
-    #[must_use]
     pub fn changes(&'static self, bus: &Bus) -> BucketChanges<T> {
         self.changes_below(bus, "", 0)
     }
 
     /// Returns a reader of the changes of keys that begin with `part`, which is empty or ends with a dot, after a sequence.
-    #[must_use]
     pub fn changes_below(&'static self, bus: &Bus, part: &str, after: u64) -> BucketChanges<T> {
         let filter = self.subject(part) + ">";
         let tail = StreamTail::new(bucket_stream(self.name), filter, after + 1);
@@ -203,9 +201,6 @@ impl<T: DeserializeOwned> Bucket<T> {
 
 impl<T: Serialize> Bucket<T> {
     /// Writes a value, if the key has the expected entry. Returns the new sequence; `None` if it has another entry.
-    ///
-    /// # Errors
-    /// The server does not respond, is full, or denies it.
     pub async fn write(
         &self,
         bus: &Bus,
@@ -236,17 +231,11 @@ impl<T: Serialize> Bucket<T> {
     }
 
     /// Writes a value, whatever the key has.
-    ///
-    /// # Errors
-    /// The server does not respond, is full, or denies it.
     pub async fn put(&self, bus: &Bus, key: &str, value: &T) -> Result<(), Fault> {
         self.write(bus, key, value, ExpectedEntry::Any).await.map(drop)
     }
 
     /// Removes the value of a key, if it has the expected entry. Returns `false` if it has another one.
-    ///
-    /// # Errors
-    /// The server does not respond, is full, or denies it.
     pub async fn remove(&self, bus: &Bus, key: &str, expected: ExpectedEntry) -> Result<bool, Fault> {
         let mut headers = HeaderMap::new();
         headers.insert(OPERATION_HEADER, "DEL");
@@ -325,7 +314,6 @@ pub struct BucketChanges<T: 'static> {
 
 impl<T: DeserializeOwned> BucketChanges<T> {
     /// The sequence up to which changes were read.
-    #[must_use]
     pub fn seen(&self) -> u64 {
         self.tail.seen()
     }

@@ -36,7 +36,6 @@ pub struct KeyScope<'a> {
 
 impl KeyScope<'_> {
     /// Returns the name of the record. Names are hexadecimal, so that none is the name of a position in the same bucket.
-    #[must_use]
     pub fn record_name(&self) -> String {
         let Self { author, operation, resource, key } = self;
         sha256_hex(format!("{author}\0{operation}\0{resource}\0{key}").as_bytes())
@@ -86,9 +85,6 @@ pub async fn read_keyed_request(bus: &Bus, name: &str) -> Result<Option<KeyRecor
 }
 
 /// Claims a key for a request. Returns the record of the key, which is that of another request if that was faster.
-///
-/// # Errors
-/// The server does not respond or has no storage left.
 pub async fn claim_key(bus: &Bus, name: &str, keyed: &KeyedRequest) -> Result<KeyRecord, Fault> {
     let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
     let mut tries = 0;
@@ -113,9 +109,6 @@ pub async fn claim_key(bus: &Bus, name: &str, keyed: &KeyedRequest) -> Result<Ke
 }
 
 /// Stores the reply to a request, unless the record of its key has changed.
-///
-/// # Errors
-/// The server does not respond or has no storage left.
 pub async fn store_reply(bus: &Bus, name: &str, record: KeyRecord, reply: KeyedReply) -> Result<(), Fault> {
     let keyed = KeyedRequest { reply: Some(reply), ..record.keyed };
     STORE.write(bus, name, &keyed, ExpectedEntry::Sequence(record.sequence)).await.map(drop)

@@ -24,7 +24,6 @@ pub struct SessionRecord {
 
 impl SessionRecord {
     /// Returns the number of a run, from 1, and the runs before it, oldest first; `None` if the record does not name it.
-    #[must_use]
     pub fn find_run(&self, run: &RunId) -> Option<(u32, &[RunId])> {
         let at = self.runs.iter().position(|it| it == run)?;
         let after = u32::try_from(self.runs.len() - at - 1).unwrap_or(u32::MAX);

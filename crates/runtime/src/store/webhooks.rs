@@ -46,9 +46,6 @@ pub enum CreateWebhookError {
 }
 
 /// Returns a new secret.
-///
-/// # Errors
-/// There are no random numbers.
 pub fn new_secret() -> Result<SigningSecret, Fault> {
     Ok(SigningSecret::from_bytes(&random_bytes()?))
 }
@@ -73,9 +70,6 @@ pub async fn read_lane_ends(bus: &Bus) -> Result<std::collections::BTreeMap<u16,
 }
 
 /// Stores a new webhook.
-///
-/// # Errors
-/// There are too many, or the server does not respond.
 pub async fn create_webhook(bus: &Bus, webhook: &StoredWebhook) -> Result<(), CreateWebhookError> {
     if read_webhooks(bus).await?.len() >= MAX_WEBHOOKS {
         return Err(CreateWebhookError::TooMany);

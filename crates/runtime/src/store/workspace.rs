@@ -175,7 +175,6 @@ impl RunWorkspace {
     }
 
     /// The owner of the files.
-    #[must_use]
     pub fn space(&self) -> &FileSpace {
         &self.space
     }

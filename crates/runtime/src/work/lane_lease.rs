@@ -39,7 +39,6 @@ pub struct LaneLease {
 impl LaneLease {
     /// `true` if the lease has not been renewed in time, so that another supervisor may own the lane. Measured by a
     /// clock that advances while this process is suspended.
-    #[must_use]
     pub fn is_stale(&self, bus: &Bus) -> bool {
         self.renewed.elapsed() >= Duration::from_millis(bus.settings().lane_lease_ms)
     }
@@ -66,7 +65,6 @@ impl LaneLeaseManager {
     }
 
     /// Returns the lanes that are assigned to this supervisor among these members.
-    #[must_use]
     pub fn assigned_lanes(&self, members: &BTreeSet<WorkerId>) -> BTreeSet<Lane> {
         let assignment = assign_lanes(self.bus.settings().lanes, members);
         assignment.into_iter().filter(|(_, member)| **member == self.id).map(|(lane, _)| lane).collect()
@@ -117,9 +115,6 @@ impl LaneLeaseManager {
     }
 
     /// Releases a lane, so that the next owner need not wait until the lease expires.
-    ///
-    /// # Errors
-    /// The server does not respond: the lease expires by itself.
     pub async fn release_lease(&self, lease: &LaneLease) -> Result<(), Fault> {
         self.leases
             .delete_expect_revision(lease_key(lease.lane), Some(lease.revision))
@@ -128,9 +123,6 @@ impl LaneLeaseManager {
     }
 
     /// Removes the membership of this supervisor.
-    ///
-    /// # Errors
-    /// The server does not respond: the entry expires by itself.
     pub async fn leave_members(&self) -> Result<(), Fault> {
         self.members
             .delete(self.id.as_str())

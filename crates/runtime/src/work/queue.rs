@@ -36,9 +36,6 @@ const OTHER: &str = "(other)";
 const MAX_IN_FLIGHT: usize = 1_000;
 
 /// Creates the queues of these capabilities where they do not exist. Called by supervisors.
-///
-/// # Errors
-/// The server does not respond, or an existing queue differs.
 pub fn ensure_queues<'a>(
     bus: &'a Bus,
     capabilities: &'a BTreeSet<Capability>,
@@ -177,9 +174,6 @@ pub fn withdraw_orders_of_run<'a>(bus: &'a Bus, run: &'a RunId) -> BoxFuture<'a,
 /// Publishes a stop: every process that works on the run, or on this piece of its work, cancels it. Delivery is at most
 /// once; a process that misses the stop notices at its next lease renewal that the order was removed, or when it
 /// appends to the journal.
-///
-/// # Errors
-/// The connection is closed.
 pub async fn publish_stop(bus: &Bus, run: &RunId, work: Option<&Work>) -> Result<(), Fault> {
     let payload = rmp_serde::to_vec_named(&work).expect("work serialises to MessagePack");
     let mut headers = HeaderMap::new();
@@ -194,9 +188,6 @@ pub struct StopSubscription(async_nats::Subscriber);
 
 impl StopSubscription {
     /// Subscribes to stops.
-    ///
-    /// # Errors
-    /// The connection is closed.
     pub async fn subscribe_to_stops(bus: &Bus) -> Result<Self, Fault> {
         let subscriber = bus
             .client()

@@ -55,7 +55,6 @@ pub struct ConsumerPosition {
 impl ConsumerPosition {
     /// `true` if the stream holds orders that the consumer will never deliver: it counts them as delivered and
     /// acknowledged. Such orders are stranded.
-    #[must_use]
     pub fn has_stranded_orders(&self) -> bool {
         self.orders > self.undelivered + self.unacknowledged
     }

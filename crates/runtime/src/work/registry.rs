@@ -104,9 +104,6 @@ fn heartbeat_key(heartbeat: &Heartbeat) -> String {
 }
 
 /// Removes the heartbeat of a process that stops.
-///
-/// # Errors
-/// The server does not respond: the heartbeat expires by itself.
 pub async fn remove_heartbeat(bus: &Bus, heartbeat: &Heartbeat) -> Result<(), Fault> {
     BEATS.remove(bus, &heartbeat_key(heartbeat), ExpectedEntry::Any).await.map(drop)
 }

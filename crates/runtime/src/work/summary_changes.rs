@@ -40,7 +40,6 @@ impl SummaryChanges {
     }
 
     /// The revision up to which changes were read.
-    #[must_use]
     pub fn seen(&self) -> u64 {
         self.tail.seen()
     }

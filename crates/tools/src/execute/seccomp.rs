@@ -15,9 +15,6 @@ pub(super) struct SocketRights {
 }
 
 /// Applies the filters to this thread and all that it starts.
-///
-/// # Errors
-/// The kernel or this platform does not support them.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn apply_filters(rights: SocketRights) -> io::Result<()> {
     for program in filters::build(rights).map_err(io::Error::other)? {

@@ -230,9 +230,6 @@ async fn read_output(
 }
 
 /// Reads what a program writes to its standard error, up to `max` bytes, while `program` runs and a little longer.
-///
-/// # Errors
-/// Those of `program`.
 pub async fn with_error_output<T, E>(
     stderr: Option<pipe::Receiver>,
     max: usize,

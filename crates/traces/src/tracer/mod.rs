@@ -102,13 +102,11 @@ impl RunTracer {
         }
     }
 
-    #[must_use]
     pub fn run(&self) -> &RunId {
         &self.run
     }
 
     /// `true` after the end of the run, unless it continues.
-    #[must_use]
     pub fn has_ended(&self) -> bool {
         self.phase == Phase::Ended
     }

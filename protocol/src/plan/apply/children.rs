@@ -138,7 +138,6 @@ impl Plan {
 
 impl Task {
     /// The end of the task, as its parent gets it; `None` while it is open.
-    #[must_use]
     pub fn end(&self) -> Option<TaskEnd> {
         let last = self.attempts.last().and_then(|attempt| attempt.end.as_ref());
         match &self.phase {

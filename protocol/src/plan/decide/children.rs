@@ -123,9 +123,6 @@ fn is_refused(parent: &Task, child: &TaskId) -> bool {
 }
 
 /// Returns the child in the form in which it is added.
-///
-/// # Errors
-/// The reason why it can't be added.
 fn check_child(plan: &Plan, parent: &Task, child: &TaskSpec, added: &[TaskSpec]) -> Result<TaskSpec, String> {
     let depth = parent.spec.parent.as_ref().map_or(0, |own| own.depth) + 1;
     if depth > MAX_CHILD_DEPTH {

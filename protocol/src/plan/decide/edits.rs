@@ -29,9 +29,6 @@ pub(in crate::plan) enum EditAuthor {
 }
 
 /// Returns the events of an edit.
-///
-/// # Errors
-/// The reason why the edit is invalid.
 pub(in crate::plan) fn decide_edit(plan: &Plan, edit: &Edit, by: EditAuthor) -> Result<Vec<Event>, Refusal> {
     let is_fixed = plan.run.start.as_ref().is_some_and(|start| start.mode == PlanningMode::Fixed);
     if by == EditAuthor::Planner && is_fixed && edit.changes_task_graph() {

@@ -116,7 +116,6 @@ pub enum DecisionInput<'a> {
 
 impl OverdueInput {
     /// Returns the input to decide on.
-    #[must_use]
     pub fn input(&self) -> DecisionInput<'_> {
         match self {
             Self::Retry(task) => DecisionInput::Retry(task),
@@ -194,7 +193,6 @@ pub enum Fact {
 
 impl Fact {
     /// Returns the task, the attempt and the worker, if it reports the end or a wait of an attempt.
-    #[must_use]
     pub fn reported_attempt(&self) -> Option<(&TaskId, u32, &WorkerId)> {
         match self {
             Self::Ended { task, attempt, worker, .. } | Self::Parked { task, attempt, worker, .. } => {
@@ -245,13 +243,11 @@ pub struct PlanningResult {
 
 impl Fact {
     /// `true` if a user cancels the whole run.
-    #[must_use]
     pub fn is_run_cancellation(&self) -> bool {
         matches!(self, Self::Control(RunCommand { control: CommandAction::CancelRun { .. }, .. }))
     }
 
     /// Returns the work whose end this fact reports, if it reports one.
-    #[must_use]
     pub fn ended_work(&self) -> Option<Work> {
         match self {
             Self::Ended { task, attempt, .. } => Some(Work::Task { task: task.clone(), attempt: *attempt }),
@@ -273,9 +269,6 @@ impl Fact {
 
 /// Decides on an input. Pure: the same plan, input and time give the same events. The caller logs the events, applies
 /// them, and asks [`super::due`] for the effects.
-///
-/// # Errors
-/// The reason why the input has no effect.
 pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<Vec<Event>, Refusal> {
     if let DecisionInput::Fact(Fact::Submitted(submission)) = input {
         return begin::start_run(plan, submission);

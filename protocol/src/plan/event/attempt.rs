@@ -130,7 +130,6 @@ fn is_true(value: &bool) -> bool {
 }
 
 impl AttemptEvent {
-    #[must_use]
     pub fn task(&self) -> &TaskId {
         match self {
             Self::Claimed { task, .. }
@@ -146,7 +145,6 @@ impl AttemptEvent {
     }
 
     /// The error that this event reports, if it reports one, and the attempt.
-    #[must_use]
     pub fn attempt_and_error(&self) -> Option<(u32, String)> {
         if let Self::Errored { attempt, error, .. } = self {
             Some((*attempt, error.message.clone()))

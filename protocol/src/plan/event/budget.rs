@@ -43,7 +43,6 @@ pub enum BudgetEvent {
 
 impl BudgetEvent {
     /// The task that this event concerns, if it concerns one.
-    #[must_use]
     pub fn task(&self) -> Option<&TaskId> {
         match self {
             Self::Reserved { work, .. } => work.task(),

@@ -38,7 +38,6 @@ pub enum GraphEvent {
 
 impl GraphEvent {
     /// The task that is added or changed.
-    #[must_use]
     pub fn task(&self) -> &TaskId {
         match self {
             Self::TaskAdded { spec, .. } | Self::TaskPatched { spec, .. } => &spec.id,
@@ -47,7 +46,6 @@ impl GraphEvent {
     }
 
     /// The specification of the task from now on, if this event changes it.
-    #[must_use]
     pub fn spec(&self) -> Option<&TaskSpec> {
         match self {
             Self::TaskAdded { spec, .. } | Self::TaskPatched { spec, .. } => Some(spec),

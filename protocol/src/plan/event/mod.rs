@@ -76,7 +76,6 @@ wire::define_events! {
 
 impl Event {
     /// The task that this event concerns, if it concerns one.
-    #[must_use]
     pub fn task(&self) -> Option<&TaskId> {
         match self {
             Self::Graph(event) => Some(event.task()),
@@ -90,7 +89,6 @@ impl Event {
     }
 
     /// `true` if this event adds, changes, reopens or starts a task, so that its capability must be checked again.
-    #[must_use]
     pub fn needs_capability_check(&self) -> bool {
         match self {
             Self::Graph(event) => event.spec().is_some(),
@@ -111,7 +109,6 @@ impl Event {
     }
 
     /// `true` if this event changes the pending effects of every task.
-    #[must_use]
     pub fn affects_all_tasks(&self) -> bool {
         matches!(
             self,
@@ -146,7 +143,6 @@ pub struct Decision {
 
 impl Decision {
     /// The highest sequence of a fact that this decision answers. Every fact of the run up to it is answered.
-    #[must_use]
     pub fn answered_through(&self) -> Option<u64> {
         self.answers
             .iter()
@@ -158,7 +154,6 @@ impl Decision {
     }
 
     /// `true` if this is the first decision of a run.
-    #[must_use]
     pub fn begins_run(&self) -> bool {
         self.events.iter().any(|event| matches!(event, Event::Run(RunEvent::Started { .. })))
     }

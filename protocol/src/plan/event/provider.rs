@@ -45,7 +45,6 @@ pub enum ProviderEvent {
 
 impl ProviderEvent {
     /// The journal of the work.
-    #[must_use]
     pub fn journal(&self) -> &JournalKey {
         match self {
             Self::Awaited { journal, .. } | Self::Recovered { journal } | Self::GivenUp { journal, .. } => {
@@ -55,7 +54,6 @@ impl ProviderEvent {
     }
 
     /// The task that this event concerns, if it concerns one.
-    #[must_use]
     pub fn task(&self) -> Option<&TaskId> {
         self.journal().task()
     }

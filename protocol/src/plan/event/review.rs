@@ -52,7 +52,6 @@ pub enum ReviewEvent {
 }
 
 impl ReviewEvent {
-    #[must_use]
     pub fn task(&self) -> &TaskId {
         match self {
             Self::Errored { task, .. } | Self::Ready { task } | Self::VerdictGiven { task, .. } => task,
@@ -60,7 +59,6 @@ impl ReviewEvent {
     }
 
     /// The error that this event reports, if it reports one, and the attempt under review.
-    #[must_use]
     pub fn attempt_and_error(&self) -> Option<(u32, String)> {
         match self {
             Self::Errored { attempt, error, .. } => Some((*attempt, error.clone())),

@@ -99,7 +99,6 @@ pub enum TaskEvent {
 }
 
 impl TaskEvent {
-    #[must_use]
     pub fn task(&self) -> &TaskId {
         match self {
             Self::Ready { task, .. }
@@ -117,7 +116,6 @@ impl TaskEvent {
     }
 
     /// The error that this event reports, if it reports one.
-    #[must_use]
     pub fn error_message(&self) -> Option<String> {
         if let Self::CapabilityMissing { capability, .. } = self {
             Some(format!("no worker offers the capability {:?}", capability.as_str()))

@@ -82,19 +82,16 @@ impl<'a> RunQuestion<'a> {
     }
 
     /// `true` if it can be answered.
-    #[must_use]
     pub fn is_open(&self) -> bool {
         self.state == QuestionState::Open
     }
 
     /// When it expires, if it does.
-    #[must_use]
     pub fn expires_at(&self) -> Option<Timestamp> {
         self.wait.until().filter(|_| self.is_open())
     }
 
     /// The time from its current round to its end.
-    #[must_use]
     pub fn time_to_decide(&self) -> Option<SignedDuration> {
         self.wait.ended_at.map(|ended| ended.duration_since(self.wait.since))
     }
@@ -136,7 +133,6 @@ impl Plan {
     }
 
     /// A question by its id; `None` if it was never asked, or not in that round. The result names its current round.
-    #[must_use]
     pub fn question(&self, id: &QuestionId) -> Option<RunQuestion<'_>> {
         let at = usize::try_from(id.number).ok()?.checked_sub(1)?;
         let question = match &id.asker {
@@ -151,7 +147,6 @@ impl Plan {
     }
 
     /// `true` if a person must approve the plan before its first task starts, and has not done so yet.
-    #[must_use]
     pub fn needs_approval(&self) -> bool {
         let is_required = self.run.start.as_ref().is_some_and(|start| start.approve_plan);
         let is_approval =

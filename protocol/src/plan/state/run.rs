@@ -316,12 +316,10 @@ pub struct RunParameters {
 
 impl Plan {
     /// The tasks, in the order in which they were added.
-    #[must_use]
     pub fn tasks(&self) -> &[Task] {
         &self.tasks
     }
 
-    #[must_use]
     pub fn task(&self, id: &TaskId) -> Option<&Task> {
         self.task_position(id).map(|at| &self.tasks[at as usize])
     }
@@ -333,7 +331,6 @@ impl Plan {
     }
 
     /// The tasks with their depth, each followed by its children.
-    #[must_use]
     pub fn tasks_as_tree(&self) -> Vec<(usize, &Task)> {
         // A child whose parent is not in the plan is shown like any other task.
         let is_root = |task: &&Task| self.parent(task).is_none();
@@ -349,19 +346,16 @@ impl Plan {
     }
 
     /// The parent of a task, if it is a child.
-    #[must_use]
     pub fn parent(&self, task: &Task) -> Option<&Task> {
         self.task(&task.spec.parent.as_ref()?.task)
     }
 
     /// `true` if there is such a task and it is a child.
-    #[must_use]
     pub fn is_child(&self, id: &TaskId) -> bool {
         self.task(id).is_some_and(|task| task.spec.is_child())
     }
 
     /// The usage of a task with that of its children and of theirs.
-    #[must_use]
     pub fn usage_with_children(&self, task: &Task) -> Usage {
         let mut all = task.total_usage();
         self.children(task).for_each(|child| all.add(self.usage_with_children(child)));
@@ -369,13 +363,11 @@ impl Plan {
     }
 
     /// The number of tasks in a state that a planner or a user added.
-    #[must_use]
     pub fn planned_task_count_in_state(&self, state: TaskState) -> u32 {
         self.index.counts[state as usize] - self.index.child_counts[state as usize]
     }
 
     /// The number of tasks that a planner or a user added.
-    #[must_use]
     pub fn planned_task_count(&self) -> u32 {
         TaskState::ALL.iter().map(|&state| self.planned_task_count_in_state(state)).sum()
     }
@@ -387,7 +379,6 @@ impl Plan {
 
     /// The criteria for the deliverable that apply to the results of a task: all of them if it is the final task, or the only
     /// possible one in a plan without a planner, else none.
-    #[must_use]
     pub fn criteria_of_task(&self, task: &Task) -> &[String] {
         let criteria = self.run.start.as_ref().map_or(&[][..], |start| start.criteria.as_slice());
         if criteria.is_empty() || task.spec.is_final || self.is_only_last_task(task) { criteria } else { &[] }
@@ -404,13 +395,11 @@ impl Plan {
     }
 
     /// The number of tasks in a state.
-    #[must_use]
     pub fn task_count_in_state(&self, state: TaskState) -> u32 {
         self.index.counts[state as usize]
     }
 
     /// The number of tasks that are not in a terminal state.
-    #[must_use]
     pub fn open_task_count(&self) -> u32 {
         TaskState::ALL
             .iter()
@@ -420,14 +409,12 @@ impl Plan {
     }
 
     /// `true` if the run has ended and can be resumed.
-    #[must_use]
     pub fn is_resumable(&self) -> bool {
         self.run.end.as_ref().is_some_and(|end| end.is_resumable)
     }
 
     /// `true` if the run has ended and a retry of a task, or more tasks, reopen it: it had a plan, and its budget was not the reason
     /// for its end.
-    #[must_use]
     pub fn can_be_reopened(&self) -> bool {
         self.run.end.as_ref().is_some_and(|end| {
             let had_plan = !self.tasks.is_empty() || (end.is_resumable && end.reason.can_be_retried());
@@ -436,19 +423,16 @@ impl Plan {
     }
 
     /// `true` if this run consults the planner.
-    #[must_use]
     pub fn has_planner(&self) -> bool {
         self.run.start.as_ref().is_some_and(|start| start.consult > PlannerConsultMode::Never)
     }
 
     /// The largest number of planner turns.
-    #[must_use]
     pub fn max_planning_turns(&self) -> u32 {
         self.run.start.as_ref().and_then(|start| start.budget.steps).unwrap_or(DEFAULT_STEPS)
     }
 
     /// `true` if work needs a reservation before it is dispatched.
-    #[must_use]
     pub fn needs_reservation(&self, work: &Work) -> bool {
         let Some(start) = &self.run.start else { return false };
         let of_task = || work.task().and_then(|task| self.task(task));
@@ -456,14 +440,12 @@ impl Plan {
     }
 
     /// The final task: its result is the deliverable.
-    #[must_use]
     pub fn final_task(&self) -> Option<&Task> {
         self.index.final_at.map(|at| &self.tasks[at as usize])
     }
 
     /// The number of tokens that a run may use whose planner makes the plan and whose user limits nothing that its calls
     /// use: [`DEFAULT_TOKENS_PER_TASK`] for each different task of its plan, at least two. `None` if that does not apply.
-    #[must_use]
     pub fn default_token_limit(&self) -> Option<u64> {
         let start = self.run.start.as_ref()?;
         // A limit of a resource that no call has used so far stops nothing.
@@ -493,7 +475,6 @@ impl Plan {
     }
 
     /// The run time until `now`, without pauses and without the time between an end and its reopening.
-    #[must_use]
     pub fn worked_time(&self, now: Timestamp) -> SignedDuration {
         let Some(start) = self.run.start.as_ref().filter(|_| !self.is_held()) else {
             return SignedDuration::ZERO;
@@ -508,7 +489,6 @@ impl Plan {
     }
 
     /// The wait for a provider for which the run is paused, or else the oldest current one; `None` after the end.
-    #[must_use]
     pub fn oldest_provider_wait(&self) -> Option<&ProviderWait> {
         let current = || self.provider_waits().min_by_key(|wait| wait.since);
         self.run.paused_for_provider.as_ref().or_else(current).filter(|_| self.run.end.is_none())
@@ -524,7 +504,6 @@ impl Plan {
 
     /// Returns the reason for which the run starts no tasks until it is resumed; `None` if it is not paused, or has ended. A provider that does
     /// not answer stays the reason if the run's cluster has stopped since.
-    #[must_use]
     pub fn pause_reason(&self) -> Option<PauseReason<'_>> {
         self.run.paused.filter(|_| self.run.end.is_none())?;
         Some(match &self.run.paused_for_provider {
@@ -535,19 +514,16 @@ impl Plan {
     }
 
     /// `true` if the run has started and not ended.
-    #[must_use]
     pub fn is_live(&self) -> bool {
         self.run.start.is_some() && self.run.end.is_none()
     }
 
     /// `true` if the run is live and waits for its turn in its session, or for a place: nothing of it is dispatched.
-    #[must_use]
     pub fn is_held(&self) -> bool {
         self.is_live() && self.run.holds.first().is_some()
     }
 
     /// When the run began to work: after its holds, if there were any; `None` before its first decision.
-    #[must_use]
     pub fn began_at(&self) -> Option<Timestamp> {
         self.run.holds.ended.or(self.run.start.as_ref().map(|start| start.at))
     }

@@ -188,7 +188,6 @@ impl AttemptWait {
     }
 
     /// The time at which it ends or expires, whatever else happens.
-    #[must_use]
     pub fn until(&self) -> Option<Timestamp> {
         self.wait.condition.until(self.since)
     }
@@ -224,7 +223,6 @@ impl AttemptReview {
     }
 
     /// The review policy for the result.
-    #[must_use]
     pub fn policy(&self) -> &ReviewPolicy {
         self.details.as_ref().map_or(&ReviewPolicy::None, |details| &details.policy)
     }
@@ -238,14 +236,12 @@ impl AttemptReview {
 
 impl Attempt {
     /// The critic and its verdict on the result.
-    #[must_use]
     pub fn verdict(&self) -> Option<(&WorkerId, &Verdict)> {
         let (critic, verdict) = self.review.as_ref()?.details.as_ref()?.verdict.as_ref()?;
         Some((critic, verdict))
     }
 
     /// The usage of its reviews, failed ones included.
-    #[must_use]
     pub fn review_usage(&self) -> Usage {
         let details = self.review.as_ref().and_then(|review| review.details.as_ref());
         details.map(|details| details.usage).unwrap_or_default()
@@ -271,7 +267,6 @@ impl Attempt {
     }
 
     /// The first time at which one of its open waits ends, whatever else happens.
-    #[must_use]
     pub fn first_wait_time(&self) -> Option<Timestamp> {
         self.waits.iter().filter(|wait| wait.end.is_none()).filter_map(AttemptWait::until).min()
     }
@@ -286,7 +281,6 @@ impl Attempt {
     }
 
     /// Its result in a sentence, if it produced one.
-    #[must_use]
     pub fn result_summary(&self) -> Option<&str> {
         match self.end.as_ref()? {
             AttemptEnd::Finished { summary, .. } => Some(summary),
@@ -295,7 +289,6 @@ impl Attempt {
     }
 
     /// The waits that have ended, oldest first.
-    #[must_use]
     pub fn ended_waits(&self) -> Vec<EndedWait> {
         let ended = |it: &AttemptWait| Some(EndedWait { key: it.wait.key.clone(), end: it.end.clone()? });
         self.waits.iter().filter_map(ended).collect()
@@ -373,7 +366,6 @@ pub enum TaskPhase {
 }
 
 impl TaskPhase {
-    #[must_use]
     pub fn state(&self) -> TaskState {
         match self {
             Self::Pending => TaskState::Pending,
@@ -420,19 +412,16 @@ pub struct Task {
 }
 
 impl Task {
-    #[must_use]
     pub fn state(&self) -> TaskState {
         self.phase.state()
     }
 
     /// Returns the event that the task waits for, if its state is errored.
-    #[must_use]
     pub fn errored_wait(&self) -> Option<&ErroredTaskWait> {
         if let TaskPhase::Errored(errored) = &self.phase { errored.as_ref() } else { None }
     }
 
     /// `true` if an attempt at the task, or its next one, waits for a worker.
-    #[must_use]
     pub fn is_waiting_for_worker(&self) -> bool {
         matches!(self.state(), TaskState::Ready | TaskState::Rerun)
             || matches!(self.errored_wait(), Some(ErroredTaskWait::Capability { .. }))
@@ -440,7 +429,6 @@ impl Task {
 
     /// `true` if a worker has the current attempt, or had it when an interrupt returned it: entries that the worker wrote before it
     /// was notified count.
-    #[must_use]
     pub(in crate::plan) fn has_worker_or_lost_it_to_interrupt(&self) -> bool {
         let has_begun = |attempt: &Attempt| attempt.claimed_at.is_some() && attempt.end.is_none();
         match self.state() {
@@ -458,7 +446,6 @@ impl Task {
     }
 
     /// `true` if the current attempt was parked and waits for a worker again: it has done a part of its work.
-    #[must_use]
     pub(in crate::plan) fn is_woken(&self) -> bool {
         let was_parked = |attempt: &Attempt| {
             !attempt.waits.is_empty() && attempt.claimed_at.is_some() && attempt.end.is_none()
@@ -467,7 +454,6 @@ impl Task {
     }
 
     /// `true` if the current attempt is parked and no worker has claimed it: it waits for its start.
-    #[must_use]
     pub fn is_waiting_to_start(&self) -> bool {
         let has_begun = |attempt: &Attempt| attempt.claimed_at.is_some();
         self.state() == TaskState::Waiting && !self.current_attempt().is_some_and(has_begun)
@@ -482,7 +468,6 @@ impl Task {
     }
 
     /// Describes what the task waits for; `None` if it is in progress or has ended.
-    #[must_use]
     pub fn describe_wait(&self) -> Option<String> {
         let capability = self.spec.capability.as_str();
         match &self.phase {
@@ -513,7 +498,6 @@ impl Task {
     }
 
     /// The problem with the task's parameters, if it waits for others.
-    #[must_use]
     pub fn parameter_problem(&self) -> Option<&str> {
         if let Some(ErroredTaskWait::Parameters { problem }) = self.errored_wait() {
             Some(problem)
@@ -523,7 +507,6 @@ impl Task {
     }
 
     /// The reason for which the task failed or was cancelled.
-    #[must_use]
     pub fn end_reason(&self) -> Option<&str> {
         if let TaskPhase::Failed { reason } | TaskPhase::Cancelled { reason, .. } = &self.phase {
             Some(reason)
@@ -533,31 +516,26 @@ impl Task {
     }
 
     /// The dependency whose loss cancelled the task, if one did.
-    #[must_use]
     pub fn cancelled_with_dependency(&self) -> Option<&TaskId> {
         if let TaskPhase::Cancelled { with, .. } = &self.phase { with.as_ref() } else { None }
     }
 
     /// `true` if the task was cancelled because the run was winding down.
-    #[must_use]
     pub fn is_wound_down(&self) -> bool {
         matches!(self.phase, TaskPhase::Cancelled { is_wound_down: true, .. })
     }
 
     /// When the review is retried, if it waits for its backoff.
-    #[must_use]
     pub fn review_retry_at(&self) -> Option<Timestamp> {
         if let TaskPhase::NeedsReview { retry_at } = self.phase { retry_at } else { None }
     }
 
     /// The number of the current or last try at a review, from 1; 0 before the first.
-    #[must_use]
     pub fn review_number(&self) -> u32 {
         self.last_review().map_or(0, |review| review.number)
     }
 
     /// The policy of the current or last review.
-    #[must_use]
     pub fn review_policy(&self) -> &ReviewPolicy {
         self.last_review().map_or(&ReviewPolicy::None, AttemptReview::policy)
     }
@@ -567,27 +545,23 @@ impl Task {
     }
 
     /// The current attempt, if it was claimed or has ended.
-    #[must_use]
     pub fn current_attempt(&self) -> Option<&Attempt> {
         self.attempts.last().filter(|attempt| attempt.number == self.attempt)
     }
 
     /// The worker that has the current attempt.
-    #[must_use]
     pub fn claimant(&self) -> Option<&WorkerId> {
         let running = self.current_attempt().filter(|_| self.state() == TaskState::Running);
         running.and_then(|attempt| attempt.worker.as_ref())
     }
 
     /// `false` if the result of the current attempt states that it does not answer its question.
-    #[must_use]
     pub fn is_answered(&self) -> bool {
         let end = self.current_attempt().and_then(|attempt| attempt.end.as_ref());
         !matches!(end, Some(AttemptEnd::Finished { is_answered: false, .. }))
     }
 
     /// The dispatched work of the task: it waits in its queue, or is in flight.
-    #[must_use]
     pub fn dispatched_work(&self) -> Option<Work> {
         match &self.phase {
             TaskPhase::Ready | TaskPhase::Rerun | TaskPhase::Running => Some(self.attempt_work()),
@@ -607,7 +581,6 @@ impl Task {
     }
 
     /// The orphaned work of the task: a worker may still be busy with it, although the task does not want it any more.
-    #[must_use]
     pub fn orphaned_work(&self) -> Option<Work> {
         let is_cancelled = match &self.phase {
             TaskPhase::Cancelled { .. } => true,
@@ -636,7 +609,6 @@ impl Task {
     }
 
     /// The work that holds a reservation: the dispatched work, or the parked attempt, whose usage so far is counted at its end.
-    #[must_use]
     pub fn reserved_work(&self) -> Option<Work> {
         match self.phase {
             TaskPhase::Waiting { .. } => Some(self.attempt_work()),
@@ -662,7 +634,6 @@ impl Task {
     }
 
     /// The accepted attempt, the sequence of its result in the lane, and the summary.
-    #[must_use]
     pub fn accepted_result(&self) -> Option<(&Attempt, u64, &str)> {
         if self.state() != TaskState::Completed {
             return None;
@@ -676,7 +647,6 @@ impl Task {
 
     /// The feedback for the current attempt, oldest first: rejections and errors of earlier attempts, and the instructions of
     /// the planner and of users.
-    #[must_use]
     pub fn collect_feedback(&self) -> Vec<String> {
         let earlier = self.attempts.iter().filter(|attempt| attempt.number < self.attempt);
         let ends = earlier.filter_map(|attempt| Some((attempt.number, attempt.failure_feedback()?)));
@@ -688,7 +658,6 @@ impl Task {
     }
 
     /// The attempt whose result was rejected last, the sequence of that result in the lane, and the summary.
-    #[must_use]
     pub fn last_rejected_result(&self) -> Option<(&Attempt, u64, &str)> {
         let earlier = self.attempts.iter().rev().filter(|attempt| attempt.number < self.attempt);
         earlier.filter(|attempt| attempt.verdict().is_some_and(|(_, verdict)| !verdict.passed)).find_map(
@@ -702,7 +671,6 @@ impl Task {
     }
 
     /// The attempt whose children may run: the current one, from its dispatch to its end.
-    #[must_use]
     pub fn live_attempt(&self) -> Option<u32> {
         let is_live = match &self.phase {
             // A result that persons judge has ended its attempt.
@@ -722,14 +690,12 @@ impl Task {
     }
 
     /// `true` if its attempt waits for nothing but children.
-    #[must_use]
     pub fn waits_for_children_only(&self) -> bool {
         let mut open = self.current_attempt().into_iter().flat_map(Attempt::open_waits);
         self.state() == TaskState::Waiting && open.all(|wait| !wait.condition.tasks().is_empty())
     }
 
     /// The usage of all attempts and their reviews.
-    #[must_use]
     pub fn total_usage(&self) -> Usage {
         let mut all = Usage::default();
         for attempt in &self.attempts {

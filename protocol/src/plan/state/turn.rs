@@ -54,7 +54,6 @@ fn serialize_current<S: Serializer>(uncounted: &UncountedTime, serializer: S) ->
 
 impl PlanningTurn {
     /// The current or last attempt as work.
-    #[must_use]
     pub fn work(&self) -> Work {
         Work::Planning { turn: self.turn, attempt: self.attempt }
     }

@@ -18,19 +18,16 @@ pub struct UncountedTime {
 }
 
 impl UncountedTime {
-    #[must_use]
     pub fn current_wait(&self) -> Option<&ProviderWait> {
         self.current.as_deref().map(|(wait, _)| wait)
     }
 
     /// `true` if there is no current wait for the provider.
-    #[must_use]
     pub fn is_wait_over(&self) -> bool {
         self.current.is_none()
     }
 
     /// The time that is not counted until `now`.
-    #[must_use]
     pub fn total(&self, now: Timestamp) -> SignedDuration {
         let current = self.current.as_deref().map(|(_, from)| now.duration_since(*from));
         self.earlier.saturating_add(current.unwrap_or_default())

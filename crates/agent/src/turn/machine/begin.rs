@@ -41,7 +41,6 @@ impl<A: Answer> Machine<A> {
     }
 
     /// The conversation while its calls are being made, to be forked by one of them.
-    #[must_use]
     pub fn fork(&self) -> ForkedConversation {
         ForkedConversation {
             system: self.request.system.clone(),

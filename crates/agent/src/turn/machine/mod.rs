@@ -214,7 +214,6 @@ impl<A: Answer> Machine<A> {
     }
 
     /// Returns the next step. Has no side effects.
-    #[must_use]
     pub fn next_step(&self) -> MachineStep<'_, A> {
         match &self.state {
             MachineState::Asking => MachineStep::AskModel(&self.request),
@@ -235,7 +234,6 @@ impl<A: Answer> Machine<A> {
     }
 
     /// The number of model requests so far.
-    #[must_use]
     pub fn request_count(&self) -> u64 {
         self.turns
     }
@@ -245,7 +243,6 @@ impl<A: Answer> Machine<A> {
         self.ability
     }
 
-    #[must_use]
     pub fn usage_so_far(&self) -> &UsageTotals {
         &self.spent
     }
@@ -258,26 +255,22 @@ impl<A: Answer> Machine<A> {
     }
 
     /// The model usage that the calls of this step may have together: what is left, minus the next request.
-    #[must_use]
     pub fn amounts_left_for_calls(&self) -> ResourceAmounts {
         self.attempt_allowance().amounts_left_for_calls(&self.limited_usage(), self.last_input)
     }
 
     /// The remaining working time; `None` if it is not limited.
-    #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.limits.time.map(|limit| limit.saturating_sub(self.worked))
     }
 
     /// The conversation so far.
-    #[must_use]
     pub fn messages(&self) -> &[Message] {
         &self.request.messages
     }
 
     /// The partial result: the model's last text, its notes and its to-do list, at most [`MAX_PRODUCED`] characters;
     /// `None` if there is nothing.
-    #[must_use]
     pub fn partial_result(&self) -> Option<String> {
         let text = self.request.messages.iter().rev().find_map(|message| match message {
             Message::Assistant { text, .. } if !text.trim().is_empty() => Some(text.trim().to_owned()),
@@ -293,9 +286,6 @@ impl<A: Answer> Machine<A> {
     }
 
     /// Feeds the model's reply and its duration.
-    ///
-    /// # Errors
-    /// The machine does not wait for a reply.
     pub fn feed_reply(&mut self, reply: Reply, took: Duration) -> Result<(), UnexpectedInput> {
         self.require_waiting_for_reply("a reply")?;
         let Reply { text, mut calls, usage, finish, model, provider_state } = reply;
@@ -324,9 +314,6 @@ impl<A: Answer> Machine<A> {
 
     /// Feeds the provider's message that the conversation is too long for the model: it is compacted and sent again, or
     /// the work ends.
-    ///
-    /// # Errors
-    /// The machine does not wait for a reply.
     pub fn feed_overflow(&mut self, message: String, took: Duration) -> Result<(), UnexpectedInput> {
         self.require_waiting_for_reply("an overflow")?;
         self.count_request(None, Usage::default(), took);
@@ -355,9 +342,6 @@ impl<A: Answer> Machine<A> {
     }
 
     /// Feeds that the working time ran out before the model replied.
-    ///
-    /// # Errors
-    /// The machine does not wait for a reply.
     pub fn feed_time_up(&mut self, took: Duration) -> Result<(), UnexpectedInput> {
         self.require_waiting_for_reply("the end of the time")?;
         self.count_request(None, Usage::default(), took);
@@ -404,9 +388,6 @@ impl<A: Answer> Machine<A> {
     }
 
     /// Feeds the outcome of the answer check: the answer in its final form, or the mistake for the model to correct.
-    ///
-    /// # Errors
-    /// The machine does not wait for a checked answer.
     pub fn feed_checked_answer(&mut self, checked: Result<A, String>) -> Result<(), UnexpectedInput> {
         let MachineState::Checking(_) = &self.state else {
             return Err(self.out_of_step_error("a checked answer"));

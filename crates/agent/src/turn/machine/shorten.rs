@@ -165,9 +165,6 @@ impl<A: Answer> Machine<A> {
     }
 
     /// Feeds the record of a shortening.
-    ///
-    /// # Errors
-    /// The machine does not wait for one.
     pub(in crate::turn) fn feed_shortened(&mut self, step: ContextStep) -> Result<(), UnexpectedInput> {
         let MachineState::Shortening(shortening) = &self.state else {
             return Err(self.out_of_step_error("a shortened conversation"));

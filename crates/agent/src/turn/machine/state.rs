@@ -57,7 +57,6 @@ impl<A: Answer> Machine<A> {
         }
     }
 
-    #[must_use]
     pub fn agent_state(&self) -> Option<&AgentState> {
         self.agent_state.as_deref()
     }

@@ -32,9 +32,6 @@ pub async fn ensure_queues(
 }
 
 /// Creates the queue of a capability, or returns the existing one.
-///
-/// # Errors
-/// The server does not respond, or an existing consumer differs.
 pub async fn ensure_queue(
     context: &jetstream::Context,
     settings: &ClusterSettings,

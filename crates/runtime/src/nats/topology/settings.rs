@@ -68,9 +68,6 @@ impl ClusterOptions {
     }
 
     /// Checks that an existing cluster has the requested settings.
-    ///
-    /// # Errors
-    /// The setting that differs.
     pub fn check_settings_match(&self, actual: &ClusterSettings) -> Result<(), Fault> {
         let requested = self.to_settings();
         let mismatch = |what: &str, actual: String, requested: String, hint: &str| {

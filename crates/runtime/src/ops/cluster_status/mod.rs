@@ -161,7 +161,6 @@ impl LaneOwners {
     }
 
     /// Returns the supervisor that holds the lease of a lane.
-    #[must_use]
     pub fn owner(&self, lane: Lane) -> Option<&WorkerId> {
         self.0.get(&crate::work::lane_lease::lease_key(lane))
     }

@@ -30,7 +30,6 @@ pub struct QueueState {
 
 impl QueueState {
     /// The age of the oldest order; zero if there is none.
-    #[must_use]
     pub fn oldest_age(&self) -> Duration {
         let age = self.oldest_at.map(|at| Timestamp::now().duration_since(at));
         age.and_then(|age| Duration::try_from(age).ok()).unwrap_or_default()

@@ -59,7 +59,6 @@ impl RunStatusTable {
     }
 
     /// Returns the number of runs per status, including statuses without runs.
-    #[must_use]
     pub fn counts(&self) -> BTreeMap<String, u64> {
         let all = LIVE.map(str::to_owned).into_iter().chain(END_REASONS.map(|end| end.to_string()));
         let mut counts: BTreeMap<String, u64> = all.map(|status| (status, 0)).collect();

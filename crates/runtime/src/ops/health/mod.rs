@@ -95,7 +95,6 @@ impl Health {
 
     /// Checks liveness. Before the first iteration of its main loop a process is starting, and counts as live however
     /// long it waits for the server.
-    #[must_use]
     pub fn check_liveness(&self) -> HealthCheckResult {
         let outcome = match self.0.last_iteration.age() {
             Some(age) if age > LOOP_TIMEOUT => Err(format!("no iteration for {} s", age.as_secs())),
@@ -105,7 +104,6 @@ impl Health {
     }
 
     /// Runs all checks.
-    #[must_use]
     pub fn check_readiness(&self) -> Vec<HealthCheckResult> {
         let checks = self.0.checks.lock().unwrap_or_else(PoisonError::into_inner);
         let run = |one: &NamedHealthCheck| {
@@ -122,7 +120,6 @@ impl Health {
     }
 
     /// `true` if the process is stopping.
-    #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.0.stopping.is_cancelled()
     }
@@ -150,7 +147,6 @@ impl LastEventTime {
     }
 
     /// Returns how long ago it happened; `None` if it never did.
-    #[must_use]
     pub fn age(&self) -> Option<Duration> {
         let at = self.at.load(Ordering::Relaxed).checked_sub(1)?;
         Some(Duration::from_millis(self.elapsed_millis().saturating_sub(at)))

@@ -47,9 +47,6 @@ pub struct HttpServer {
 
 impl HttpServer {
     /// Starts the HTTP server at an address; without an address nothing is served.
-    ///
-    /// # Errors
-    /// The address can't be bound.
     pub async fn start(
         address: Option<SocketAddr>,
         process: ProcessKind,
@@ -80,16 +77,12 @@ impl HttpServer {
     }
 
     /// Returns the health of the process.
-    #[must_use]
     pub fn health(&self) -> &Health {
         &self.health
     }
 
     /// Waits until the process has joined its cluster, and polls the NATS server from then on. `None` if the process is
     /// stopped before.
-    ///
-    /// # Errors
-    /// The cluster can't be used.
     pub async fn join_cluster_and_poll_server(
         &mut self,
         joining: impl Future<Output = Result<Bus, Fault>>,
@@ -106,7 +99,6 @@ impl HttpServer {
 
 impl HttpServer {
     /// Returns the poller of NATS servers, for a process with several connections; `None` if no page is served.
-    #[must_use]
     pub fn server_poller(&self) -> Option<ServerPoller> {
         self.is_served.then(|| ServerPoller(self.last_response.clone()))
     }

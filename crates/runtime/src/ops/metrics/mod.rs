@@ -161,7 +161,6 @@ impl Gauge {
     }
 
     /// Returns the value.
-    #[must_use]
     pub fn get(&self) -> f64 {
         gauge_value(&self.0)
     }
@@ -169,7 +168,6 @@ impl Gauge {
 
 impl CounterDefinition {
     /// Returns the counter with these label values, in the order of the labels. It is rendered from now on.
-    #[must_use]
     pub fn with_labels(&self, values: &[&str]) -> Counter {
         let counter = PROCESS.counters.get(self.0.name).expect("every counter is in the table");
         Counter(counter.with_label_values(values))
@@ -178,7 +176,6 @@ impl CounterDefinition {
 
 impl HistogramDefinition {
     /// Returns the histogram with these label values, in the order of the labels.
-    #[must_use]
     pub fn with_labels(&self, values: &[&str]) -> Histogram {
         let histogram = PROCESS.histograms.get(self.0.name).expect("every histogram is in the table");
         Histogram(histogram.with_label_values(values))
@@ -187,7 +184,6 @@ impl HistogramDefinition {
 
 impl GaugeDefinition {
     /// Returns a gauge with these label values, in the order of the labels. Its first value is 0.
-    #[must_use]
     pub fn with_labels(&self, values: &[&str]) -> Gauge {
         assert_eq!(self.0.labels.len(), values.len(), "{} has labels {:?}", self.0.name, self.0.labels);
         let gauge = Arc::new(AtomicU64::new(0.0_f64.to_bits()));

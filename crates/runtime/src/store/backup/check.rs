@@ -142,9 +142,6 @@ pub async fn find_dangling_references(
 }
 
 /// Returns the messages of the archive of a run; `None` if there is none.
-///
-/// # Errors
-/// The server does not respond, or the archive is damaged.
 pub async fn read_archive(bus: &Bus, run: &RunId) -> Result<Option<Vec<StreamRecord>>, Fault> {
     let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
     let mut tries = 0;

@@ -57,9 +57,6 @@ impl UnfinishedBackupFolder {
     }
 
     /// Creates a file in the folder.
-    ///
-    /// # Errors
-    /// The file can't be created.
     pub fn create_file(&self, name: &str) -> Result<ChecksummedFile, BackupError> {
         let path = self.temporary.join(name);
         let mut options = fs::OpenOptions::new();
@@ -115,9 +112,6 @@ pub struct ChecksummedFile {
 
 impl ChecksummedFile {
     /// Appends bytes to the file. Writes go to the page cache, so this hardly blocks.
-    ///
-    /// # Errors
-    /// The disk is full or fails.
     pub fn write_bytes(&mut self, bytes: &[u8]) -> Result<(), BackupError> {
         self.inner.write_all(bytes).map_err(|why| file_error("writing", &self.path, why))?;
         self.sum.update(bytes);
@@ -131,9 +125,6 @@ impl ChecksummedFile {
     }
 
     /// Waits until the file is on disk. Returns its size and checksum.
-    ///
-    /// # Errors
-    /// The disk is full or fails.
     pub fn finish_with_checksum(self) -> Result<(u64, String), BackupError> {
         let Self { path, inner, sum, bytes } = self;
         let inner = inner.into_inner().map_err(|error| file_error("writing", &path, error.into_error()))?;

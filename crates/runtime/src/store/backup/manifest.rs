@@ -53,7 +53,6 @@ pub enum BackupPartContent {
 
 impl BackupManifest {
     /// Returns the size of all files in bytes.
-    #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes).sum()
     }
@@ -61,7 +60,6 @@ impl BackupManifest {
 
 impl BackupPart {
     /// Returns the name of its stream or bucket.
-    #[must_use]
     pub fn name(&self) -> &str {
         match &self.content {
             BackupPartContent::Stream { name, .. } | BackupPartContent::Bucket { name, .. } => name,
@@ -69,7 +67,6 @@ impl BackupPart {
     }
 
     /// Returns the number of messages or entries, 0 if unknown.
-    #[must_use]
     pub fn message_or_entry_count(&self) -> u64 {
         match &self.content {
             BackupPartContent::Stream { state, .. } => state["messages"].as_u64().unwrap_or_default(),

@@ -60,7 +60,6 @@ fn admission_time_after_booked(booked: i64, cost: i64) -> i64 {
 
 impl RateLimitState {
     /// Returns when a request with this number of tokens is admitted: `now` or later.
-    #[must_use]
     pub fn earliest_admission_time(&self, limit: &RateLimit, now: i64, tokens: u64) -> i64 {
         let requests = limit
             .requests
@@ -88,7 +87,6 @@ impl RateLimitState {
     }
 
     /// Returns the requests and tokens of the last minute.
-    #[must_use]
     pub fn usage_of_last_minute(&self, now: i64) -> (u64, u64) {
         let recent = || self.used.iter().filter(|used| used.slot > (now - MINUTE) / SLOT);
         let requests = recent().fold(0_i64, |sum, used| sum.saturating_add(used.requests));

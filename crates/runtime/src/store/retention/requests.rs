@@ -141,9 +141,6 @@ pub(super) async fn retire_run(bus: &Bus, summary: &RunSummary, by: &str) -> Res
 
 /// Waits until no reader finds a run any more whose deletion was requested. Returns `false` if it takes longer than `patience`:
 /// no supervisor is running, or the run is still moved to the archive.
-///
-/// # Errors
-/// The deletion was refused, or the server does not respond.
 pub async fn wait_for_deletion(bus: &Bus, run: &RunId, patience: Duration) -> Result<bool, DeletionError> {
     let started = tokio::time::Instant::now();
     let mut pause = Duration::from_millis(2);

@@ -53,7 +53,6 @@ pub struct HostArgs {
 
 impl HostArgs {
     /// Returns the connection to the cluster, with the credentials that the environment names.
-    #[must_use]
     pub fn connection(&self) -> ConnectionSettings {
         ConnectionSettings::from_environment(self.nats.clone())
     }

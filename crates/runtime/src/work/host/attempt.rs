@@ -91,38 +91,32 @@ impl AttemptContext {
         }
     }
 
-    #[must_use]
     pub fn order(&self) -> &Arc<Order> {
         &self.order
     }
 
     /// Returns the id of this process.
-    #[must_use]
     pub fn worker(&self) -> &WorkerId {
         &self.worker
     }
 
     /// Returns the number of this claim, from 1. Above 1, an earlier claimant was lost or released the work.
-    #[must_use]
     pub fn claim_number(&self) -> u32 {
         self.journal.claim_number()
     }
 
     /// Returns the token that is cancelled when the work is stopped. The handler's future is dropped at its next await
     /// anyway; threads and processes that it started must check this token.
-    #[must_use]
     pub fn cancellation(&self) -> &CancellationToken {
         &self.cancellation
     }
 
     /// Returns the client of the cluster.
-    #[must_use]
     pub fn bus(&self) -> &Bus {
         &self.bus
     }
 
     /// Returns a reader for results, blobs and the plan; it can outlive the attempt.
-    #[must_use]
     pub fn cluster_reader(&self) -> ClusterReader {
         ClusterReader::new(self.bus.clone(), self.order.lane, self.order.run.clone())
     }
@@ -192,9 +186,6 @@ impl AttemptContext {
 
     /// Returns the name and the value of the next recorded step and leaves it in place; `None` if no recorded steps are
     /// left.
-    ///
-    /// # Errors
-    /// Its value can't be read.
     pub async fn peek_recorded_value(&mut self) -> Result<Option<(String, Value)>, TaskError> {
         if self.next.is_none() {
             self.next = self.journal.take_recorded_step();
@@ -245,9 +236,6 @@ impl AttemptContext {
     }
 
     /// Loads a value that [`AttemptContext::store_value`] has stored, in this process or another.
-    ///
-    /// # Errors
-    /// It can't be read: the handler must return.
     pub async fn load_value(&mut self, stored: &InlineOrStoredBytes) -> Result<Vec<u8>, TaskError> {
         match self.bus.blobs().read_inline_or_stored(stored).await {
             Ok(bytes) => Ok(bytes),
@@ -265,9 +253,6 @@ impl AttemptContext {
     }
 
     /// Opens a value that was stored, in this process or another, to read it part by part.
-    ///
-    /// # Errors
-    /// It can't be read: the handler must return.
     pub async fn open_stored(&mut self, blob: &BlobRef) -> Result<BlobStream, TaskError> {
         match self.bus.blobs().open_blob(&blob.sha256, Some(blob.size)).await {
             Ok(stream) => Ok(stream),
@@ -306,7 +291,6 @@ impl AttemptContext {
     }
 
     /// Returns the last report about the provider since the last step, of this claim or the claim before it.
-    #[must_use]
     pub fn provider_status(&self) -> Option<&ProviderStatus> {
         self.journal.provider_status()
     }
@@ -376,7 +360,6 @@ impl AttemptContext {
     }
 
     /// Returns the end of the wait with this key, if the attempt was parked with it and it has ended.
-    #[must_use]
     pub fn ended_wait(&self, key: &str) -> Option<&WaitEnd> {
         self.order.ended_waits.iter().find(|wait| wait.key == key).map(|wait| &wait.end)
     }
