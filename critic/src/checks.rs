@@ -5,11 +5,10 @@ use millrace_agent::critic::checks::{
     InvalidCheckError, build_criterion_outcome, check_name, check_reads_documents, find_faults,
 };
 use millrace_agent::session::AgentHost;
-use millrace_agent_nats::{NatsOrderInputs, convert_session_error};
+use millrace_host::AttemptContext;
 use millrace_protocol::plan::ReviewCheck;
 use millrace_protocol::result::{CriterionOutcome, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::work::Order;
-use millrace_runtime::work::host::AttemptContext;
 
 use crate::check_programs::CheckProgramRunner;
 
@@ -28,9 +27,9 @@ pub(crate) async fn run_checks(
     let corpus = match checks.iter().any(check_reads_documents) {
         false => None,
         true => {
-            let sources = NatsOrderInputs(attempt.cluster_reader());
+            let sources = attempt.cluster_reader();
             let opened = agents.open_sources_of_result(order.documents.as_ref(), result, &sources).await;
-            opened.map_err(|error| convert_session_error(attempt, error))?
+            opened.map_err(|error| attempt.end_with_session_error(error))?
         }
     };
     let mut outcomes = Vec::with_capacity(checks.len());

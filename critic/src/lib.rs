@@ -1,5 +1,5 @@
 //! Critics: processes that review results. A critic first runs the order's checks, then asks the judges. Check programs are
-//! sandboxed by `millrace_tools`; queues, leases, journals and draining are in `millrace_runtime::work::host`.
+//! sandboxed by `millrace_tools`; queues, leases, journals and draining are in `millrace_host`.
 //!
 //! # Invariants
 //!
@@ -16,15 +16,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use millrace_agent_nats::run_agent_role;
+use millrace_host::HostedHandler;
+use millrace_host::run_agent_role;
 use millrace_protocol::registry::ProcessRole;
 use millrace_runtime::ConnectionSettings;
-use millrace_runtime::work::host::HostedHandler;
 use millrace_tools::execute::Launcher;
 use tokio_util::sync::CancellationToken;
 
 pub use args::Args;
-pub use millrace_agent_nats::AgentHostConfig;
+pub use millrace_host::AgentHostConfig;
 pub use millrace_runtime::program::{ProgramError, run_program};
 
 use check_programs::CheckProgramRunner;

@@ -10,12 +10,12 @@ use millrace_agent::critic::checks::{
     build_verdict, check_name, has_nothing_to_check, verdict_without_criteria,
 };
 use millrace_agent::session::AgentHost;
-use millrace_agent_nats::{build_agent_environment, convert_session_error};
+use millrace_agent::turn::Host as _;
+use millrace_host::{AttemptContext, OrderHandler};
 use millrace_protocol::ids::{Capability, WorkerId};
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult, Verdict};
 use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::{Assignment, Order, ReviewBrief, WorkOutcome};
-use millrace_runtime::work::host::{AttemptContext, OrderHandler};
 
 use crate::check_programs::CheckProgramRunner;
 use crate::{checks, echo};
@@ -69,8 +69,8 @@ impl Critic {
             return Ok(echo::judge_by_reject_mark(&brief.criteria, result));
         }
         let criteria = read_or_record_criteria(attempt, order).await?;
-        let judged = self.agents.run_review(order, &criteria, build_agent_environment(attempt)).await;
-        judged.map_err(|error| convert_session_error(attempt, error))
+        let judged = self.agents.run_review(order, &criteria, attempt.agent_environment()).await;
+        judged.map_err(|error| attempt.end_with_session_error(error))
     }
 }
 
@@ -106,6 +106,6 @@ async fn read_or_record_criteria(
         attempt.cluster_reader().read_capabilities().await.map_err(|fault| attempt.end_with_fault(fault))?;
     let own = capabilities.into_iter().find(|capability| capability.name == order.capability);
     let criteria = own.map(|capability| capability.criteria).unwrap_or_default();
-    attempt.append_step(CRITERIA, &criteria.iter().map(String::as_str).collect()).await?;
+    attempt.record(CRITERIA, &criteria.iter().map(String::as_str).collect()).await?;
     Ok(criteria)
 }

@@ -203,7 +203,7 @@ impl Agent {
 
     /// Runs a session for one attempt.
     async fn run_session(&self, attempt: &mut Attempt<'_>) -> Result<CapabilityOutcome, TaskError> {
-        let (agents, order) = (attempt.agent_host(), attempt.order().clone());
+        let (agents, order) = (attempt.agents, attempt.order().clone());
         let overrides = order.overrides.as_deref().cloned().unwrap_or_default();
         let spec = self.spec.with_overrides(&overrides).map_err(|why| {
             TaskError::new(result::ErrorKind::InvalidTask, format!("its overrides can't be applied: {why}"))
@@ -219,7 +219,7 @@ impl Agent {
         let outcome: Result<CapabilityOutcome, SessionError> = async {
             let (hooks, skills) = (self.hooks.clone(), self.skills.clone());
             let environment =
-                SessionEnvironment { memory_files, hooks, skills, ..attempt.session_environment(tools) };
+                SessionEnvironment { memory_files, hooks, skills, tools, ..attempt.host.agent_environment() };
             let session = AgentSession::prepare(agents, &spec, &order, environment).await?;
             match (&order.work(), spec.answer) {
                 (Work::Planning { .. }, AnswerForm::Plan) => {
@@ -232,7 +232,7 @@ impl Agent {
             }
         }
         .await;
-        outcome.map_err(|error| attempt.convert_session_error(error))
+        outcome.map_err(|error| attempt.host.end_with_session_error(error))
     }
 
     /// Returns the tools in addition to the built-in ones.

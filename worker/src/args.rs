@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use millrace_agent_nats::AgentHostConfig;
-use millrace_runtime::work::host::HostArgs;
+use millrace_host::AgentHostConfig;
+use millrace_host::HostArgs;
 
 use crate::{Capability, ProgramError, WorkerConfig, builtin, file};
 

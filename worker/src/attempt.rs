@@ -7,9 +7,9 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use millrace_agent::corpus::Corpus;
 use millrace_agent::files::Files;
-use millrace_agent::session::{AgentHost, SessionEnvironment, SessionError};
-use millrace_agent::tool::Tool;
-use millrace_agent_nats::{NatsFiles, NatsJournal, NatsOrderInputs};
+use millrace_agent::session::AgentHost;
+use millrace_agent::turn::Host as _;
+use millrace_host::{self as host, NatsFiles};
 use millrace_protocol::child::{TaskEnd, child_id};
 use millrace_protocol::foreign_json::{parse_foreign_json, plain_json_error};
 use millrace_protocol::ids::{self, TaskId, WorkerId};
@@ -20,7 +20,6 @@ use millrace_protocol::question::{Answer, Question};
 use millrace_protocol::result::{ErrorKind, TaskError, TaskResult};
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
 use millrace_protocol::work::{Assignment, InputResult, Order};
-use millrace_runtime::work::host;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -75,8 +74,8 @@ pub struct LostTask {
 
 /// One attempt at a task, while it runs.
 pub struct Attempt<'h> {
-    host: &'h mut host::AttemptContext,
-    agents: &'h AgentHost,
+    pub(crate) host: &'h mut host::AttemptContext,
+    pub(crate) agents: &'h AgentHost,
 }
 
 impl<'h> Attempt<'h> {
@@ -298,21 +297,21 @@ impl<'h> Attempt<'h> {
     /// # Errors
     /// As for a step.
     pub async fn record_note(&mut self, text: impl Into<String>) -> Result<(), TaskError> {
-        self.host.append_note(text).await
+        self.host.note(&text.into()).await
     }
 
     /// Reports that the attempt waits for a service: every view shows it, and the wait does not count as run time. The
     /// request may have begun, so that the work is not returned early.
     pub(crate) async fn report_wait(&mut self, wait: ProviderWait) -> Result<(), TaskError> {
         let text = format!("waiting for {}: {}", wait.model, wait.error);
-        self.host.report_provider(text, ProviderStatus::Waiting(wait)).await?;
+        self.host.report_provider(&text, &ProviderStatus::Waiting(wait)).await?;
         self.host.interrupt_wait();
         Ok(())
     }
 
     /// Reports that the service answers.
     pub(crate) async fn report_recovery(&mut self, service: &str) -> Result<(), TaskError> {
-        self.host.report_provider(format!("{service} answers again"), ProviderStatus::Recovered).await
+        self.host.report_provider(&format!("{service} answers again"), &ProviderStatus::Recovered).await
     }
 
     /// Returns the complete result of one of the order's inputs.
@@ -328,46 +327,13 @@ impl<'h> Attempt<'h> {
         let Some(set) = &order.documents else {
             return Ok(None);
         };
-        let opened = self.agents.open_documents(set, &NatsOrderInputs(self.host.cluster_reader())).await;
-        opened.map(Some).map_err(|error| self.convert_session_error(error))
-    }
-
-    /// Returns the host of this process's agents.
-    pub(crate) fn agent_host(&self) -> &'h AgentHost {
-        self.agents
-    }
-
-    /// Creates the environment of an agent that works on this attempt, with tools in addition to the built-in ones.
-    pub(crate) fn session_environment(&mut self, tools: Vec<Arc<dyn Tool>>) -> SessionEnvironment<'_> {
-        SessionEnvironment { tools, ..millrace_agent_nats::build_agent_environment(self.host) }
+        let opened = self.agents.open_documents(set, &self.host.cluster_reader()).await;
+        opened.map(Some).map_err(|error| self.host.end_with_session_error(error))
     }
 
     /// Returns the files of the run. Changes name the task as their author.
     pub(crate) fn files(&self) -> Arc<dyn Files> {
         Arc::new(NatsFiles::new(self.host.bus(), self.host.order()))
-    }
-
-    /// Returns the journal.
-    pub(crate) fn journal(&mut self) -> NatsJournal<'_> {
-        NatsJournal(self.host)
-    }
-
-    /// Returns the recorded value of the next step, which must be called `name`; `None` after the last recorded step.
-    pub(crate) async fn read_recorded_step(&mut self, name: &str) -> Result<Option<Value>, TaskError> {
-        self.host.next_recorded_value(name).await
-    }
-
-    /// Returns the next recorded step, which must have one of these names, by the index of its name; `None` after the last one.
-    pub(crate) async fn read_recorded_step_of_any(
-        &mut self,
-        names: &[String],
-    ) -> Result<Option<(usize, Value)>, TaskError> {
-        self.host.next_recorded_value_of_any(names).await
-    }
-
-    /// `true` if the attempt was parked with a wait of this key and it has ended.
-    pub(crate) fn has_ended_wait(&self, key: &str) -> bool {
-        self.host.ended_wait(key).is_some()
     }
 
     /// Parks the attempt with those of these waits that have not ended, and delegates the tasks that they are for.
@@ -379,18 +345,9 @@ impl<'h> Attempt<'h> {
         waits: Vec<Wait>,
         children: Vec<TaskSpec>,
     ) -> Result<(), TaskError> {
-        let open: Vec<Wait> = waits.into_iter().filter(|wait| !self.has_ended_wait(&wait.key)).collect();
+        let open: Vec<Wait> =
+            waits.into_iter().filter(|wait| self.host.ended_wait(&wait.key).is_none()).collect();
         if open.is_empty() { Ok(()) } else { Err(self.host.park(open, children)) }
-    }
-
-    /// Records a step that was just done.
-    pub(crate) async fn append_step(&mut self, name: &str, value: &Value) -> Result<(), TaskError> {
-        self.host.append_step(name, value).await
-    }
-
-    /// Converts the error of a session or its sources into the error that this attempt must return.
-    pub(crate) fn convert_session_error(&mut self, error: impl Into<SessionError>) -> TaskError {
-        millrace_agent_nats::convert_session_error(self.host, error)
     }
 }
 

@@ -7,11 +7,11 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::session::AgentHost;
 use millrace_agent::turn::UsageTotals;
+use millrace_host as host;
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError};
 use millrace_protocol::schema::CompiledSchema;
 use millrace_protocol::work::{self, Order};
-use millrace_runtime::work::host;
 use serde_json::Value;
 
 use crate::{Attempt, Capability, CapabilityOutcome};

@@ -1,5 +1,5 @@
 //! Workers: processes that offer capabilities and run tasks. This crate has the interface of a capability, the built-in
-//! capabilities and capability files; queues, leases, journals and draining are in `millrace_runtime::work::host`.
+//! capabilities and capability files; queues, leases, journals and draining are in `millrace_host`.
 //!
 //! ```text
 //! Capability           the interface; implemented by
@@ -60,7 +60,7 @@ pub use millrace_agent::session::ModelPreferences;
 pub use millrace_agent::spec::AnswerForm;
 pub use millrace_agent::tool::{Effect, Tool, ToolError, tool_from_function as tool};
 pub use millrace_agent::turn::{Limits, UsageTotals};
-pub use millrace_agent_nats::AgentHostConfig;
+pub use millrace_host::AgentHostConfig;
 pub use millrace_protocol::ids::WorkerId;
 pub use millrace_protocol::plan::{ReviewCheck, ReviewPolicy};
 pub use millrace_protocol::question::{
@@ -78,10 +78,10 @@ pub use millrace_runtime::program::{ProgramError, run_program};
 pub use tokio_util::sync::CancellationToken;
 pub use tools::run_as_launcher;
 
-use millrace_agent_nats::run_agent_role;
+use millrace_host::run_agent_role;
+use millrace_host::{self as host, HostArgs, HostedHandler};
 use millrace_protocol::registry::ProcessRole;
 use millrace_runtime::program::parse_arguments;
-use millrace_runtime::work::host::{self, HostArgs, HostedHandler};
 use millrace_tools::mcp::McpPool;
 
 use handler::CapabilityHandler;

@@ -4,7 +4,7 @@
 pub(crate) mod support;
 
 use millrace_agent::model::{Message, Request};
-use millrace_agent::turn::{JournalStep, MemoryJournal};
+use millrace_agent::turn::{JournalStep, MemoryHost};
 use millrace_protocol::result::TaskResult;
 use serde_json::{Value, json};
 
@@ -260,7 +260,7 @@ async fn a_resumed_conversation_has_the_prompt_that_was_recorded() {
     let first = work.requests().remove(0);
     // Another worker resumes after the first reply; its program would choose other passages.
     let held: Vec<JournalStep> = work.journal.steps()[..1].to_vec();
-    work.journal = MemoryJournal::with_steps(held);
+    work.journal = MemoryHost::with_steps(held);
     work.documents = vec![("skua.md", SKUA), ("tarn.md", TARN)];
     work.ability = "strong";
     std::fs::remove_file(work.cassette()).unwrap();
@@ -302,7 +302,7 @@ async fn a_resumed_conversation_has_the_state_and_the_rules_that_were_recorded()
         COUNTER.replace("max: 5", "max: 1").replace("count > 2", "count > 8").replace("phase is", "stage is");
     for prefix in 1..whole.len() {
         std::fs::remove_file(work.cassette()).unwrap();
-        work.journal = MemoryJournal::with_steps(whole[..prefix].to_vec());
+        work.journal = MemoryHost::with_steps(whole[..prefix].to_vec());
         work.capability = &changed;
         let resumed = work.run().await.unwrap();
         assert_eq!(

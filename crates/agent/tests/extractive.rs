@@ -18,7 +18,7 @@ use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvi
 use millrace_agent::sources::{OrderInputError, OrderInputs, plan_without_log};
 use millrace_agent::spec::{AgentSpec, ToolReference};
 use millrace_agent::tool::{ResultEntry, TaskResultSource, ToolError, Toolbox};
-use millrace_agent::turn::{AgentBrief, Answer, Driver, Limits, Machine, MemoryJournal, WorkOutcome};
+use millrace_agent::turn::{AgentBrief, Answer, Conversation, Limits, MemoryHost, WorkOutcome};
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{
@@ -127,7 +127,7 @@ async fn run(objective: &str, files: Vec<InputFile>) -> Run {
     let store = Arc::new(Store::with_files(&files));
     let host = host();
     let planning = order(objective, objective, "planner", Work::Planning { turn: 1, attempt: 1 }, &store);
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let (env, spec) = (SessionEnvironment::new(store.clone(), &mut journal), spec("planner"));
     let session = AgentSession::prepare(&host, &spec, &planning, env).await.unwrap();
     let (plan, _) = session.run_planning().await.unwrap();
@@ -153,7 +153,7 @@ async fn work(
     let mut order = order(&task.objective, objective, task.capability.as_str(), work, store);
     let inputs = task.depends_on.iter().map(|id| plan.tasks.iter().find(|task| task.id == *id).unwrap());
     order.inputs = inputs.map(input).collect();
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let (env, spec) = (SessionEnvironment::new(store.clone(), &mut journal), spec(task.capability.as_str()));
     let session = AgentSession::prepare(host, &spec, &order, env).await.unwrap();
     let result = session.run_work().await;
@@ -175,7 +175,7 @@ async fn review(objective: &str, task: &TaskSpec, result: &TaskResult, store: &A
         blobs: store.blobs.clone(),
         documents: store.documents.clone(),
     });
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     host().run_review(&order, &[], SessionEnvironment::new(own, &mut journal)).await.unwrap()
 }
 
@@ -524,9 +524,9 @@ async fn report_names_tasks_without_results_and_keeps_the_others() {
     let brief = brief(roles::build_first_message(&work, ""), &toolbox, Report::answer_schema("report"));
     let model =
         open_model(&ModelSelection::parse("builtin:extractive").unwrap(), &ModelFactory::default()).unwrap();
-    let mut journal = MemoryJournal::default();
-    let driver = Driver::new(model.as_ref(), &toolbox, &mut journal);
-    let ended = driver.drive(Machine::<Report>::new(brief)).await.unwrap();
+    let mut journal = MemoryHost::default();
+    let conversation = Conversation::new(brief, model, toolbox);
+    let ended = conversation.drive(&mut journal, &|report: Report| Ok(report)).await.unwrap();
     let WorkOutcome::Answered(report) = ended.outcome else { panic!("{:?}", ended.outcome) };
     assert!(
         report.output.contains("## Question two?\n\nThere is no result: it failed: no worker."),
@@ -604,7 +604,7 @@ impl OrderInputs for FailedReport {
 async fn as_a_planner_it_keeps_the_plan_and_gives_up_stalled_runs() {
     for more in [true, false] {
         let order = order("x", "x", "planner", Work::Planning { turn: 2, attempt: 1 }, &Store::default());
-        let mut journal = MemoryJournal::default();
+        let mut journal = MemoryHost::default();
         let env = SessionEnvironment::new(Arc::new(FailedReport { more }), &mut journal);
         let (host, spec) = (host(), spec("planner"));
         let session = AgentSession::prepare(&host, &spec, &order, env).await.unwrap();
@@ -623,7 +623,7 @@ fn agent_futures_are_send() {
     let (host, store) = (host(), Arc::new(Store::default()));
     let order = order("x", "x", "research", Work::Planning { turn: 1, attempt: 1 }, &store);
     let spec = spec("planner");
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let env = SessionEnvironment::new(store, &mut journal);
     assert_send(async { AgentSession::prepare(&host, &spec, &order, env).await?.run_planning().await });
 }

@@ -13,7 +13,7 @@ use millrace_agent::files::{Files, FolderFiles};
 use millrace_agent::model::ModelAbility;
 use millrace_agent::session::{AgentHost, HostSettings, SessionEnvironment, SessionError};
 use millrace_agent::sources::{OrderInputError, OrderInputs};
-use millrace_agent::turn::{JournalStep, MemoryJournal};
+use millrace_agent::turn::{JournalStep, MemoryHost};
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{ResourceAmounts, Work};
 use millrace_protocol::result::{ErrorKind, TaskError, TaskResult, Verdict};
@@ -133,33 +133,33 @@ async fn judge_with(
     store: ResultStore,
     files: Option<Arc<dyn Files>>,
     allowance: ResourceAmounts,
-    journal: &mut MemoryJournal,
+    journal: &mut MemoryHost,
 ) -> Result<Verdict, SessionError> {
     let host = AgentHost::new(HostSettings::default()).unwrap();
     let env = SessionEnvironment { files, allowance, ..SessionEnvironment::new(Arc::new(store), journal) };
     host.run_review(order, &["It is short.".into()], env).await
 }
 
-async fn judge(order: &Order, journal: &mut MemoryJournal) -> Result<Verdict, SessionError> {
+async fn judge(order: &Order, journal: &mut MemoryHost) -> Result<Verdict, SessionError> {
     let store =
         ResultStore(BTreeMap::from([(task("t"), result("short")), (task("before"), result("earlier"))]));
     judge_with(order, store, None, ResourceAmounts::default(), journal).await
 }
 
 async fn verdict(order: &Order) -> Verdict {
-    let verdict = judge(order, &mut MemoryJournal::default()).await.unwrap();
+    let verdict = judge(order, &mut MemoryHost::default()).await.unwrap();
     assert_eq!(verdict.find_inconsistency(), None);
     verdict
 }
 
 async fn error(order: &Order) -> TaskError {
-    match judge(order, &mut MemoryJournal::default()).await {
+    match judge(order, &mut MemoryHost::default()).await {
         Err(SessionError::Task(error)) => error,
         other => panic!("{other:?}"),
     }
 }
 
-fn names(journal: &MemoryJournal) -> Vec<&str> {
+fn names(journal: &MemoryHost) -> Vec<&str> {
     journal.steps().iter().map(|step| step.name.as_str()).collect()
 }
 
@@ -235,7 +235,7 @@ async fn whether_a_result_passes_is_computed_from_the_criteria() {
 }
 
 /// The system prompt, the task and the tools of the first request.
-fn first_prompt(journal: &MemoryJournal) -> String {
+fn first_prompt(journal: &MemoryHost) -> String {
     let sent = &journal.steps()[0].value["sent"];
     format!("{}\n{}\n{}", sent["system"], sent["user"], sent["tools"])
 }
@@ -252,7 +252,7 @@ async fn code_checks_citations_and_repetitions_and_no_model_is_asked() {
         ]))
     };
     let judged = async |order: &Order, output: &str| {
-        let mut journal = MemoryJournal::default();
+        let mut journal = MemoryHost::default();
         let verdict = judge_with(order, store(output), None, ResourceAmounts::default(), &mut journal).await;
         (verdict.unwrap(), journal)
     };
@@ -315,7 +315,7 @@ async fn a_small_model_is_not_asked_about_what_code_has_settled() {
         brief.criteria = criteria.clone();
         let host = AgentHost::new(HostSettings::default()).unwrap();
         let store = ResultStore(BTreeMap::from([(task("t"), of.clone())]));
-        let mut journal = MemoryJournal::default();
+        let mut journal = MemoryHost::default();
         let env = SessionEnvironment::new(Arc::new(store), &mut journal);
         let verdict = host.run_review(&order, &[], env).await.map(|verdict| verdict.passed);
         let case = format!("{ability}, {}, {is_final}, {criteria:?}", of.output);
@@ -393,7 +393,7 @@ fn long_review(scripts: &Scripts) -> Order {
 async fn review_resumed_after_any_step_repeats_no_request() {
     let scripts = Scripts::new();
     let order = long_review(&scripts);
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let whole = judge(&order, &mut journal).await.unwrap();
     assert!(!whole.passed && whole.opinions.len() == 2);
     let steps = names(&journal);
@@ -418,7 +418,7 @@ async fn review_resumed_after_any_step_repeats_no_request() {
 
     for prefix in 0..=steps.len() {
         let held: Vec<JournalStep> = journal.steps()[..prefix].to_vec();
-        let mut resumed = MemoryJournal::with_steps(held);
+        let mut resumed = MemoryHost::with_steps(held);
         let verdict = judge(&order, &mut resumed).await.unwrap();
         assert_eq!(verdict, whole, "after step {prefix}");
         let left = |judge: &str| {
@@ -442,7 +442,7 @@ async fn panel_shares_the_reserved_budget() {
     let order = order(&[&models[0], &models[1], &models[2]], 3);
     let store = || ResultStore(BTreeMap::from([(task("t"), result("short"))]));
     let two = ResourceAmounts { model_calls: Some(2), ..ResourceAmounts::default() };
-    let judged = judge_with(&order, store(), None, two, &mut MemoryJournal::default()).await;
+    let judged = judge_with(&order, store(), None, two, &mut MemoryHost::default()).await;
     let Err(SessionError::Task(error)) = judged else { panic!("{judged:?}") };
     assert_eq!((error.kind, error.usage.model_calls), (ErrorKind::Limit, 2));
     assert_eq!(["a", "b", "c"].map(|name| scripts.take_request_count(name)), [1, 1, 0]);
@@ -473,7 +473,7 @@ async fn critic_reads_results_and_files_but_changes_none() {
     let mut order = single_critic_order(&model);
     let Assignment::Review { brief, .. } = &mut order.assignment else { panic!("{order:?}") };
     brief.evidence = vec![input("before")];
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let verdict =
         judge_with(&order, store, Some(files), ResourceAmounts::default(), &mut journal).await.unwrap();
     assert!(verdict.passed);
@@ -498,7 +498,7 @@ async fn critic_reads_results_and_files_but_changes_none() {
 async fn unreadable_result_is_an_error_not_a_rejection() {
     let scripts = Scripts::new();
     let model = scripts.fixed_answer("a", answer(false));
-    let (order, mut journal) = (single_critic_order(&model), MemoryJournal::default());
+    let (order, mut journal) = (single_critic_order(&model), MemoryHost::default());
     let judged =
         judge_with(&order, ResultStore::default(), None, ResourceAmounts::default(), &mut journal).await;
     assert!(matches!(judged, Err(SessionError::Source(OrderInputError::Broken(_)))), "{judged:?}");

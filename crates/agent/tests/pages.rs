@@ -15,11 +15,11 @@ use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvi
 use millrace_agent::sources::{OrderInputError, OrderInputs};
 use millrace_agent::spec::{AgentSpec, ToolNames};
 use millrace_agent::tool::{Call, Output, Tool, ToolError, ToolSpec};
-use millrace_agent::turn::{Journal, JournalError, JournalStep, MemoryJournal};
+use millrace_agent::turn::{Host, JournalStep, MemoryHost};
 use millrace_documents::TextPart;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
-use millrace_protocol::result::{SourceKind, TaskResult};
+use millrace_protocol::result::{SourceKind, TaskError, TaskResult};
 use millrace_protocol::work::{InputResult, Order};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -51,31 +51,27 @@ impl OrderInputs for Blobs {
 /// A journal in memory with a blob store.
 #[derive(Default)]
 struct StoringJournal {
-    journal: MemoryJournal,
+    journal: MemoryHost,
     blobs: Blobs,
 }
 
-impl Journal for StoringJournal {
-    fn read_recorded_step<'a>(
+impl Host for StoringJournal {
+    fn replay<'a>(
         &'a mut self,
         names: &'a [String],
-    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
-        self.journal.read_recorded_step(names)
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, TaskError>> {
+        self.journal.replay(names)
     }
 
-    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
-        self.journal.peek_recorded_step()
+    fn peek(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, TaskError>> {
+        self.journal.peek()
     }
 
-    fn append_step<'a>(
-        &'a mut self,
-        name: &'a str,
-        value: &'a Value,
-    ) -> BoxFuture<'a, Result<(), JournalError>> {
-        self.journal.append_step(name, value)
+    fn record<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), TaskError>> {
+        self.journal.record(name, value)
     }
 
-    fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), JournalError>> {
+    fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), TaskError>> {
         let name = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         self.blobs.0.lock().unwrap().insert(name, bytes);
         ready(Ok(())).boxed()
@@ -243,7 +239,7 @@ async fn attempt_taken_over_after_any_step_cites_the_page_as_it_was_read() {
     for taken in 0..=steps.len() {
         let page: Arc<ChangingPage> = Arc::default();
         let mut journal = StoringJournal {
-            journal: MemoryJournal::with_steps(steps[..taken].to_vec()),
+            journal: MemoryHost::with_steps(steps[..taken].to_vec()),
             blobs: whole.blobs.clone(),
         };
         let result = run_reader(&turns, &page, &mut journal).await.unwrap();
@@ -281,7 +277,7 @@ async fn pages_of_a_fetched_document_are_in_the_citations_after_any_takeover() {
     let steps: Vec<JournalStep> = whole.journal.steps().to_vec();
     for taken in 0..=steps.len() {
         let mut journal = StoringJournal {
-            journal: MemoryJournal::with_steps(steps[..taken].to_vec()),
+            journal: MemoryHost::with_steps(steps[..taken].to_vec()),
             blobs: whole.blobs.clone(),
         };
         let manual = Arc::<Manual>::default();
@@ -337,7 +333,7 @@ async fn answer_of_a_small_model_is_cited_by_the_lines_that_it_read_after_any_ta
     let steps: Vec<JournalStep> = whole.journal.steps().to_vec();
     for taken in 0..=steps.len() {
         let mut journal = StoringJournal {
-            journal: MemoryJournal::with_steps(steps[..taken].to_vec()),
+            journal: MemoryHost::with_steps(steps[..taken].to_vec()),
             blobs: whole.blobs.clone(),
         };
         let page = Arc::<ChangingPage>::default();

@@ -15,10 +15,10 @@ use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvi
 use millrace_agent::skills::load_skills;
 use millrace_agent::sources::{OrderInputError, OrderInputs};
 use millrace_agent::spec::AgentSpec;
-use millrace_agent::turn::{Journal, JournalError, JournalStep, MemoryJournal};
+use millrace_agent::turn::{Host, JournalStep, MemoryHost};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
-use millrace_protocol::result::TaskResult;
+use millrace_protocol::result::{TaskError, TaskResult};
 use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::{InputResult, Order};
 use serde_json::{Value, json};
@@ -51,31 +51,27 @@ impl OrderInputs for Blobs {
 /// A journal in memory with a blob store.
 #[derive(Default)]
 struct StoringJournal {
-    journal: MemoryJournal,
+    journal: MemoryHost,
     blobs: Blobs,
 }
 
-impl Journal for StoringJournal {
-    fn read_recorded_step<'a>(
+impl Host for StoringJournal {
+    fn replay<'a>(
         &'a mut self,
         names: &'a [String],
-    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
-        self.journal.read_recorded_step(names)
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, TaskError>> {
+        self.journal.replay(names)
     }
 
-    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
-        self.journal.peek_recorded_step()
+    fn peek(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, TaskError>> {
+        self.journal.peek()
     }
 
-    fn append_step<'a>(
-        &'a mut self,
-        name: &'a str,
-        value: &'a Value,
-    ) -> BoxFuture<'a, Result<(), JournalError>> {
-        self.journal.append_step(name, value)
+    fn record<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), TaskError>> {
+        self.journal.record(name, value)
     }
 
-    fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), JournalError>> {
+    fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), TaskError>> {
         let name = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         self.blobs.0.lock().unwrap().insert(name, bytes);
         ready(Ok(())).boxed()
@@ -255,7 +251,7 @@ async fn attempt_taken_over_after_any_step_has_the_skills_that_it_began_with() {
             .with_skill("more", "description: More.", "More.");
         let workspace = tempfile::tempdir().unwrap();
         let blobs = whole.blobs.clone();
-        let journal = MemoryJournal::with_steps(steps[..after].to_vec());
+        let journal = MemoryHost::with_steps(steps[..after].to_vec());
         let mut journal = StoringJournal { journal, blobs };
         let result = second.run(&turns, workspace.path(), &mut journal).await.unwrap();
         assert_eq!(result.output, "Dear miller");
@@ -266,7 +262,7 @@ async fn attempt_taken_over_after_any_step_has_the_skills_that_it_began_with() {
         assert_eq!(journal.journal.steps()[0], steps[0]);
     }
     // If the stored files are missing, the attempt fails with the reason.
-    let journal = MemoryJournal::with_steps(steps[..1].to_vec());
+    let journal = MemoryHost::with_steps(steps[..1].to_vec());
     let mut journal = StoringJournal { journal, blobs: Blobs::default() };
     let second = Worker::new(CLERK).with_skill("letters", "description: Other letters.", "Be rude.");
     let error = second.run(&turns, workspace.path(), &mut journal).await.unwrap_err().to_string();

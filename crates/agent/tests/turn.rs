@@ -28,14 +28,14 @@ use std::time::Duration;
 use millrace_agent::model::{Reply, ToolResult};
 use millrace_agent::tool::{Call, Effect, Output, Tool, ToolError, ToolSpec, Toolbox, tool_from_function};
 use millrace_agent::turn::{
-    DriveError, Driver, JournalError, JournalStep, Machine, MachineStep, MemoryJournal, PlainText,
-    WorkOutcome,
+    DriveError, JournalStep, Machine, MachineStep, MemoryHost, PlainText, WorkOutcome,
 };
 use millrace_protocol::result::Usage;
 use serde_json::{Value, json};
 
 use support::{
-    Look, Scripted, brief, call, calls, look, named, names, result, run, says, tool_results, toolbox,
+    Look, Scripted, brief, call, calls, conversation, drive, look, named, names, result, run, says,
+    tool_results, toolbox,
 };
 
 fn two_turns() -> Vec<Reply> {
@@ -47,7 +47,7 @@ fn two_turns() -> Vec<Reply> {
 }
 
 /// The steps of a journal without the measured durations, which differ between runs.
-fn steps_without_durations(journal: &MemoryJournal) -> Vec<JournalStep> {
+fn steps_without_durations(journal: &MemoryHost) -> Vec<JournalStep> {
     let mut steps = journal.steps().to_vec();
     for step in &mut steps {
         step.value.as_object_mut().expect("a step is an object").remove("took_ms");
@@ -69,10 +69,9 @@ async fn resume_from_any_step_gives_the_same_end_without_repeats() {
     for prefix in 0..=names.len() {
         runs.store(0, Ordering::SeqCst);
         let model = Scripted::new(two_turns());
-        let mut resumed = MemoryJournal::with_steps(journal.steps()[..prefix].to_vec());
-        let driver = Driver::new(&model, &tools, &mut resumed);
-        let ended = driver.drive(Machine::<PlainText>::new(brief(&tools, None))).await.unwrap();
-        let steps = |journal: &MemoryJournal| steps_without_durations(journal);
+        let mut resumed = MemoryHost::with_steps(journal.steps()[..prefix].to_vec());
+        let ended = drive::<PlainText>(conversation(&model, &tools), &mut resumed).await.unwrap();
+        let steps = |journal: &MemoryHost| steps_without_durations(journal);
         assert_eq!((&ended, steps(&resumed)), (&whole, steps(&journal)), "prefix {prefix}");
         let open = names[prefix..].to_vec();
         assert_eq!(runs.load(Ordering::SeqCst), open.iter().filter(|name| name.starts_with("tool")).count());
@@ -98,9 +97,8 @@ async fn results_recorded_in_any_order_give_the_same_end() {
             runs.store(0, Ordering::SeqCst);
             let model = Scripted::new(replies.clone());
             let held = [0].into_iter().chain(order).take(1 + recorded).map(|at: usize| steps[at].clone());
-            let mut resumed = MemoryJournal::with_steps(held.collect());
-            let machine = Machine::<PlainText>::new(brief(&tools, None));
-            let ended = Driver::new(&model, &tools, &mut resumed).drive(machine).await.unwrap();
+            let mut resumed = MemoryHost::with_steps(held.collect());
+            let ended = drive::<PlainText>(conversation(&model, &tools), &mut resumed).await.unwrap();
             assert_eq!(ended, whole);
             assert_eq!(runs.load(Ordering::SeqCst), 3 - recorded);
             assert_eq!(
@@ -280,11 +278,10 @@ fn results_must_match_the_calls_in_order() {
 #[tokio::test]
 async fn unavailable_tool_ends_the_attempt_after_recording_others() {
     let (tools, _) = toolbox();
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let two = ["sky", "down", "sea"].map(|at| call(at, json!({"at": at}))).to_vec();
     let model = Scripted::new(vec![Reply { text: "I look.".into(), ..calls(two) }]);
-    let machine = Machine::<PlainText>::new(brief(&tools, None));
-    let failure = Driver::new(&model, &tools, &mut journal).drive(machine).await.unwrap_err();
+    let failure = drive::<PlainText>(conversation(&model, &tools), &mut journal).await.unwrap_err();
     assert!(matches!(failure.error.as_ref(), DriveError::Tool { tool, .. } if tool == "look"), "{failure}");
     assert_eq!(names(&journal), ["model.0", "tool.0.0.look", "tool.0.2.look"]);
     let error = millrace_protocol::result::TaskError::from(failure);
@@ -306,14 +303,11 @@ async fn tool_panic_is_reported_to_the_model() {
 async fn journal_of_other_work_is_rejected() {
     let (tools, _) = toolbox();
     let steps = vec![JournalStep { name: "model.1".into(), value: json!(null) }];
-    let mut journal = MemoryJournal::with_steps(steps);
+    let mut journal = MemoryHost::with_steps(steps);
     let model = Scripted::new(two_turns());
-    let machine = Machine::<PlainText>::new(brief(&tools, None));
-    let failure = Driver::new(&model, &tools, &mut journal).drive(machine).await.unwrap_err();
-    assert!(
-        matches!(failure.error.as_ref(), DriveError::Journal(JournalError::Diverged { position: 0, .. })),
-        "{failure}"
-    );
+    let failure = drive::<PlainText>(conversation(&model, &tools), &mut journal).await.unwrap_err();
+    assert!(matches!(failure.error.as_ref(), DriveError::Host(_)), "{failure}");
+    assert!(failure.to_string().contains("the journal diverged at step 0"), "{failure}");
     assert_eq!(model.requests_by_turn(), BTreeMap::new());
 }
 
@@ -365,10 +359,9 @@ async fn resumed_tool_is_notified_of_its_earlier_calls() {
     let tools = Toolbox::new([seen.clone() as Arc<dyn Tool>]).unwrap();
     let (_, journal) = run::<PlainText>(brief(&tools, None), &tools, two_turns()).await;
     seen.0.lock().unwrap().clear();
-    let mut resumed = MemoryJournal::with_steps(journal.steps()[..4].to_vec());
+    let mut resumed = MemoryHost::with_steps(journal.steps()[..4].to_vec());
     let model = Scripted::new(two_turns());
-    let machine = Machine::<PlainText>::new(brief(&tools, None));
-    Driver::new(&model, &tools, &mut resumed).drive(machine).await.unwrap();
+    drive::<PlainText>(conversation(&model, &tools), &mut resumed).await.unwrap();
     let seen = seen.0.lock().unwrap().clone();
     assert_eq!(
         seen,

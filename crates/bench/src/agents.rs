@@ -23,8 +23,10 @@ use millrace_agent::model::{
 use millrace_agent::tool::{
     Toolbox, append_note_tool, read_notes_tool, think_tool, tool_from_function, write_todos_tool,
 };
-use millrace_agent::turn::{AgentBrief, AttemptName, Driver, Limits, Machine, PlainText};
-use millrace_agent_nats::NatsJournal;
+use millrace_agent::turn::{AgentBrief, AttemptName, Conversation, Limits, PlainText};
+use millrace_host::{
+    self as host, AttemptContext, HostConfig, HostedHandler, OrderHandler, new_random_process_id,
+};
 use millrace_protocol::ids::{Capability, Lane};
 use millrace_protocol::plan::ReviewPolicy;
 use millrace_protocol::plan::Submission;
@@ -35,9 +37,6 @@ use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::ops::health::Health;
-use millrace_runtime::work::host::{
-    self, AttemptContext, HostConfig, HostedHandler, OrderHandler, new_random_process_id,
-};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::Barrier;
@@ -129,7 +128,7 @@ async fn measure_agent_round(options: &BenchOptions, attempts: u32) -> anyhow::R
     let memory = process::read_resident_memory(std::process::id());
     let measured = run::measure_run(&mut cluster, &agents_submission(attempts)).await?;
     working.stop().await?;
-    let (began, ended) = (handler.began.resource_reading()?, handler.ended.resource_reading()?);
+    let (began, ended) = (handler.model.began.resource_reading()?, handler.model.ended.resource_reading()?);
     let steps = f64::from(attempts * STEPS);
     let sizes = step_sizes(&measured.records);
     let bytes = sizes.iter().sum::<usize>() as f64 / sizes.len().max(1) as f64;
@@ -225,9 +224,14 @@ fn cpu_seconds_of_this_process() -> f64 {
     process::read_cpu_seconds([("me", std::process::id())]).into_values().sum()
 }
 
-/// The measured capability and its model.
+/// The measured capability.
 struct BenchAgent {
     toolbox: Toolbox,
+    model: Arc<BenchModel>,
+}
+
+/// A model that replies at once.
+struct BenchModel {
     began: AttemptGate,
     ended: AttemptGate,
 }
@@ -264,8 +268,10 @@ impl BenchAgent {
         ];
         Ok(Self {
             toolbox: Toolbox::new(tools)?,
-            began: AttemptGate::new(attempts),
-            ended: AttemptGate::new(attempts),
+            model: Arc::new(BenchModel {
+                began: AttemptGate::new(attempts),
+                ended: AttemptGate::new(attempts),
+            }),
         })
     }
 
@@ -282,11 +288,10 @@ impl BenchAgent {
     }
 
     async fn run_attempt(&self, attempt: &mut AttemptContext) -> Result<WorkOutcome, TaskError> {
-        let name = AttemptName::from_order(attempt.order());
-        let machine: Machine<PlainText> = Machine::new(self.build_brief());
-        let mut journal = NatsJournal(attempt);
-        let driver = Driver::new(self, &self.toolbox, &mut journal).with_attempt_name(name);
-        let work = Box::pin(driver.drive(machine)).await?.into_result()?;
+        let mut conversation =
+            Conversation::new(self.build_brief(), self.model.clone(), self.toolbox.clone());
+        conversation.attempt = AttemptName::from_order(attempt.order());
+        let work = conversation.drive(attempt, &|text: PlainText| Ok(text)).await?.into_result()?;
         let (PlainText(output), usage) = (work.answer, work.spent.usage);
         attempt
             .store_finished_outcome(TaskResult { output, usage, ..TaskResult::default() }, ReviewPolicy::None)
@@ -308,7 +313,7 @@ impl OrderHandler for BenchAgent {
     }
 }
 
-impl Model for BenchAgent {
+impl Model for BenchModel {
     fn name(&self) -> &str {
         "bench:instant"
     }

@@ -28,7 +28,6 @@ use crate::ops::health::{Health, HttpServer, ListenError, ServerPoller};
 use crate::ops::metrics::names::ProcessKind;
 use crate::ops::shutdown::{block_on, token_cancelled_by_signals};
 use crate::ops::telemetry;
-use crate::work::host;
 use crate::{ConnectionSettings, Fault};
 
 /// The time that a program waits for a cluster that is being created.
@@ -65,9 +64,6 @@ pub enum ProgramError {
     /// The cluster can't be used.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// The process can't serve its queues.
-    #[error(transparent)]
-    Host(#[from] host::HostError),
     /// The health and metrics page can't be served.
     #[error(transparent)]
     Http(#[from] ListenError),
@@ -93,15 +89,10 @@ impl ProgramError {
     /// Returns the exit code of a program that ends with this error.
     pub fn exit_code(&self) -> FailureExitCode {
         match self {
-            Self::Refused(_) | Self::Host(host::HostError::NothingToDo | host::HostError::Duplicate(_)) => {
-                FailureExitCode::Refused
+            Self::Refused(_) => FailureExitCode::Refused,
+            Self::Environment(_) | Self::Fault(_) | Self::Http(_) | Self::Signals(_) | Self::Root(_) => {
+                FailureExitCode::Environment
             }
-            Self::Environment(_)
-            | Self::Fault(_)
-            | Self::Host(host::HostError::Fault(_) | host::HostError::Crashed(_))
-            | Self::Http(_)
-            | Self::Signals(_)
-            | Self::Root(_) => FailureExitCode::Environment,
         }
     }
 }
@@ -237,14 +228,10 @@ mod tests {
 
     #[test]
     fn refused_input_and_a_bad_environment_have_different_exit_codes() {
-        let twice = millrace_protocol::ids::Capability::new("echo").unwrap();
         for (error, code) in [
             (ProgramError::refused_input("no such model"), 2),
-            (ProgramError::from(host::HostError::NothingToDo), 2),
-            (ProgramError::from(host::HostError::Duplicate(twice)), 2),
             (ProgramError::bad_environment("no key"), 4),
             (ProgramError::from(Fault::unavailable("connecting", "refused")), 4),
-            (ProgramError::from(host::HostError::Crashed("why".into())), 4),
             (ProgramError::Root("why".into()), 4),
         ] {
             assert_eq!(error.exit_code() as u8, code, "{error}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use millrace_agent::files::{AgentFiles, FolderFiles, ProgramFiles};
 use millrace_agent::tool::{Call, Tool};
-use millrace_agent::turn::{MemoryJournal, RecordedChanges};
+use millrace_agent::turn::{MemoryHost, RecordedChanges};
 use millrace_tools::execute::{ExecuteError, ExecuteSettings, ExecuteTool, Launcher, WorkspaceExecuteTool};
 use serde_json::json;
 use tempfile::TempDir;
@@ -47,7 +47,7 @@ impl TestAttempt {
     async fn run(&self, command: &str) -> String {
         let output = self.tool.call(json!({"command": command}), &Call::default()).await.unwrap();
         let Some(changes) = output.changes else { return output.text };
-        let mut journal = MemoryJournal::default();
+        let mut journal = MemoryHost::default();
         let recorded = RecordedChanges::store_contents(&changes, &mut journal).await.unwrap();
         let written = recorded.write_back(&self.files, "key", &mut journal).await.unwrap();
         format!("{}\n{}", output.text, written.text)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use millrace_agent::files::{AgentFiles, FolderFiles};
 use millrace_agent::tool::{Call, Effect, ToolError, Toolbox};
-use millrace_agent::turn::{MemoryJournal, RecordedChanges};
+use millrace_agent::turn::{MemoryHost, RecordedChanges};
 use millrace_tests::program::run_in_own_process;
 use millrace_tests::python::install_python_packages;
 use millrace_tools::execute::Launcher;
@@ -593,7 +593,7 @@ async fn server_works_on_the_files_of_the_agent() {
         let arguments = json!({"path": path});
         let output = toolbox.get(tool).unwrap().call(arguments, &Call::default()).await.unwrap();
         let Some(changes) = output.changes else { return output.text };
-        let mut journal = MemoryJournal::default();
+        let mut journal = MemoryHost::default();
         let recorded = RecordedChanges::store_contents(&changes, &mut journal).await.unwrap();
         let written = recorded.write_back(&files, "key", &mut journal).await.unwrap();
         format!("{}\n{}", output.text, written.text)

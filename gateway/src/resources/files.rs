@@ -3,7 +3,7 @@
 use axum::http::HeaderMap;
 use futures::FutureExt;
 use jiff::Timestamp;
-use millrace_agent::corpus::{Document, DocumentPlace, InputFile};
+use millrace_agent::corpus::{self, Document, DocumentPlace, InputFile};
 use millrace_agent::files::FilePath;
 use millrace_client::read_task_result;
 use millrace_protocol::ids::{RunId, TaskId};
@@ -281,7 +281,7 @@ async fn read_document(gateway: &Gateway, source: &Source) -> Result<Document, P
     match source.kind {
         SourceKind::Document => {
             let file = InputFile { path: source.location.clone(), bytes };
-            let read = tokio::task::spawn_blocking(move || Document::read_file(&file)).await;
+            let read = tokio::task::spawn_blocking(move || corpus::read_document(&file)).await;
             let read = read.map_err(|error| missing(&error.to_string()))?;
             read.map_err(|reason| missing(&reason.to_string()))
         }

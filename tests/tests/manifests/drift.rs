@@ -209,8 +209,7 @@ fn pods_have_more_time_to_stop_than_their_process_needs() {
             "worker" | "critic" => {
                 let grace =
                     container.resolved_environment().remove("MILLRACE_GRACE").expect("it has a grace period");
-                duration::parse_duration(&grace).expect("a time")
-                    + millrace_runtime::work::host::SHUTDOWN_TIMEOUT
+                duration::parse_duration(&grace).expect("a time") + millrace_host::SHUTDOWN_TIMEOUT
             }
             "nats" => {
                 let parts = ["lame_duck_grace_period", "lame_duck_duration"];

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use millrace_agent::files::{AgentFiles, FilesError, ProgramFiles, WorkingCopy};
 use millrace_agent::sources::OrderInputError;
-use millrace_agent::turn::{ArtifactChange, FileChangesError, RecordedChanges};
+use millrace_agent::turn::{ArtifactChange, FileChangesError, Host as _, RecordedChanges};
 use millrace_protocol::result::{Artifact, ErrorKind, TaskError};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
@@ -74,11 +74,11 @@ impl ProgramFolder {
     ) -> Result<FilesStep, TaskError> {
         let found = self.copy.find_changes(false).await;
         let found = found.map_err(|error| convert_files_error(attempt, error))?;
-        let changes = RecordedChanges::store_contents(&found, &mut attempt.journal()).await;
+        let changes = RecordedChanges::store_contents(&found, attempt.host).await;
         let changes = changes.map_err(|error| convert_changes_error(attempt, error))?;
         let step = FilesStep { output: String::from_utf8_lossy(output).into_owned(), changes };
         let value = serde_json::to_value(&step).expect("changes hold only texts, numbers and bytes");
-        attempt.append_step(&step_name(waited), &value).await?;
+        attempt.host.record(&step_name(waited), &value).await?;
         Ok(step)
     }
 }
@@ -94,7 +94,7 @@ impl FilesStep {
         key: &str,
     ) -> Result<(Vec<u8>, WrittenFiles), TaskError> {
         let files = AgentFiles::unrestricted(attempt.files());
-        let written = self.changes.write_back(&files, key, &mut attempt.journal()).await;
+        let written = self.changes.write_back(&files, key, attempt.host).await;
         let written = written.map_err(|error| convert_changes_error(attempt, error))?;
         if !written.text.is_empty() {
             attempt.record_note(written.text).await?;
@@ -111,7 +111,9 @@ impl FilesStep {
 /// Converts the error of the workspace: if it is unavailable, the attempt is released and continues later.
 fn convert_files_error(attempt: &mut Attempt<'_>, error: FilesError) -> TaskError {
     match error {
-        FilesError::Unavailable(why) => attempt.convert_session_error(OrderInputError::Unavailable(why)),
+        FilesError::Unavailable(why) => {
+            attempt.host.end_with_session_error(OrderInputError::Unavailable(why))
+        }
         FilesError::Stale { .. }
         | FilesError::Denied(_)
         | FilesError::TooLarge { .. }
@@ -125,6 +127,6 @@ fn convert_changes_error(attempt: &mut Attempt<'_>, error: FileChangesError) -> 
     match error {
         FileChangesError::Files(error) => convert_files_error(attempt, error),
         // The attempt keeps the cause and decides its outcome.
-        FileChangesError::Journal(error) => TaskError::new(ErrorKind::Other, error.to_string()),
+        FileChangesError::Host(_) => TaskError::new(ErrorKind::Other, error.to_string()),
     }
 }

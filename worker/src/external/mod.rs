@@ -10,6 +10,7 @@ mod waits;
 
 use millrace_agent::spec::{CapabilityFields, common_properties_schema, merge_json};
 use millrace_agent::tool::{self, Effect};
+use millrace_agent::turn::Host as _;
 use millrace_protocol::foreign_json::{JsonOrText, parse_json_or_text};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::parameters::TaskParameters;
@@ -161,20 +162,20 @@ async fn begin_or_resume_work(
 ) -> Result<ExternalWorkState, TaskError> {
     for waited in 0.. {
         let begin = begin_step(waited);
-        if attempt.read_recorded_step(&begin).await?.is_none() {
-            attempt.append_step(&begin, &Value::Null).await?;
+        if attempt.host.next_recorded_value(&begin).await?.is_none() {
+            attempt.host.record(&begin, &Value::Null).await?;
             return Ok(ExternalWorkState::Pending(waited));
         }
         let mut ends = vec![OUTCOME.to_owned(), format!("wait.{}", waited + 1), files::step_name(waited)];
         let unreadable = |mistake| {
             TaskError::new(ErrorKind::Panic, format!("the recorded outcome can't be read: {mistake}"))
         };
-        let mut recorded = attempt.read_recorded_step_of_any(&ends).await?;
+        let mut recorded = attempt.host.replay(&ends).await?;
         let mut changed_files = None;
         if let Some((2, value)) = recorded {
             changed_files = Some(serde_json::from_value(value).map_err(unreadable)?);
             ends.pop();
-            recorded = attempt.read_recorded_step_of_any(&ends).await?;
+            recorded = attempt.host.replay(&ends).await?;
         }
         match recorded {
             Some((0, value)) => {
@@ -215,7 +216,7 @@ async fn record_output(
         parse_wait_reply(attempt, output).map_err(|failure| failure.into_task_error(effect))?
     {
         let value = serde_json::to_value(&requested).expect("waits and tasks hold only texts and numbers");
-        attempt.append_step(&format!("wait.{}", waited + 1), &value).await?;
+        attempt.host.record(&format!("wait.{}", waited + 1), &value).await?;
         attempt.require_ended_waits(requested.waits, requested.children)?;
     }
     let mut result = parse_result(output, schema).map_err(|failure| failure.into_task_error(effect))?;
@@ -242,7 +243,7 @@ fn parse_wait_reply(attempt: &Attempt<'_>, output: &[u8]) -> Result<Option<Reque
     let allowance = order.allowance.unwrap_or_default();
     let delegating = DelegatingAttempt { task, attempt: *number, allowance };
     let Some(requested) = waits::parse_wait_reply(output, &delegating)? else { return Ok(None) };
-    match requested.waits.iter().find(|wait| attempt.has_ended_wait(&wait.key)) {
+    match requested.waits.iter().find(|wait| attempt.host.ended_wait(&wait.key).is_some()) {
         None => Ok(Some(requested)),
         Some(wait) => Err(ExternalFailure::without_effect(format!(
             "\"wait_for\" in its output: the wait {:?} has ended already; use another name",
@@ -289,7 +290,7 @@ impl ExternalFailure {
 /// Records the outcome of work that began.
 async fn record_outcome(attempt: &mut Attempt<'_>, result: &TaskResult) -> Result<(), TaskError> {
     let value = serde_json::to_value(result).expect("a result holds only texts, numbers and JSON values");
-    attempt.append_step(OUTCOME, &value).await
+    attempt.host.record(OUTCOME, &value).await
 }
 
 /// Parses the output of the work: a task's result as JSON, any other JSON object or array as the result's data, or text.

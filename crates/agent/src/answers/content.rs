@@ -1,5 +1,10 @@
 //! Checks of the content of an answer without a model: a question for a number needs one, and the names of the objective
-//! must occur. The words are English; a question in another language is not checked.
+//! must occur. The words are English; a question in another language is not checked. And how many words of a text are in the lines
+//! of a document.
+
+use std::collections::BTreeSet;
+
+use crate::corpus::{Document, fold_words};
 
 /// Phrases that ask for a number, in lowercase.
 const NUMBER_QUESTIONS: [&str; 22] = [
@@ -110,6 +115,31 @@ pub(super) fn find_missing_names(objective: &str, answer: &str, material: &[&str
     let is_missing =
         |name: &String| material.iter().any(|text| contains(text, name)) && !contains(answer, name);
     list_names(objective).into_iter().filter(is_missing).collect()
+}
+
+/// Returns the line of a document that has the largest share of a text's words, and that share.
+pub(super) fn nearest_line(document: &Document, text: &str) -> Option<(u32, f64)> {
+    let lines = (1..=document.line_count()).filter_map(|number| {
+        let line = document.nth_line(number).filter(|line| !line.trim().is_empty())?;
+        Some((u32::try_from(number).ok()?, share_of_common_words(text, line)))
+    });
+    // The first of equal lines.
+    lines.fold(None, |best: Option<(u32, f64)>, line| match best {
+        Some(best) if best.1 >= line.1 => Some(best),
+        Some(_) | None => Some(line),
+    })
+}
+
+/// Returns the share of the words of `text` that are in `lines`.
+pub(super) fn share_of_common_words(text: &str, lines: &str) -> f64 {
+    let words = |text: &str| -> Vec<String> {
+        // Numbers are ignored: small models often copy line numbers.
+        fold_words(text).filter(|word| word.contains(char::is_alphabetic)).collect()
+    };
+    let in_lines: BTreeSet<String> = words(lines).into_iter().collect();
+    let in_text = words(text);
+    let common = in_text.iter().filter(|word| in_lines.contains(*word)).count();
+    common as f64 / in_text.len().max(1) as f64
 }
 
 #[cfg(test)]

@@ -8,16 +8,16 @@
 //! - I29: A model can quote nothing that is not in a document.
 //!   (`crates/agent/src/answers/findings.rs::a_quotation_that_is_not_in_the_document_is_rejected`)
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use millrace_protocol::result::{Quotation, Source, SourceKind, TaskResult};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{content, labels, marks};
+use super::{content, marks};
 use crate::citations::{self, collapse_whitespace};
-use crate::corpus::{Corpus, Document, fold_words};
+use crate::corpus::{Corpus, Document};
 use crate::model::{AnswerSchema, ModelAbility};
 use crate::spec::AnswerForm;
 use crate::tool::{schema_of, unknown_document_error};
@@ -294,13 +294,14 @@ fn verify_copied_text(
     if let Some((first, last)) = find_text_near_line(document, &text, first) {
         return Ok((text, first, last));
     }
-    if share_of_common_words(&text, &collapse_whitespace(document.line_range(first, last))) >= MIN_SIMILARITY
+    if content::share_of_common_words(&text, &collapse_whitespace(document.line_range(first, last)))
+        >= MIN_SIMILARITY
     {
         // The model copied these lines inexactly; their original text is quoted.
         return quote_whole_lines(document, first, last);
     }
     let (path, copied) = (&document.path, shorten_text(&text));
-    let nearest = labels::nearest_line(document, &text).filter(|(_, share)| *share > 0.0);
+    let nearest = content::nearest_line(document, &text).filter(|(_, share)| *share > 0.0);
     let hint = match nearest {
         Some((line, _)) => {
             let words = document.nth_line(line as usize).map(collapse_whitespace).unwrap_or_default();
@@ -312,18 +313,6 @@ fn verify_copied_text(
         None => "no line of it is like that. Cite another document, or leave the statement out".to_owned(),
     };
     Err(format!("the text “{copied}” is not in {path}; {hint}."))
-}
-
-/// Returns the share of the words of `text` that are in `lines`.
-pub(super) fn share_of_common_words(text: &str, lines: &str) -> f64 {
-    let words = |text: &str| -> Vec<String> {
-        // Numbers are ignored: small models often copy line numbers.
-        fold_words(text).filter(|word| word.contains(char::is_alphabetic)).collect()
-    };
-    let in_lines: BTreeSet<String> = words(lines).into_iter().collect();
-    let in_text = words(text);
-    let common = in_text.iter().filter(|word| in_lines.contains(*word)).count();
-    common as f64 / in_text.len().max(1) as f64
 }
 
 fn quote_whole_lines(

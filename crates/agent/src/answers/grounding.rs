@@ -127,17 +127,7 @@ pub(super) fn ground_findings(
             unsupported.push(plain.trim().to_owned());
             continue;
         }
-        let others = find_documents_about_others(&claim, objective, &lines);
-        let lines: Vec<&CitableLine<'_>> =
-            lines.iter().filter(|line| !others.contains(line.document.path.as_str())).collect();
-        let own = cited_passages(statement, &findings.quotations);
-        let own_lines: Vec<&CitableLine<'_>> =
-            lines.iter().copied().filter(|line| line.is_in(&own)).collect();
-        let support =
-            match !own_lines.is_empty() && own_lines.len() <= MAX_LINES && claim.is_said_by(&own_lines) {
-                true => Some(own_lines),
-                false => claim.find_lines(&lines),
-            };
+        let support = find_support(statement, &claim, objective, &lines, &findings.quotations);
         match support {
             Some(support) => {
                 is_answer = true;
@@ -155,6 +145,25 @@ pub(super) fn ground_findings(
     grounded.summary = String::new();
     grounded.notes = findings.notes.clone().filter(|notes| !repeats(notes, &findings.output));
     GroundedFindings { findings: grounded, unsupported, foreign_words, is_answer }
+}
+
+/// Returns the lines that say what a statement says: those that it cites, or others.
+fn find_support<'l, 'd>(
+    statement: &str,
+    claim: &Claim,
+    objective: &str,
+    lines: &'l [CitableLine<'d>],
+    quotations: &[Passage],
+) -> Option<Vec<&'l CitableLine<'d>>> {
+    let others = find_documents_about_others(claim, objective, lines);
+    let lines: Vec<&CitableLine<'_>> =
+        lines.iter().filter(|line| !others.contains(line.document.path.as_str())).collect();
+    let own = cited_passages(statement, quotations);
+    let own_lines: Vec<&CitableLine<'_>> = lines.iter().copied().filter(|line| line.is_in(&own)).collect();
+    match !own_lines.is_empty() && own_lines.len() <= MAX_LINES && claim.is_said_by(&own_lines) {
+        true => Some(own_lines),
+        false => claim.find_lines(&lines),
+    }
 }
 
 /// Returns the statements of a text with a number that no text of `material` has.

@@ -10,7 +10,7 @@
 
 use std::fmt::Write;
 
-use super::{Findings, Passage};
+use super::{Findings, Passage, content};
 use crate::citations;
 use crate::corpus::{Corpus, Document};
 use crate::material::prefix_lines_with_bar;
@@ -205,7 +205,7 @@ fn quote_lines(document: &Document, lines: Option<(u32, u32)>, statement: &str, 
     let (first, last) = match lines {
         Some(lines) => lines,
         None => {
-            let line = nearest_line(document, statement).map_or(1, |(line, _)| line);
+            let line = content::nearest_line(document, statement).map_or(1, |(line, _)| line);
             (line, line)
         }
     };
@@ -217,19 +217,6 @@ fn quote_lines(document: &Document, lines: Option<(u32, u32)>, statement: &str, 
         return Err(format!("[{mark}] names {} lines: cite only the line that says it.", last - first + 1));
     }
     Ok(Passage { document: document.path.clone(), first_line: first, last_line: last, text: None })
-}
-
-/// Returns the line of a document that has the largest share of a text's words, and that share.
-pub(super) fn nearest_line(document: &Document, text: &str) -> Option<(u32, f64)> {
-    let lines = (1..=document.line_count()).filter_map(|number| {
-        let line = document.nth_line(number).filter(|line| !line.trim().is_empty())?;
-        Some((u32::try_from(number).ok()?, super::findings::share_of_common_words(text, line)))
-    });
-    // The first of equal lines.
-    lines.fold(None, |best: Option<(u32, f64)>, line| match best {
-        Some(best) if best.1 >= line.1 => Some(best),
-        Some(_) | None => Some(line),
-    })
 }
 
 /// Reads `8`, `8-9` or `8–9`.

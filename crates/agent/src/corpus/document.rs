@@ -7,12 +7,10 @@
 //!   `crates/agent/src/corpus/reading.rs::parts_of_a_document_are_places_of_its_lines`,
 //!   `crates/agent/tests/pages.rs::pages_of_a_fetched_document_are_in_the_citations_after_any_takeover`)
 
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::pages::WebPage;
-use super::reading::{InputFile, read_document};
-use super::skipped::SkipReason;
 use crate::model::Image;
 
 /// A document as text. Lines are counted from 1.
@@ -43,6 +41,27 @@ pub struct DocumentPlace {
     pub name: String,
     /// Its first line.
     pub first_line: usize,
+}
+
+/// A kept web page, without its text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WebPage {
+    /// The address that it was read from, after redirects.
+    pub url: String,
+    /// The address that was requested, if it is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_url: Option<String>,
+    /// The name by which it is cited: its address, with a number if the attempt has read other versions of it before.
+    pub name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// The time at which it was read.
+    pub accessed_at: Timestamp,
+    /// The SHA-256 of its text in lines, in hexadecimal: the name of the blob.
+    pub sha256: String,
+    /// Its pages, slides, sheets or sections, if it is a document in a format that has any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<DocumentPlace>,
 }
 
 /// A document without the fields derived from its text.
@@ -119,11 +138,6 @@ impl Document {
         let from = self.places.partition_point(|place| place.first_line < first);
         let to = self.places.partition_point(|place| place.first_line <= last);
         &self.places[from..to.max(from)]
-    }
-
-    /// Reads a file as agents see it. Blocks while a parser runs.
-    pub fn read_file(file: &InputFile) -> Result<Self, SkipReason> {
-        read_document(file)
     }
 
     /// Returns the document with this text.

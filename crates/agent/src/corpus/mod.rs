@@ -20,10 +20,10 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-pub use document::{Document, DocumentPlace};
+pub use document::{Document, DocumentPlace, WebPage};
 pub(crate) use reading::encode_hex;
 pub(crate) use reading::{BinaryContent, normalize_text, read_binary_content};
-pub use reading::{InputFile, MAX_LINE};
+pub use reading::{InputFile, MAX_LINE, read_document};
 pub use search::{SearchHit, SearchResults, WordDocumentCount};
 pub use skipped::{MAX_BYTES, SUPPORTED, SkipReason, SkippedFile};
 pub(crate) use tokens::{fold_words, tokenize};

@@ -13,34 +13,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use jiff::Timestamp;
 use millrace_documents::TextPart;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::index::CorpusIndex;
 use super::reading::join_parts;
-use super::{Corpus, CorpusError, Document, DocumentPlace, encode_hex, normalize_text};
+use super::{Corpus, CorpusError, Document, DocumentPlace, WebPage, encode_hex, normalize_text};
 use crate::sources::{OrderInputError, OrderInputs};
-
-/// A kept web page, without its text.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WebPage {
-    /// The address that it was read from, after redirects.
-    pub url: String,
-    /// The address that was requested, if it is another one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requested_url: Option<String>,
-    /// The name by which it is cited: its address, with a number if the attempt has read other versions of it before.
-    pub name: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub title: Option<String>,
-    /// The time at which it was read.
-    pub accessed_at: Timestamp,
-    /// The SHA-256 of its text in lines, in hexadecimal: the name of the blob.
-    pub sha256: String,
-    /// Its pages, slides, sheets or sections, if it is a document in a format that has any.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub places: Vec<DocumentPlace>,
-}
 
 /// A web page as a tool returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -94,7 +94,8 @@ pub(super) fn check_file_content(file: &InputFile) -> Result<(), SkipReason> {
     read_document(file).map(drop)
 }
 
-pub(super) fn read_document(file: &InputFile) -> Result<Document, SkipReason> {
+/// Reads a file as agents see it. Blocks while a parser runs.
+pub fn read_document(file: &InputFile) -> Result<Document, SkipReason> {
     let size = file.bytes.len() as u64;
     if size > MAX_BYTES {
         return Err(SkipReason::TooLarge(size));

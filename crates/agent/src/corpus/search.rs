@@ -278,7 +278,7 @@ mod tests {
             results.hits.iter().map(|hit| (hit.document.path.clone(), hit.score)).collect()
         };
         let page = |path: &str, text: &str| {
-            let page = crate::corpus::pages::WebPage {
+            let page = crate::corpus::WebPage {
                 url: path.into(),
                 requested_url: None,
                 name: path.into(),

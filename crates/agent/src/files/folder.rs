@@ -8,20 +8,21 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::file::MAX_STREAMED_FILE;
 use millrace_protocol::secrets::contains_secret;
-use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
-use super::unfinished::{UNFINISHED, UnfinishedFile};
+use super::local_file::{
+    LocalContent, PART_SIZE, UNFINISHED, UnfinishedFile, build_file_entry, io_failure, open_subfolder_error,
+    too_large_error, unreadable_error,
+};
 use super::working_copy::hexadecimal;
 use super::{
     ContentStream, FileContent, FileDigest, FileEntry, FilePath, Files, FilesError, MAX_FILE, OpenFile,
@@ -32,8 +33,6 @@ use super::{
 const MAX_ENTRIES: usize = 20_000;
 /// The maximum nesting of folders.
 const MAX_DEPTH: usize = 64;
-/// The number of bytes of a file that are in memory at a time.
-const PART_SIZE: usize = 1024 * 1024;
 /// The length of a secret in any encoding that is found across two parts of a file.
 const SECRET_OVERLAP: usize = 64 * 1024;
 
@@ -332,36 +331,6 @@ impl OpenFileSlot {
     }
 }
 
-/// The content of a local file.
-struct LocalContent {
-    path: FilePath,
-    file: Arc<File>,
-    /// The position of the next part.
-    at: u64,
-}
-
-impl ContentStream for LocalContent {
-    fn next_part(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, FilesError>> {
-        async move {
-            let (file, at, path) = (self.file.clone(), self.at, self.path.clone());
-            let reading = tokio::task::spawn_blocking(move || {
-                let mut part = vec![0; PART_SIZE];
-                let read = file.read_at(&mut part, at).map_err(|error| unreadable_error(&path, &error))?;
-                part.truncate(read);
-                Ok(part)
-            });
-            let part = reading.await.map_err(|error| FilesError::Broken(error.to_string()))??;
-            self.at += part.len() as u64;
-            Ok(Some(Bytes::from(part)).filter(|part| !part.is_empty()))
-        }
-        .boxed()
-    }
-}
-
-fn unreadable_error(path: &FilePath, error: &std::io::Error) -> FilesError {
-    FilesError::Broken(format!("{path} can't be read: {error}"))
-}
-
 /// Collects all files below a folder, except links, devices, and files whose names are not valid paths.
 fn collect_files(
     folder: &OwnedFd,
@@ -405,65 +374,6 @@ fn collect_files(
         }
     }
     Ok(())
-}
-
-fn build_file_entry(path: FilePath, stat: &Stat) -> FileEntry {
-    FileEntry {
-        path,
-        size: file_size(stat),
-        version: file_version(stat),
-        author: "a program on this machine".into(),
-    }
-}
-
-fn file_size(stat: &Stat) -> u64 {
-    u64::try_from(stat.st_size).unwrap_or(0)
-}
-
-/// A number that changes with the file: FNV-1a of its metadata, in 53 bits, so that any JSON reader represents it exactly.
-fn file_version(stat: &Stat) -> u64 {
-    let parts = [
-        i128::from(stat.st_ino),
-        i128::from(stat.st_size),
-        i128::from(stat.st_mtime),
-        i128::from(stat.st_mtime_nsec),
-        i128::from(stat.st_ctime),
-        i128::from(stat.st_ctime_nsec),
-    ];
-    let bytes = parts.iter().flat_map(|part| part.to_le_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    ((hash >> 11) ^ (hash & 0x7ff)).max(1)
-}
-
-/// Words the error of a step, and detects symbolic links.
-fn open_subfolder_error(path: &FilePath, folder: BorrowedFd<'_>, part: &str, errno: Errno) -> FilesError {
-    let stat = rustix::fs::statat(folder, part, AtFlags::SYMLINK_NOFOLLOW);
-    let is_link = stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
-    if is_link {
-        return FilesError::Denied(format!(
-            "{path} can't be used: {part:?} in it is a symbolic link, and links are not followed"
-        ));
-    }
-    if errno == Errno::NOTDIR {
-        return FilesError::Broken(format!("{path} can't be used: {part:?} in it is a file, not a folder"));
-    }
-    io_failure(path, errno)
-}
-
-fn io_failure(what: impl std::fmt::Display, errno: Errno) -> FilesError {
-    match errno {
-        Errno::ISDIR | Errno::NOTEMPTY => FilesError::Broken(format!("{what} is a folder, not a file")),
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => {
-            FilesError::Denied(format!("the operating system denies access to {what}: {errno}"))
-        }
-        errno => FilesError::Broken(format!("{what} can't be used: {errno}")),
-    }
-}
-
-fn too_large_error(path: &FilePath, size: u64, max: u64) -> FilesError {
-    FilesError::TooLarge { path: path.clone(), size, max }
 }
 
 impl Files for FolderFiles {

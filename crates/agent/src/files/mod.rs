@@ -13,12 +13,12 @@
 mod composite;
 mod documents;
 mod folder;
+mod local_file;
 mod nearest;
 pub mod permissions;
 mod program_files;
 mod skills;
 mod stream;
-mod unfinished;
 mod working_copy;
 
 use futures::FutureExt;

@@ -4,7 +4,7 @@
 //! request ─▶ before_model ─▶ model ─▶ reply ─▶ after_model ─▶ journal
 //! call    ─▶ before_tool  ─▶ tool  ─▶ text  ─▶ after_tool  ─▶ journal
 //! ```
-//! They wrap the model and the tools, so that the driver of a conversation knows nothing of them. The journal records replies and
+//! They are a stage of each model call of a conversation, and wrap its tools. The journal records replies and
 //! results as the hooks leave them, and a recorded step calls no hook again. It records requests as the agent made
 //! them: what `before_model` removes stays away from the provider, not from the journal. Tools that the machine answers itself
 //! (`think`, to-do lists, notes) call no hooks.
@@ -30,11 +30,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::model::{Model, Reply, Request};
+use crate::model::{Reply, Request};
 use crate::tool::Tool;
 use crate::turn::AttemptName;
 
-use model::HookedModel;
 use tool::HookedTool;
 
 /// A point at which hooks are called.
@@ -164,12 +163,6 @@ impl AttemptHooks {
         Self { context: Arc::new(context), hooks }
     }
 
-    /// Returns a model whose calls these hooks see; the model itself if none does.
-    pub fn wrap_model(&self, model: Arc<dyn Model>) -> Arc<dyn Model> {
-        let sees = self.has_point(HookPoint::BeforeModel) || self.has_point(HookPoint::AfterModel);
-        if sees { Arc::new(HookedModel { model, hooks: self.clone() }) } else { model }
-    }
-
     /// Returns a tool whose calls these hooks see; the tool itself if none does.
     pub fn wrap_tool(&self, tool: Arc<dyn Tool>) -> Arc<dyn Tool> {
         let name = tool.spec().name;
@@ -198,60 +191,4 @@ impl AttemptHooks {
 /// Returns the text of a refusal that names the hook.
 fn describe_refusal(hook: &dyn Hook, refusal: &HookRefusal) -> String {
     format!("the hook {} refused it: {refusal}", hook.name())
-}
-
-#[cfg(test)]
-mod tests {
-    use futures::FutureExt;
-    use millrace_models::model::{DeltaListener, ModelError};
-
-    use super::*;
-
-    struct Guard;
-
-    impl Hook for Guard {
-        fn name(&self) -> &str {
-            "guard"
-        }
-
-        fn points(&self) -> &[HookPoint] {
-            &HookPoint::ALL
-        }
-
-        fn call<'a>(
-            &'a self,
-            _: &'a HookContext,
-            _: HookEvent<'a>,
-        ) -> BoxFuture<'a, Result<(), HookRefusal>> {
-            std::future::ready(Ok(())).boxed()
-        }
-    }
-
-    struct UnpricedModel;
-
-    impl Model for UnpricedModel {
-        fn name(&self) -> &str {
-            "openai:unheard-of"
-        }
-
-        fn uncounted_cost(&self) -> Option<&str> {
-            Some(self.name())
-        }
-
-        fn reply<'a>(
-            &'a self,
-            _: &'a Request,
-            _: &'a dyn DeltaListener,
-        ) -> BoxFuture<'a, Result<Reply, ModelError>> {
-            std::future::ready(Ok(Reply::default())).boxed()
-        }
-    }
-
-    #[test]
-    fn model_with_hooks_still_names_the_cost_that_is_not_counted() {
-        let capability = Capability::new("clerk").unwrap();
-        let context = HookContext { attempt: AttemptName::default(), capability };
-        let hooks = AttemptHooks::new(context, vec![Arc::new(Guard)]);
-        assert_eq!(hooks.wrap_model(Arc::new(UnpricedModel)).uncounted_cost(), Some("openai:unheard-of"));
-    }
 }

@@ -9,7 +9,8 @@ use millrace_protocol::result::{SourceKind, TaskResult};
 use super::documents::DocumentCache;
 use super::models::{ModelPool, ModelPreferences};
 use crate::corpus::Corpus;
-use crate::corpus::pages::{WebPage, read_page};
+use crate::corpus::WebPage;
+use crate::corpus::pages::read_page;
 use crate::model::{CreateModelError, ModelFactory, ModelSelection};
 use crate::sources::{OrderInputError, OrderInputs};
 

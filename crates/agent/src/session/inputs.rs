@@ -11,8 +11,8 @@ use millrace_protocol::result::TaskResult;
 use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::{InputResult, Order};
 
-use super::SessionError;
 use super::documents::DocumentCache;
+use super::environment::SessionError;
 use super::results::InputResults;
 use crate::answers::NumberedResults;
 use crate::answers::labels::{ShownPassage, format_labelled_passages};

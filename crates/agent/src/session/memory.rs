@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use millrace_protocol::result::{ErrorKind, TaskError};
 
-use super::SessionError;
+use super::environment::{MemoryFile, SessionError};
 use crate::files::{CompositeFiles, FilePath, Files, FilesError};
 use crate::material::keep_beginning_and_end;
 use crate::sources::OrderInputError;
@@ -19,14 +19,6 @@ your task take precedence. They may be outdated or wrong, so check what matters.
 const EDITABLE: &str = "Files below /memories are kept for later runs, and other agents change them too. If you have file tools, record \
 there what will help next time: corrections, preferences, facts that were hard to find. Edit what is there instead of repeating it. \
 Never record secrets.";
-
-/// A file beside the capability file, as read by the host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryFile {
-    /// Its place, for people.
-    pub place: String,
-    pub text: String,
-}
 
 /// Mounts the memories into an agent's files, if it has any.
 pub(super) fn mount_memories(

@@ -8,12 +8,12 @@ use millrace_protocol::plan::Plan;
 use millrace_protocol::result::{ErrorKind, PlanProposal, TaskError};
 use millrace_protocol::work::Assignment;
 
-use super::environment::journal_error;
-use super::{AgentSession, SessionError, invalid_order_error};
+use super::agent::AgentSession;
+use super::environment::{SessionError, host_error, invalid_order_error};
 use crate::model::ModelAbility;
 use crate::planner::{PlanAnswer, PlanningForm, PlanningSnapshot, PlanningTurn};
 use crate::spec::AnswerForm;
-use crate::turn::{AttemptName, StopReason, UsageTotals, WorkOutcome, WorkSummary};
+use crate::turn::{StopReason, UsageTotals, WorkOutcome, WorkSummary};
 
 /// The step that records the board's inputs.
 const BOARD: &str = "board";
@@ -51,14 +51,13 @@ impl AgentSession<'_> {
         let has_own_instructions = !self.spec.instructions.is_empty();
         let hidden = turn.hidden_tools(&documents, has_own_instructions);
         self.turn_instructions = Some(turn.instructions());
-        let opened = self.open_model().await?;
-        let mut conversation = self.prepare_conversation(opened, board, Some(form), tools)?;
+        let (model, beginning) = self.open_model().await?;
+        let mut conversation = self.prepare_conversation(model, beginning, board, Some(form), tools)?;
         conversation.brief.tools = conversation.brief.tools.with_hidden_tools(&hidden);
         conversation.brief.max_output_tokens = turn.max_output_tokens();
-        let attempt = AttemptName::from_order(self.order);
         let check = |answer: PlanAnswer| turn.validate_answer(answer);
         let WorkSummary { outcome, usage, models, artifacts: _, produced } =
-            self.env.run_to_end(attempt, conversation, &check).await?;
+            conversation.drive(self.env.host, &check).await?;
         let spent = UsageTotals { usage, models };
         match outcome {
             WorkOutcome::Answered(answer) => Ok((turn.build_proposal(answer), spent)),
@@ -71,8 +70,7 @@ impl AgentSession<'_> {
 
     /// Returns the recorded snapshot of the turn, if the turn is resumed.
     async fn read_recorded_snapshot(&mut self) -> Result<Option<PlanningSnapshot>, SessionError> {
-        let recorded =
-            self.env.journal.read_recorded_step(&[BOARD.to_owned()]).await.map_err(journal_error)?;
+        let recorded = self.env.host.replay(&[BOARD.to_owned()]).await.map_err(host_error)?;
         let Some((_, value)) = recorded else { return Ok(None) };
         let snapshot = serde_json::from_value(value).map_err(|mistake| {
             let why = format!("the journal's step {BOARD:?} can't be read: {mistake}");
@@ -97,7 +95,7 @@ impl AgentSession<'_> {
         let snapshot =
             PlanningSnapshot { at: Timestamp::now(), plan_at, offers, form, ability, documents_fit };
         let value = serde_json::to_value(&snapshot).expect("descriptions have a form in JSON");
-        self.env.journal.append_step(BOARD, &value).await.map_err(journal_error)?;
+        self.env.host.record(BOARD, &value).await.map_err(host_error)?;
         Ok(snapshot)
     }
 

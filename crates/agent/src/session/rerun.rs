@@ -18,7 +18,7 @@ use millrace_protocol::result::{CriterionOutcome, TaskResult};
 use millrace_protocol::work::{Assignment, InputResult, Order, Rejection};
 use tracing::warn;
 
-use super::SessionError;
+use super::environment::SessionError;
 use crate::material::{NOTICE, prefix_lines_with_bar};
 use crate::model::ModelAbility;
 use crate::sources::{OrderInputError, OrderInputs};

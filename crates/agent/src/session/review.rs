@@ -25,11 +25,12 @@ use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::{Assignment, InputResult, JudgePanel, Order, ReviewBrief};
 use serde_json::Value;
 
-use super::environment::{journal_error, restore_prompt};
+use super::environment::{
+    SessionEnvironment, SessionError, host_error, invalid_order_error, read_beginning, restore_prompt,
+};
+use super::host::AgentHost;
 use super::models::RunModels;
 use super::results::InputResults;
-use super::{AgentHost, PreparedConversation, SessionEnvironment, SessionError, invalid_order_error};
-use crate::approval::ApprovalRules;
 use crate::critic::checks::build_verdict;
 use crate::critic::standing::{
     ReviewedResult, check_standing_criteria, is_settled_by_code, select_asked_criteria, verdict_without_model,
@@ -38,11 +39,11 @@ use crate::critic::{
     Judgement, JudgementValidator, ModelVerdict, ReviewEvidence, ReviewPanel, ReviewTask, build_review_brief,
 };
 use crate::files::Files;
-use crate::model::{Model, ModelAbility, ModelSelection};
+use crate::model::{DeltaListener, Model, ModelAbility, ModelSelection};
 use crate::roles::DocumentList;
 use crate::sources::OrderInputs;
 use crate::tool::TaskResultSource;
-use crate::turn::{AttemptName, InheritedState, Journal, JournalError, UsageTotals};
+use crate::turn::{AttemptName, Conversation, Host, RecordedBeginning, UsageTotals};
 
 /// The maximum number of results that a result is compared with.
 const MAX_COMPARED: usize = 12;
@@ -55,6 +56,11 @@ struct PanelReview<'a> {
     evidence: ReviewEvidence,
     /// `true` if a model was asked before this process took the review over.
     has_begun: bool,
+    /// Receives the output of the judges.
+    observer: Arc<dyn DeltaListener>,
+    /// The part of the run's budget that is reserved for all of them.
+    allowance: ResourceAmounts,
+    provider_timeout: Duration,
 }
 
 /// The outcome of one judge of a panel.
@@ -75,7 +81,7 @@ impl AgentHost {
         &self,
         order: &Order,
         criteria: &[String],
-        mut env: SessionEnvironment<'_>,
+        env: SessionEnvironment<'_>,
     ) -> Result<Verdict, SessionError> {
         let (Assignment::Review { task, review, brief: requirements, .. }, Some(input)) =
             (&order.assignment, order.inputs.first())
@@ -83,7 +89,7 @@ impl AgentHost {
             return Err(invalid_order_error("it is not a review of a result").into());
         };
         let criteria = merge_criteria(requirements, criteria);
-        let has_begun = env.read_beginning().await?.is_some();
+        let has_begun = read_beginning(env.host).await?.is_some();
         let asked = select_asked_criteria(&criteria);
         let (sources, files) = (env.sources.clone(), env.files.clone());
         let (sheet, evidence) =
@@ -92,8 +98,10 @@ impl AgentHost {
         if checked.iter().any(|outcome| !outcome.met) {
             return Ok(build_verdict(checked, &[]));
         }
-        let case = PanelReview { order, task, sheet, evidence, has_begun };
-        let judged = self.ask_judges(&case, requirements, &mut env).await?;
+        let SessionEnvironment { observer, allowance, provider_timeout, .. } = env;
+        let case =
+            PanelReview { order, task, sheet, evidence, has_begun, observer, allowance, provider_timeout };
+        let judged = self.ask_judges(&case, requirements, env.host).await?;
         Ok(add_checked_criteria(judged, checked))
     }
 
@@ -102,7 +110,7 @@ impl AgentHost {
         &self,
         case: &PanelReview<'_>,
         requirements: &ReviewBrief,
-        env: &mut SessionEnvironment<'_>,
+        host: &mut dyn Host,
     ) -> Result<Verdict, SessionError> {
         let order = case.order;
         let single = JudgePanel { models: Vec::new(), quorum: 1 };
@@ -115,16 +123,10 @@ impl AgentHost {
             if is_small && !case.has_begun && is_settled_by_code(&case.sheet, order.is_final) {
                 return Ok(verdict_without_model(&case.sheet));
             }
-            let judge = SessionEnvironment {
-                observer: env.observer.clone(),
-                allowance: env.allowance,
-                provider_timeout: env.provider_timeout,
-                ..SessionEnvironment::new(env.sources.clone(), env.journal.as_mut())
-            };
-            let (verdict, spent) = case.run_judge(model, judge).await?;
+            let (verdict, spent) = case.run_judge(model, case.allowance, host).await?;
             return Ok(Verdict { usage: spent.usage, models: spent.models, ..verdict });
         }
-        self.ask_panel(case, panel, env).await
+        self.ask_panel(case, panel, host).await
     }
 
     /// Returns the review task for the brief, and the evidence for the judges' tools.
@@ -176,13 +178,13 @@ impl AgentHost {
         &self,
         case: &PanelReview<'_>,
         panel: &JudgePanel,
-        env: &mut SessionEnvironment<'_>,
+        host: &mut dyn Host,
     ) -> Result<Verdict, SessionError> {
         let mut votes = ReviewPanel::new(panel.models.len(), panel.quorum);
         let (mut spent, mut failed) = (UsageTotals::default(), Vec::new());
         for (number, name) in panel.models.iter().enumerate() {
-            let allowance = subtract_spent_amounts(env.allowance, &spent);
-            let outcome = self.ask_judge(case, number, name, allowance, env).await;
+            let allowance = subtract_spent_amounts(case.allowance, &spent);
+            let outcome = self.ask_judge(case, number, name, allowance, host).await;
             match outcome.map_err(|error| add_spent_to_error(error, &spent))? {
                 JudgeOutcome::Verdict(verdict, used) => {
                     spent.add_totals(&used);
@@ -211,41 +213,26 @@ impl AgentHost {
         number: usize,
         name: &str,
         allowance: ResourceAmounts,
-        env: &mut SessionEnvironment<'_>,
+        host: &mut dyn Host,
     ) -> Result<JudgeOutcome, SessionError> {
-        let mut journal = JudgeJournal {
-            journal: env.journal.as_mut(),
-            prefix: format!("judge.{number}."),
-            recorded_failure: None,
-        };
+        let mut host = JudgeHost { host, prefix: format!("judge.{number}."), recorded_failure: None };
         let run = RunModels::of_order(case.order);
         let opened = ModelSelection::parse(name).map_err(|error| error.to_string());
         let opened = opened.and_then(|selection| {
             self.models.open_for_run(&run, &selection).map_err(|error| error.to_string())
         });
         let judged = match opened {
-            Ok(model) => {
-                let observer = env.observer.clone();
-                let judge = SessionEnvironment {
-                    observer,
-                    allowance,
-                    provider_timeout: env.provider_timeout,
-                    ..SessionEnvironment::new(env.sources.clone(), &mut journal)
-                };
-                case.run_judge(model, judge).await
+            Ok(model) => case.run_judge(model, allowance, &mut host).await,
+            Err(reason) => {
+                host.replay(&[]).await.map_err(host_error).and(Err(invalid_order_error(&reason).into()))
             }
-            Err(reason) => journal
-                .read_recorded_step(&[])
-                .await
-                .map_err(journal_error)
-                .and(Err(invalid_order_error(&reason).into())),
         };
         match judged {
             Ok((verdict, spent)) => Ok(JudgeOutcome::Verdict(verdict, spent)),
-            Err(error) => match (journal.recorded_failure.take(), error) {
+            Err(error) => match (host.recorded_failure.take(), error) {
                 (Some(failure), _) => Ok(JudgeOutcome::Failed(failure)),
                 (None, SessionError::Task(error)) if is_judge_failure(error.kind) => {
-                    journal.record_failure(&error).await.map_err(journal_error)?;
+                    host.record_failure(&error).await.map_err(host_error)?;
                     Ok(JudgeOutcome::Failed(error))
                 }
                 (None, error) => Err(error),
@@ -259,35 +246,26 @@ impl PanelReview<'_> {
     async fn run_judge(
         &self,
         model: Arc<dyn Model>,
-        env: SessionEnvironment<'_>,
+        allowance: ResourceAmounts,
+        host: &mut dyn Host,
     ) -> Result<(Verdict, UsageTotals), SessionError> {
-        // Without files, large tool results stay in the conversation: a judge must not write to the workspace.
-        let env = SessionEnvironment { files: None, ..env };
-        let mut env = env;
-        let beginning = env.choose_beginning(model.ability(), None, None).await?;
+        let new = RecordedBeginning { ability: model.ability(), ..RecordedBeginning::default() };
+        let beginning = read_beginning(host).await?.unwrap_or(new);
         let ability = beginning.ability;
         let toolbox = self.evidence.open_tools(&self.sheet, ability);
         let brief = restore_prompt(build_review_brief(&self.sheet, &toolbox, ability), beginning);
-        let conversation = PreparedConversation {
-            brief,
-            toolbox,
-            model,
-            files: None,
-            state: None,
-            approvals: ApprovalRules::default(),
+        // Without files, large tool results stay in the conversation: a judge must not write to the workspace.
+        let conversation = Conversation {
+            attempt: AttemptName::from_order(self.order),
+            listener: self.observer.clone(),
             can_wait: false,
-            continued: None,
-            inherited: InheritedState::default(),
-            context: None,
-            summarizer: None,
-            records: false,
-            pages: None,
-            read_lines: Arc::default(),
-            skills: Vec::new(),
+            allowance,
+            provider_timeout: self.provider_timeout,
+            ..Conversation::new(brief, model, toolbox)
         };
         let expected = JudgementValidator::new(self.task, &self.sheet.criteria);
         let check = |judgement: Judgement| expected.validate_judgement(judgement);
-        let judged = env.run_conversation(AttemptName::from_order(self.order), conversation, &check).await?;
+        let judged = conversation.drive(host, &check).await?.into_result()?;
         Ok((judged.answer.to_verdict(), judged.spent))
     }
 }
@@ -390,84 +368,81 @@ fn undecided_panel_error(panel: &JudgePanel, failed: &[(&String, TaskError)]) ->
     TaskError::new(kind.unwrap_or(ErrorKind::InvalidTask), message)
 }
 
-/// The part of the journal that belongs to one judge: steps with its prefix.
-struct JudgeJournal<'a> {
-    journal: &'a mut dyn Journal,
+/// The host of one judge: its part of the journal are the steps with its prefix.
+struct JudgeHost<'a> {
+    host: &'a mut dyn Host,
     prefix: String,
     /// The failure that the journal holds for this judge.
     recorded_failure: Option<TaskError>,
 }
 
-impl JudgeJournal<'_> {
+impl JudgeHost<'_> {
     fn failure_step_name(&self) -> String {
         format!("{}lost", self.prefix)
     }
 
-    async fn record_failure(&mut self, error: &TaskError) -> Result<(), JournalError> {
+    async fn record_failure(&mut self, error: &TaskError) -> Result<(), TaskError> {
         let value = serde_json::to_value(error).expect("an error holds only texts and numbers");
-        self.journal.append_step(&self.failure_step_name(), &value).await
+        self.host.record(&self.failure_step_name(), &value).await
     }
 }
 
-impl Journal for JudgeJournal<'_> {
-    fn read_recorded_step<'a>(
+impl Host for JudgeHost<'_> {
+    fn replay<'a>(
         &'a mut self,
         names: &'a [String],
-    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, TaskError>> {
         async move {
             let own = names.iter().map(|name| format!("{}{name}", self.prefix));
             let steps: Vec<String> = own.chain([self.failure_step_name()]).collect();
-            let Some((at, value)) = self.journal.read_recorded_step(&steps).await? else {
+            let Some((at, value)) = self.host.replay(&steps).await? else {
                 return Ok(None);
             };
             if at < names.len() {
                 return Ok(Some((at, value)));
             }
-            let unreadable = |mistake: serde_json::Error| JournalError::Failed(mistake.to_string());
+            let unreadable =
+                |mistake: serde_json::Error| TaskError::new(ErrorKind::Other, mistake.to_string());
             self.recorded_failure = Some(serde_json::from_value(value).map_err(unreadable)?);
-            Err(JournalError::Failed("this judge failed before".into()))
+            Err(TaskError::new(ErrorKind::Other, "this judge failed before"))
         }
         .boxed()
     }
 
     /// The next step of this judge. If the next one belongs to another judge, this one has none.
-    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
+    fn peek(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, TaskError>> {
         async move {
-            let next = self.journal.peek_recorded_step().await?;
+            let next = self.host.peek().await?;
             Ok(next.and_then(|(name, value)| Some((name.strip_prefix(&self.prefix)?.to_owned(), value))))
         }
         .boxed()
     }
 
-    fn append_step<'a>(
-        &'a mut self,
-        name: &'a str,
-        value: &'a Value,
-    ) -> BoxFuture<'a, Result<(), JournalError>> {
-        async move { self.journal.append_step(&format!("{}{name}", self.prefix), value).await }.boxed()
+    fn record<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), TaskError>> {
+        async move { self.host.record(&format!("{}{name}", self.prefix), value).await }.boxed()
     }
 
-    fn append_note<'a>(&'a mut self, text: &'a str) -> BoxFuture<'a, Result<(), JournalError>> {
-        self.journal.append_note(text)
+    fn note<'a>(&'a mut self, text: &'a str) -> BoxFuture<'a, Result<(), TaskError>> {
+        self.host.note(text)
     }
 
     fn report_provider<'a>(
         &'a mut self,
         text: &'a str,
         status: &'a ProviderStatus,
-    ) -> BoxFuture<'a, Result<(), JournalError>> {
-        self.journal.report_provider(text, status)
+    ) -> BoxFuture<'a, Result<(), TaskError>> {
+        self.host.report_provider(text, status)
     }
 
     fn interrupt_wait(&mut self) {
-        self.journal.interrupt_wait();
+        self.host.interrupt_wait();
     }
 
     fn provider_status(&self) -> Option<ProviderStatus> {
-        self.journal.provider_status()
+        self.host.provider_status()
     }
 
     fn keepalive_interval(&self) -> Duration {
-        self.journal.keepalive_interval()
+        self.host.keepalive_interval()
     }
 }

@@ -13,8 +13,7 @@ use std::sync::Arc;
 
 use millrace_protocol::result::{ErrorKind, TaskError};
 
-use super::environment::journal_error;
-use super::{SessionEnvironment, SessionError};
+use super::environment::{SessionEnvironment, SessionError, host_error};
 use crate::files::{CompositeFiles, FilePath, Files, SkillFiles};
 use crate::skills::{SKILLS, Skill, SkillEntry, format_skill_list};
 use crate::spec::AgentSpec;
@@ -39,7 +38,7 @@ impl AttemptSkills {
                 return Ok(Self::default());
             }
             for skill in &own {
-                env.journal.store_blob(skill.bytes.clone()).await.map_err(journal_error)?;
+                env.host.store_blob(skill.bytes.clone()).await.map_err(host_error)?;
             }
             return Ok(Self(own));
         };

@@ -2,16 +2,13 @@
 //! its error messages and the template of the instructions; it opens no model and no tool, and runs nothing.
 
 mod agents;
-mod context;
-mod hooks;
-mod host_folder;
-mod memory;
+pub(crate) mod fields;
 mod person_review;
 mod review;
 mod schema;
 mod server_tools;
 mod state;
-mod template;
+pub(crate) mod template;
 mod tools;
 
 use std::path::{Path, PathBuf};
@@ -31,12 +28,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 pub use agents::{AgentAccess, AskableAgent, ForkAccess};
-pub use context::ContextSpec;
-pub use hooks::CommandHook;
-pub use host_folder::HostFolder;
-pub use memory::{MEMORIES, MemoryPlace};
+pub use fields::{CommandHook, ContextSpec, HostFolder, MEMORIES, MemoryPlace};
 pub use review::ReviewForm;
-pub(crate) use schema::{AnyObject, TextOrFlag};
 pub use schema::{agent_file_schema, common_properties_schema, merge_json, review_schema};
 use server_tools::ServerToolNames;
 pub use template::{
@@ -77,11 +70,11 @@ pub struct CapabilityFields {
     pub slots: Option<Whole<1, 1000>>,
     /// The JSON Schema of a task's parameters.
     #[serde(default, deserialize_with = "read_optional_json_schema")]
-    #[schemars(with = "schema::AnyObject")]
+    #[schemars(with = "fields::AnyObject")]
     pub input: Option<Value>,
     /// The JSON Schema of a result's data.
     #[serde(default, deserialize_with = "read_optional_json_schema")]
-    #[schemars(with = "schema::AnyObject")]
+    #[schemars(with = "fields::AnyObject")]
     pub output: Option<Value>,
     /// The review of a result before it is accepted: none, a critic, checks only, or checks first, then critics, then persons.
     #[serde(default, deserialize_with = "from_form::<_, ReviewForm, _>")]
@@ -112,7 +105,7 @@ pub struct AgentSpec {
     #[schemars(with = "String", regex(pattern = r"\S"))]
     pub instructions: Template,
     /// Its model: provider:model or tier:NAME, optionally followed by comma-separated fallbacks, or a map with settings.
-    #[schemars(with = "schema::TextOrObject")]
+    #[schemars(with = "fields::TextOrObject")]
     pub model: Option<ModelSelection>,
     /// The variant of its prompts and of the form of its answers: for small models or for strong ones; by default that of its model.
     pub prompts: Option<ModelAbility>,
@@ -143,12 +136,12 @@ pub struct AgentSpec {
     /// The rules that keep its conversation within the context window of its model.
     pub context: ContextSpec,
     /// Files whose text it has in its prompt: paths relative to the capability file, or below /memories/ for files that agents keep across runs. Missing ones are passed over. With this field, even if it is empty, its file tools reach /memories.
-    #[serde(deserialize_with = "memory::read_places")]
-    #[schemars(with = "Option<Vec<String>>", length(max = memory::MAX_FILES), inner(length(min = 1)))]
+    #[serde(deserialize_with = "fields::read_places")]
+    #[schemars(with = "Option<Vec<String>>", length(max = fields::MAX_FILES), inner(length(min = 1)))]
     pub memory: Option<Vec<MemoryPlace>>,
     /// Programs that see its calls of models and tools, to redact, guard or log.
-    #[serde(deserialize_with = "hooks::read_hooks")]
-    #[schemars(length(max = hooks::MAX_HOOKS))]
+    #[serde(deserialize_with = "fields::read_hooks")]
+    #[schemars(length(max = fields::MAX_HOOKS))]
     pub hooks: Vec<CommandHook>,
     /// Folders with skills, relative to the folder of this file: each has a folder with a SKILL.md for every skill, or is the folder of one. Of skills with the same name the one of the later folder counts. The agent needs the tool read_file.
     #[serde(deserialize_with = "read_skill_folders")]

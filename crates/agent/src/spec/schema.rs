@@ -1,38 +1,10 @@
 //! The JSON Schema of a capability file that describes an agent, for editors and for generators of such files. Other crates
 //! add the tools that they provide.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use super::{AgentSpec, AnswerForm, CapabilityFields};
 use crate::tool::schema_of;
-
-macro_rules! plain_schemas {
-    ($($(#[$doc:meta])* $name:ident = $schema:tt;)*) => {$(
-        $(#[$doc])*
-        pub struct $name;
-
-        impl JsonSchema for $name {
-            fn schema_name() -> Cow<'static, str> {
-                stringify!($name).into()
-            }
-
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!($schema)
-            }
-        }
-    )*};
-}
-plain_schemas! {
-    /// The schema of any map.
-    AnyObject = { "type": "object" };
-    /// The schema of a text or a map.
-    TextOrObject = { "type": ["string", "object"] };
-    /// The schema of a text, `true` or `false`.
-    TextOrFlag = { "type": ["string", "boolean"] };
-}
 
 /// The properties that all kinds of capabilities have.
 #[must_use]

@@ -35,7 +35,8 @@ use serde_json::Value;
 
 use crate::model::ToolSpec;
 use crate::skills::{SkillEntry, SkillProgress};
-use crate::spec::{AnyObject, Template, TemplateError};
+use crate::spec::fields::AnyObject;
+use crate::spec::template::{Template, TemplateError};
 
 pub use condition::{Condition, ConditionView};
 pub use policy::{StateOperation, StatePolicy};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
 use super::{Condition, ConditionView};
-use crate::spec::{AnyObject, TextOrFlag};
+use crate::spec::fields::{AnyObject, TextOrFlag};
 
 /// An operation on a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

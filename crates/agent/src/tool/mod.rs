@@ -5,7 +5,7 @@
 mod arguments;
 mod ask;
 mod call_budget;
-mod child_limits;
+mod children;
 mod consult;
 mod delegation;
 mod documents;
@@ -42,11 +42,11 @@ use crate::turn::{ArtifactChange, ForkedConversation};
 pub(crate) use arguments::parse_lenient_json;
 pub use ask::ask_user_tool;
 pub use call_budget::{ModelCallBudget, ModelCallBudgetGuard};
-pub use child_limits::ChildLimits;
+pub use children::{ChildLimits, ChildTasks};
 pub use consult::{ConsultableCapabilities, consult_tool};
 pub use delegation::{
-    ChildTasks, cancel_child_tool, check_task_tool, list_tasks_tool, message_task_tool, start_task_tool,
-    task_tool, wait_for_tool,
+    cancel_child_tool, check_task_tool, list_tasks_tool, message_task_tool, start_task_tool, task_tool,
+    wait_for_tool,
 };
 pub use documents::{
     MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, ReadableDocuments, read_document_tool,

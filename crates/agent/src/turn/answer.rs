@@ -22,7 +22,7 @@ use crate::model::AnswerSchema;
 use crate::tool::{parse_lenient_json, schema_of};
 
 /// The final answer of an agent.
-pub trait Answer: Clone + Serialize + DeserializeOwned + Send + 'static {
+pub trait Answer: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// A field that is accepted although the schema does not list it: models are not asked for it.
     const UNDECLARED_FIELD: Option<&'static str> = None;
 

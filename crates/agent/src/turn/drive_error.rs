@@ -2,12 +2,13 @@
 
 use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
 use millrace_protocol::provider::ProviderWait;
+use millrace_protocol::result::TaskError;
 use millrace_protocol::wait::Wait;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{JournalError, UnexpectedInput};
+use super::UnexpectedInput;
 use crate::model::ModelError;
 
 /// The reason that the work could not be finished. Everything in the journal is preserved.
@@ -35,9 +36,9 @@ pub enum DriveError {
     /// A tool's service is unavailable.
     #[error("tool {tool} is unavailable: {reason}")]
     Tool { tool: String, reason: String },
-    /// The journal can't continue.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
+    /// The host can't continue: the journal, the stores.
+    #[error("cannot use the journal: {}", .0.message)]
+    Host(#[from] TaskError),
     /// A recorded value can't be decoded: it was written by a version that this one does not know.
     #[error("cannot decode the journal's step {name:?}: {reason}")]
     Unreadable {

@@ -19,12 +19,12 @@
 use std::sync::Arc;
 
 use millrace_protocol::file::{MAX_FILE, WriteCondition};
-use millrace_protocol::result::Artifact;
+use millrace_protocol::result::{Artifact, TaskError};
 use millrace_protocol::secrets::{HIDDEN, contains_secret, redact_bytes, redact_text};
 use millrace_protocol::wire::InlineOrStoredBytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Journal, JournalError};
+use super::Host;
 use crate::files::{
     AgentFiles, FileChange, FileChanges, FileContent, FileDigest, FilePath, FilesError, StoredContent,
     sha256_hex,
@@ -81,9 +81,9 @@ enum RecordedBytes {
 /// A failure to record changes or to write them. The attempt can continue later.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FileChangesError {
-    /// The journal can't be used.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
+    /// The host can't continue.
+    #[error("cannot use the journal: {}", .0.message)]
+    Host(#[from] TaskError),
     /// The files can't be used now.
     #[error(transparent)]
     Files(#[from] FilesError),
@@ -102,14 +102,11 @@ pub struct WrittenChanges {
 
 impl RecordedChanges {
     /// Stores the contents of changes, one file at a time.
-    pub async fn store_contents(
-        found: &FileChanges,
-        journal: &mut dyn Journal,
-    ) -> Result<Self, FileChangesError> {
+    pub async fn store_contents(found: &FileChanges, host: &mut dyn Host) -> Result<Self, FileChangesError> {
         let (mut changes, mut exclusions) =
             (Vec::with_capacity(found.changes.len()), found.exclusions.clone());
         for change in &found.changes {
-            changes.extend(store_content(found, change, &mut exclusions, journal).await?);
+            changes.extend(store_content(found, change, &mut exclusions, host).await?);
         }
         Ok(Self { changes, exclusions })
     }
@@ -119,13 +116,13 @@ impl RecordedChanges {
         &self,
         agent: &AgentFiles,
         key: &str,
-        journal: &mut dyn Journal,
+        host: &mut dyn Host,
     ) -> Result<WrittenChanges, FileChangesError> {
         let mut report = ChangeReport::default();
         for change in &self.changes {
             match &change.content {
                 None => change.delete(agent, key, &mut report).await?,
-                Some(content) => change.write(content, agent, key, (&mut *journal, &mut report)).await?,
+                Some(content) => change.write(content, agent, key, (&mut *host, &mut report)).await?,
             }
         }
         report.exclusions.extend(self.exclusions.iter().cloned());
@@ -139,7 +136,7 @@ async fn store_content(
     found: &FileChanges,
     change: &FileChange,
     exclusions: &mut Vec<String>,
-    journal: &mut dyn Journal,
+    host: &mut dyn Host,
 ) -> Result<Option<RecordedChange>, FileChangesError> {
     let (path, base) = (change.path.clone(), change.base);
     if contains_secret(path.as_str().as_bytes()) {
@@ -163,7 +160,7 @@ async fn store_content(
             return Ok(None);
         }
         let file = found.folder.open_file(&path).await?.ok_or_else(gone)?;
-        let blob = journal.store_file(Arc::new(file)).await?;
+        let blob = host.store_file(Arc::new(file)).await?;
         let (size, sha256) = (blob.size, blob.sha256.clone());
         let bytes = RecordedBytes::Bytes(InlineOrStoredBytes::Stored(blob));
         let content = Some(RecordedContent { size, sha256, bytes });
@@ -182,8 +179,8 @@ async fn store_content(
     };
     let bytes = match String::from_utf8(bytes) {
         Ok(text) if text.len() <= MAX_TEXT => RecordedBytes::Text(text),
-        Ok(text) => RecordedBytes::Bytes(journal.store_value(text.into_bytes()).await?),
-        Err(error) => RecordedBytes::Bytes(journal.store_value(error.into_bytes()).await?),
+        Ok(text) => RecordedBytes::Bytes(host.store_value(text.into_bytes()).await?),
+        Err(error) => RecordedBytes::Bytes(host.store_value(error.into_bytes()).await?),
     };
     let content = RecordedContent { size, sha256, bytes };
     Ok(Some(RecordedChange { path, base, content: Some(content) }))
@@ -256,16 +253,16 @@ impl RecordedChange {
         content: &RecordedContent,
         agent: &AgentFiles,
         key: &str,
-        (journal, report): (&mut dyn Journal, &mut ChangeReport),
+        (host, report): (&mut dyn Host, &mut ChangeReport),
     ) -> Result<(), FileChangesError> {
         let path = &self.path;
-        match content.write_to(path, self.condition(), agent, key, journal).await? {
+        match content.write_to(path, self.condition(), agent, key, host).await? {
             Ok(version) => {
                 let done = if self.base.is_some() { "changed" } else { "created" };
                 report.add_written(done, path, version, content);
             }
             Err(FilesError::Stale { current, .. }) => {
-                let copy = self.write_beside(content, agent, key, (journal, report)).await?;
+                let copy = self.write_beside(content, agent, key, (host, report)).await?;
                 let current = current
                     .map_or_else(|| "it was deleted since".to_owned(), |current| describe_current(&current));
                 report.conflicts.push(format!("{path} was not changed: {current}; {copy}"));
@@ -282,14 +279,14 @@ impl RecordedChange {
         content: &RecordedContent,
         agent: &AgentFiles,
         key: &str,
-        (journal, report): (&mut dyn Journal, &mut ChangeReport),
+        (host, report): (&mut dyn Host, &mut ChangeReport),
     ) -> Result<String, FileChangesError> {
         let lost = |why: String| format!("the program's content could not be stored: {why}");
         let path = match conflict_path(&self.path, key) {
             Ok(path) => path,
             Err(why) => return Ok(lost(why)),
         };
-        match content.write_to(&path, WriteCondition::Always, agent, key, journal).await? {
+        match content.write_to(&path, WriteCondition::Always, agent, key, host).await? {
             Ok(version) => {
                 report.add_written("created", &path, version, content);
                 Ok(format!("the program's content is in {path}"))
@@ -308,17 +305,15 @@ impl RecordedContent {
         expected: WriteCondition,
         agent: &AgentFiles,
         key: &str,
-        journal: &mut dyn Journal,
-    ) -> Result<Result<u64, FilesError>, JournalError> {
+        host: &mut dyn Host,
+    ) -> Result<Result<u64, FilesError>, TaskError> {
         let bytes = match &self.bytes {
             RecordedBytes::Text(text) => text.clone().into_bytes(),
             RecordedBytes::Bytes(InlineOrStoredBytes::Stored(blob)) => {
-                let stored = StoredContent { blob: blob.clone(), content: journal.open_stored(blob).await? };
+                let stored = StoredContent { blob: blob.clone(), content: host.open_stored(blob).await? };
                 return Ok(agent.files.write_stored(path, stored, expected, key).await);
             }
-            RecordedBytes::Bytes(stored @ InlineOrStoredBytes::Inline(_)) => {
-                journal.load_value(stored).await?
-            }
+            RecordedBytes::Bytes(stored @ InlineOrStoredBytes::Inline(_)) => host.load_value(stored).await?,
         };
         Ok(agent.files.write(path, bytes, expected, key).await)
     }

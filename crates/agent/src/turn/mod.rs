@@ -1,19 +1,18 @@
-//! One agent's work on one task: the [`Machine`] decides the next step and performs no I/O, the [`Driver`] carries the
-//! step out, and the [`Journal`] records each completed step so that it is never repeated.
+//! One agent's work on one task: the [`Machine`] decides the next step and performs no I/O, the loop in `drive` carries the
+//! step out of a [`Conversation`], and the [`Host`] records each completed step so that it is never repeated.
 
 mod allowance;
 mod answer;
-mod call_changes;
 mod calls;
 mod compact;
 mod context;
+mod conversation;
 mod drive;
 mod drive_error;
 mod file_changes;
 mod fork;
-mod journal;
+mod host;
 mod keepalive;
-mod large;
 mod limits;
 mod machine;
 mod name;
@@ -26,16 +25,16 @@ mod usage_totals;
 
 pub(crate) use answer::parse_json_answer;
 pub use answer::{Answer, JsonAnswer, PlainText};
+pub use calls::MAX_RESULT;
 pub use context::ContextSettings;
+pub use conversation::{AnswerCheck, ContinuedConversation, Conversation};
 pub(crate) use drive::CONVERSATION_STEP;
-pub use drive::{AnswerCheck, Driver};
 pub use drive_error::DriveError;
 pub(crate) use drive_error::describe_uncounted_cost;
 pub use file_changes::{ArtifactChange, FileChangesError, RecordedChanges, WrittenChanges};
 pub use fork::{ForkedConversation, format_fork_task};
-pub use journal::{Journal, JournalError, JournalStep, KEEPALIVE, MemoryJournal};
-pub(crate) use journal::{RecordedBeginning, read_recorded_beginning};
-pub use large::MAX_RESULT;
+pub use host::{Host, JournalStep, KEEPALIVE, MemoryHost};
+pub(crate) use host::{RecordedBeginning, read_recorded_beginning};
 pub use limits::{Dollars, Limits};
 pub use machine::{
     AgentBrief, MAX_CALLS_AT_ONCE, MAX_COMPACTIONS, Machine, MachineStep, UnexpectedInput, ValidatedToolCall,

@@ -206,7 +206,7 @@ impl From<WorkFailure> for TaskError {
             | DriveError::ReservationTooSmall(_)
             | DriveError::Parked(..)
             | DriveError::Tool { .. }
-            | DriveError::Journal(_)
+            | DriveError::Host(_)
             | DriveError::Unreadable { .. }
             | DriveError::OutOfStep(_) => false,
         };
@@ -217,7 +217,7 @@ impl From<WorkFailure> for TaskError {
             DriveError::UncountedCost { .. } => ErrorKind::InvalidTask,
             DriveError::ReservationTooSmall(_) => ErrorKind::Limit,
             DriveError::Tool { .. } => ErrorKind::Tool,
-            DriveError::Journal(_) | DriveError::Parked(..) => ErrorKind::Other,
+            DriveError::Host(_) | DriveError::Parked(..) => ErrorKind::Other,
             DriveError::Unreadable { .. } | DriveError::OutOfStep(_) => ErrorKind::Panic,
         };
         let message = failure.error.to_string();

@@ -8,7 +8,7 @@ use millrace_protocol::result::{Artifact, ModelUsage, Usage};
 use serde::{Deserialize, Serialize};
 
 use super::{ArtifactChange, ContextSettings, RecordedChanges, UsageTotals};
-use crate::corpus::pages::WebPage;
+use crate::corpus::WebPage;
 use crate::material::keep_beginning_and_end;
 use crate::model::{Message, ModelAbility, Reply, Request, ToolResult};
 use crate::skills::SkillEntry;

@@ -12,7 +12,7 @@ use millrace_agent::session::tools::BuiltInToolNames;
 use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvironment, SessionError};
 use millrace_agent::sources::{OrderInputError, OrderInputs};
 use millrace_agent::spec::AgentSpec;
-use millrace_agent::turn::MemoryJournal;
+use millrace_agent::turn::MemoryHost;
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{Document, DocumentSet, Work};
 use millrace_protocol::result::TaskResult;
@@ -70,7 +70,7 @@ pub struct ScriptedTask<'a> {
     pub inputs: Vec<(&'a str, TaskResult)>,
     /// The replies, in order; the last one repeats. One with `calls` or `text` is a whole turn, any other an answer.
     pub replies: Vec<Value>,
-    pub journal: MemoryJournal,
+    pub journal: MemoryHost,
     pub folder: TempDir,
 }
 
@@ -84,7 +84,7 @@ impl<'a> ScriptedTask<'a> {
             documents: vec![("skua.md", SKUA), ("tarn.md", TARN)],
             inputs: Vec::new(),
             replies,
-            journal: MemoryJournal::default(),
+            journal: MemoryHost::default(),
             folder: tempfile::tempdir().unwrap(),
         }
     }

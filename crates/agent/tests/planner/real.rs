@@ -8,7 +8,7 @@ use millrace_agent::corpus::list_folder_files;
 use millrace_agent::session::{AgentHost, AgentSession, HostSettings, ModelPreferences, SessionEnvironment};
 use millrace_agent::sources::CapabilityOffer;
 use millrace_agent::spec::AgentSpec;
-use millrace_agent::turn::MemoryJournal;
+use millrace_agent::turn::MemoryHost;
 use millrace_protocol::plan::{Document, DocumentSet, Plan, PlannerTrigger, PlanningMode};
 use millrace_protocol::wire;
 use sha2::{Digest, Sha256};
@@ -72,7 +72,7 @@ async fn small_model_ends_each_turn_with_a_proposal() {
         let began = std::time::Instant::now();
         let (log, documents) = log(plan);
         let order = millrace_protocol::work::Order { documents: Some(documents), ..order() };
-        let mut journal = MemoryJournal::default();
+        let mut journal = MemoryHost::default();
         let (env, planner) = (SessionEnvironment::new(Arc::new(log), &mut journal), planner());
         let session = AgentSession::prepare(&host, &planner, &order, env).await.unwrap();
         let planned = session.run_planning().await;

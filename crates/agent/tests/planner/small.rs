@@ -7,7 +7,7 @@ use millrace_agent::model::ModelAbility;
 use millrace_agent::planner::{PlanAnswer, PlanningForm, PlanningSnapshot, PlanningTurn};
 use millrace_agent::roles::DocumentList;
 use millrace_agent::sources::CapabilityOffer;
-use millrace_agent::turn::MemoryJournal;
+use millrace_agent::turn::MemoryHost;
 use millrace_protocol::plan::{Budget, OnFailedDependency, Plan, PlannerTrigger, PlanningMode, TaskSpec};
 use millrace_protocol::result::PlanProposal;
 use serde_json::{Value, json};
@@ -201,7 +201,7 @@ fn single_question_is_one_task_of_research() {
 async fn no_model_plans_a_single_question() {
     let script = "ability: small\nrules: [{reply: {error: bad_request, message: asked}}]";
     let folder = tempfile::tempdir().unwrap();
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let log = Arc::new(Log { offers: usual_offers(), ..Log::with_plan(asking("When is the alarm tested?")) });
     let host = host(folder.path(), script);
     let proposal = run(&host, &log, &mut journal).await.unwrap();
@@ -210,7 +210,7 @@ async fn no_model_plans_a_single_question() {
         (proposal.tasks[0].objective.as_str(), &proposal.fallback),
         ("When is the alarm tested?", &None)
     );
-    let mut resumed = MemoryJournal::with_steps(journal.steps().to_vec());
+    let mut resumed = MemoryHost::with_steps(journal.steps().to_vec());
     assert_eq!(run(&host, &log, &mut resumed).await.unwrap(), proposal);
 }
 
@@ -311,12 +311,12 @@ async fn planner_without_any_valid_answer_leaves_a_plain_plan() {
     ];
     for script in scripts {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = MemoryJournal::default();
+        let mut journal = MemoryHost::default();
         let log = Arc::new(Log::with_plan(empty()));
         let proposal = run(&host(folder.path(), script), &log, &mut journal).await.unwrap();
         assert_eq!(graph(&proposal), PLAIN, "{script}");
         assert!(proposal.fallback.is_some(), "{script}");
-        let mut resumed = MemoryJournal::with_steps(journal.steps()[..2].to_vec());
+        let mut resumed = MemoryHost::with_steps(journal.steps()[..2].to_vec());
         let again = run(&host(folder.path(), script), &log, &mut resumed).await.unwrap();
         assert_eq!(again, proposal, "the turn resumes to the same plan");
     }
@@ -326,7 +326,7 @@ async fn planner_without_any_valid_answer_leaves_a_plain_plan() {
 async fn prompt_of_a_small_planner_has_no_tools() {
     let script = "ability: small\nrules: [{when: {offered: add_task}, reply: {error: bad_request, message: offered}}, {reply: {answer: {questions: ['What is it?']}}}]";
     let folder = tempfile::tempdir().unwrap();
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let log = Log { offers: usual_offers(), ..Log::with_plan(empty()) };
     let proposal = run(&host(folder.path(), script), &Arc::new(log), &mut journal).await.unwrap();
     assert_eq!(graph(&proposal), PLAIN);

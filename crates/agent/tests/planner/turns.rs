@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millrace_agent::session::tools::BuiltInToolNames;
 use millrace_agent::session::{AgentHost, AgentSession, HostSettings, ModelPreferences, SessionEnvironment};
 use millrace_agent::spec::AgentSpec;
-use millrace_agent::turn::MemoryJournal;
+use millrace_agent::turn::MemoryHost;
 use millrace_protocol::plan::{Edit, PlannerTrigger, PlanningMode};
 use millrace_protocol::result::{PlanProposal, TaskError};
 
@@ -28,7 +28,7 @@ pub fn host(folder: &Path, script: &str) -> AgentHost {
 pub async fn run(
     host: &AgentHost,
     log: &Arc<Log>,
-    journal: &mut MemoryJournal,
+    journal: &mut MemoryHost,
 ) -> Result<PlanProposal, TaskError> {
     let (env, planner, order) = (SessionEnvironment::new(log.clone(), journal), planner(), order());
     let session = AgentSession::prepare(host, &planner, &order, env).await.unwrap();
@@ -74,7 +74,7 @@ fn log() -> Arc<Log> {
 async fn turn_resumed_after_any_step_gives_the_same_proposal() {
     let folder = tempfile::tempdir().unwrap();
     let (host, log) = (host(folder.path(), REPAIR), log());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let whole = run(&host, &log, &mut journal).await.unwrap();
     let names: Vec<&str> = journal.steps().iter().map(|step| step.name.as_str()).collect();
     assert_eq!(
@@ -107,10 +107,10 @@ async fn turn_resumed_after_any_step_gives_the_same_proposal() {
     );
 
     for prefix in 0..=names.len() {
-        let mut resumed = MemoryJournal::with_steps(journal.steps()[..prefix].to_vec());
+        let mut resumed = MemoryHost::with_steps(journal.steps()[..prefix].to_vec());
         let proposal = run(&host, &log, &mut resumed).await.unwrap();
         assert_eq!(proposal, whole, "after {prefix} steps");
-        let without_times = |journal: &MemoryJournal| -> Vec<(String, String)> {
+        let without_times = |journal: &MemoryHost| -> Vec<(String, String)> {
             let steps = journal.steps().iter();
             steps.map(|step| (step.name.clone(), step.value["text"].to_string())).collect()
         };
@@ -132,7 +132,7 @@ rules:
     let mut made = PlanBuilder::started(PlanningMode::Llm);
     made.add("report", "producer", &[]).last("report").completed("report");
     let log = Arc::new(Log::with_plan(made.with_turn(vec![])));
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let proposal = run(&host(folder.path(), script), &log, &mut journal).await.unwrap();
     assert_eq!(proposal.edits, [Edit::Finish { reason: "The report says it all.".into() }]);
     let refused = &journal.steps()[3].value;
@@ -143,7 +143,7 @@ rules:
 async fn repeated_claim_of_the_end_reaches_the_rules() {
     let script = "rules: [{reply: {answer: {reasoning: Done., finished: true}}}]";
     let folder = tempfile::tempdir().unwrap();
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let proposal = run(&host(folder.path(), script), &log(), &mut journal).await.unwrap();
     assert_eq!(proposal.edits, [Edit::Finish { reason: "Done.".into() }]);
     assert_eq!(journal.steps().len(), 4, "two corrections: the board and three replies");
@@ -163,7 +163,7 @@ async fn invalid_answers_end_the_attempt_with_the_reason() {
         ),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = MemoryJournal::default();
+        let mut journal = MemoryHost::default();
         let error = run(&host(folder.path(), script), &log(), &mut journal).await.unwrap_err();
         assert!(
             error.message.contains("the answer was still invalid") && error.message.contains(expected),
@@ -185,7 +185,7 @@ rules:
   - answer: {reasoning: One more try., retry: [{task: facts}]}
 ";
     let folder = tempfile::tempdir().unwrap();
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let proposal = run(&host(folder.path(), script), &log(), &mut journal).await.unwrap();
     assert_eq!(proposal.edits.len(), 1);
 }

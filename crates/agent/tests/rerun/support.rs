@@ -12,7 +12,7 @@ use millrace_agent::session::tools::BuiltInToolNames;
 use millrace_agent::session::{AgentHost, AgentSession, HostSettings, SessionEnvironment};
 use millrace_agent::sources::{OrderInputError, OrderInputs, plan_without_log};
 use millrace_agent::spec::AgentSpec;
-use millrace_agent::turn::{JournalStep, MemoryJournal};
+use millrace_agent::turn::{JournalStep, MemoryHost};
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{AttemptEvent, Event, Plan, TaskEvent, Work, apply};
 use millrace_protocol::result::{CriterionOutcome, TaskResult};
@@ -195,7 +195,7 @@ impl Rerun {
         };
         let factory = ModelFactory { record_file: Some(cassette.clone()), ..ModelFactory::default() };
         let host = AgentHost::new(HostSettings { factory, ..HostSettings::default() }).unwrap();
-        let mut journal = MemoryJournal::with_steps(steps);
+        let mut journal = MemoryHost::with_steps(steps);
         let env = SessionEnvironment::new(Arc::new(log.clone()), &mut journal);
         let session = AgentSession::prepare(&host, &spec, &order, env).await.unwrap();
         let result = session.run_work().await.unwrap();

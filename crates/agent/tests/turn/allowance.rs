@@ -11,8 +11,8 @@ use futures::future::BoxFuture;
 use millrace_agent::model::{Delta, DeltaListener, Model, ModelError, Reply, Request};
 use millrace_agent::tool::{ConsultableCapabilities, Tool, ToolError, Toolbox, consult_tool};
 use millrace_agent::turn::{
-    DriveError, Driver, Journal, JournalError, Limits, Machine, MachineStep, MemoryJournal, PlainText,
-    StopReason, UsageTotals, WorkOutcome, WorkSummary,
+    Conversation, DriveError, Host, Limits, Machine, MachineStep, MemoryHost, PlainText, StopReason,
+    UsageTotals, WorkOutcome, WorkSummary,
 };
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{ResourceAmounts, ResourceKind};
@@ -22,7 +22,9 @@ use millrace_protocol::result::{
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::support::{brief, call, calls, limited, look, named, result, says, toolbox, user_messages};
+use super::support::{
+    brief, call, calls, conversation, drive, limited, look, named, result, says, toolbox, user_messages,
+};
 
 fn amount_of(dimension: ResourceKind, amount: u64) -> ResourceAmounts {
     let mut amounts = ResourceAmounts::default();
@@ -156,8 +158,8 @@ impl MeteredModel {
         name: &'static str,
         replies: impl IntoIterator<Item = Reply>,
         used: &Arc<Mutex<Vec<Usage>>>,
-    ) -> Self {
-        Self { name, replies: Mutex::new(replies.into_iter().collect()), used: used.clone() }
+    ) -> Arc<Self> {
+        Arc::new(Self { name, replies: Mutex::new(replies.into_iter().collect()), used: used.clone() })
     }
 }
 
@@ -200,8 +202,8 @@ impl ConsultableCapabilities for SingleConsultant {
     }
 }
 
-fn consulting(legal: MeteredModel) -> Arc<dyn Tool> {
-    consult_tool(Arc::new(SingleConsultant(Arc::new(legal), Capability::new("own").unwrap())), None)
+fn consulting(legal: Arc<MeteredModel>) -> Arc<dyn Tool> {
+    consult_tool(Arc::new(SingleConsultant(legal, Capability::new("own").unwrap())), None)
 }
 
 fn question(n: usize) -> millrace_agent::model::ToolCall {
@@ -221,10 +223,9 @@ async fn usage_is_reported_by_answering_and_consulted_model() {
     let model = MeteredModel::new("a:own", replies, &used);
     let answers = (0..3).map(|n| Reply { usage: usage(100 + n), ..says("yes") });
     let tools = Toolbox::new([consulting(MeteredModel::new("c:legal", answers, &used))]).unwrap();
-    let mut journal = MemoryJournal::default();
-    let run = async |journal: &mut MemoryJournal| {
-        let machine = Machine::<PlainText>::new(brief(&tools, None));
-        Driver::new(&model, &tools, journal).drive(machine).await.unwrap()
+    let mut journal = MemoryHost::default();
+    let run = async |journal: &mut MemoryHost| {
+        drive::<PlainText>(conversation(&model, &tools), journal).await.unwrap()
     };
     let ended = run(&mut journal).await;
     let by_model = |name: &str| (ended.models[name].model_calls, ended.models[name].input_tokens);
@@ -236,9 +237,8 @@ async fn usage_is_reported_by_answering_and_consulted_model() {
 
     // The usage is the same on a worker with a different default model.
     let other = MeteredModel::new("z:other", [], &used);
-    let mut resumed = MemoryJournal::with_steps(journal.steps().to_vec());
-    let machine = Machine::<PlainText>::new(brief(&tools, None));
-    let again = Driver::new(&other, &tools, &mut resumed).drive(machine).await.unwrap();
+    let mut resumed = MemoryHost::with_steps(journal.steps().to_vec());
+    let again = drive::<PlainText>(conversation(&other, &tools), &mut resumed).await.unwrap();
     assert_eq!(again, ended);
 }
 
@@ -267,9 +267,8 @@ async fn failing_model_still_reports_usage_by_model() {
         }
     }
     let (tools, _) = toolbox();
-    let machine = Machine::<PlainText>::new(brief(&tools, None));
-    let failure =
-        Driver::new(&FailingModel, &tools, &mut MemoryJournal::default()).drive(machine).await.unwrap_err();
+    let conversation = conversation(&Arc::new(FailingModel), &tools);
+    let failure = drive::<PlainText>(conversation, &mut MemoryHost::default()).await.unwrap_err();
     let error = TaskError::from(failure);
     assert_eq!((error.kind, error.kind.is_retryable()), (ErrorKind::Model, true));
     assert_eq!(error.models["a:failing"].input_tokens, 100);
@@ -324,9 +323,13 @@ proptest! {
         let legal = MeteredModel::new("b:legal", answers, &used);
         let tools = Toolbox::new([look().0, consulting(legal)]).unwrap();
         let limits = Limits { tool_calls: 60, identical_calls: 60, repairs: 9, ..Limits::DEFAULT };
-        let machine = || Machine::<PlainText>::new(limited(&tools, limits)).with_reserved_amounts(reserved);
-        let mut journal = MemoryJournal::default();
-        let driven = runtime.block_on(Driver::new(&model, &tools, &mut journal).drive(machine()));
+        let conversation = || {
+            let mut conversation = Conversation::new(limited(&tools, limits), model.clone(), tools.clone());
+            conversation.allowance = reserved;
+            conversation
+        };
+        let mut journal = MemoryHost::default();
+        let driven = runtime.block_on(drive::<PlainText>(conversation(), &mut journal));
         let ended = match driven {
             Ok(ended) => ended,
             Err(failure) => {
@@ -353,9 +356,9 @@ proptest! {
 
         // A resume after any step has the same limits.
         let kept = kept.min(journal.steps().len());
-        let mut resumed = MemoryJournal::with_steps(journal.steps()[..kept].to_vec());
+        let mut resumed = MemoryHost::with_steps(journal.steps()[..kept].to_vec());
         used.lock().unwrap().clear();
-        let resumed = runtime.block_on(Driver::new(&model, &tools, &mut resumed).drive(machine())).unwrap();
+        let resumed = runtime.block_on(drive::<PlainText>(conversation(), &mut resumed)).unwrap();
         let more: Vec<Usage> = used.lock().unwrap().clone();
         let mut before = resumed.usage;
         if let Some(last) = more.last() {
@@ -379,31 +382,27 @@ proptest! {
 /// A journal that stores its keepalive notes.
 #[derive(Default)]
 struct NotingJournal {
-    steps: MemoryJournal,
+    steps: MemoryHost,
     notes: Vec<String>,
 }
 
-impl Journal for NotingJournal {
-    fn read_recorded_step<'a>(
+impl Host for NotingJournal {
+    fn replay<'a>(
         &'a mut self,
         names: &'a [String],
-    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
-        self.steps.read_recorded_step(names)
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, TaskError>> {
+        self.steps.replay(names)
     }
 
-    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
-        self.steps.peek_recorded_step()
+    fn peek(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, TaskError>> {
+        self.steps.peek()
     }
 
-    fn append_step<'a>(
-        &'a mut self,
-        name: &'a str,
-        value: &'a Value,
-    ) -> BoxFuture<'a, Result<(), JournalError>> {
-        self.steps.append_step(name, value)
+    fn record<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), TaskError>> {
+        self.steps.record(name, value)
     }
 
-    fn append_note<'a>(&'a mut self, text: &'a str) -> BoxFuture<'a, Result<(), JournalError>> {
+    fn note<'a>(&'a mut self, text: &'a str) -> BoxFuture<'a, Result<(), TaskError>> {
         self.notes.push(text.to_owned());
         ready(Ok(())).boxed()
     }
@@ -438,8 +437,7 @@ async fn only_an_unresponsive_provider_lets_keepalives_stop() {
     let (tools, _) = toolbox();
     let notes = async |model: SlowModel| {
         let mut journal = NotingJournal::default();
-        let machine = Machine::<PlainText>::new(brief(&tools, None));
-        let ended = Driver::new(&model, &tools, &mut journal).drive(machine).await.unwrap();
+        let ended = drive::<PlainText>(conversation(&Arc::new(model), &tools), &mut journal).await.unwrap();
         assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("done".into())));
         journal.notes
     };

@@ -1,19 +1,17 @@
 //! Answers: their formats, mistakes in them, and corrections.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
 use millrace_agent::model::{
     AnswerSchema, Delta, DeltaListener, FinishReason, Model, ModelError, Reply, Request,
 };
-use millrace_agent::turn::{
-    Answer, Driver, JsonAnswer, Machine, MemoryJournal, PlainText, StopReason, WorkOutcome,
-};
+use millrace_agent::turn::{Answer, JsonAnswer, Machine, MemoryHost, PlainText, StopReason, WorkOutcome};
 use millrace_protocol::result::{ErrorKind, TaskResult};
 use serde_json::json;
 
-use super::support::{Scripted, brief, run, says, toolbox, user_messages};
+use super::support::{Scripted, brief, conversation, drive, run, says, toolbox, user_messages};
 
 #[tokio::test]
 async fn invalid_answer_is_corrected_at_most_twice() {
@@ -99,17 +97,14 @@ async fn check_errors_are_corrected_and_its_changes_kept() {
     };
     let replies = vec![says("blue"), says("blue [1]")];
     let model = Scripted::new(replies);
-    let mut journal = MemoryJournal::default();
-    let machine = || Machine::<PlainText>::new(brief(&tools, None));
-    let driver = Driver::new(&model, &tools, &mut journal).with_check(&check);
-    let ended = driver.drive(machine()).await.unwrap();
+    let mut journal = MemoryHost::default();
+    let ended = conversation(&model, &tools).drive(&mut journal, &check).await.unwrap();
     assert_eq!(ended.outcome, WorkOutcome::Answered(PlainText("blue [S1]".into())));
 
     let model = Scripted::new(vec![]);
-    let mut resumed = MemoryJournal::with_steps(journal.steps().to_vec());
-    let driver = Driver::new(&model, &tools, &mut resumed).with_check(&check);
+    let mut resumed = MemoryHost::with_steps(journal.steps().to_vec());
     assert_eq!(
-        driver.drive(machine()).await.unwrap(),
+        conversation(&model, &tools).drive(&mut resumed, &check).await.unwrap(),
         ended,
         "a resume repeats the check with the same result"
     );
@@ -142,8 +137,9 @@ async fn watchers_see_the_reply_as_it_is_written() {
         }
     }
     let (tools, _) = toolbox();
-    let (seen, mut journal) = (DeltaLog::default(), MemoryJournal::default());
-    let machine = Machine::<PlainText>::new(brief(&tools, None));
-    Driver::new(&StreamingModel, &tools, &mut journal).with_listener(&seen).drive(machine).await.unwrap();
+    let (seen, mut journal) = (Arc::new(DeltaLog::default()), MemoryHost::default());
+    let mut conversation = conversation(&Arc::new(StreamingModel), &tools);
+    conversation.listener = seen.clone();
+    drive::<PlainText>(conversation, &mut journal).await.unwrap();
     assert_eq!(*seen.0.lock().unwrap(), "blue");
 }

@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex};
 
 use millrace_agent::approval::{ApprovalRule, ApprovalRules, approval_question};
 use millrace_agent::tool::{Effect, Tool, Toolbox, ask_user_tool, tool_with_effect};
-use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText, WorkOutcome, WorkSummary};
+use millrace_agent::turn::{DriveError, MemoryHost, PlainText, WorkOutcome, WorkSummary};
 use millrace_protocol::question::{Answer, AnswerKind, Question, QuestionSubject};
 use millrace_protocol::wait::{EndedWait, Wait, WaitCondition, WaitEnd};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::support::{Scripted, brief, calls, named, names, says};
+use super::support::{self, Scripted, calls, conversation, named, names, says};
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -45,26 +45,27 @@ fn approvals() -> ApprovalRules {
     ApprovalRules::compile(serde_json::from_value::<Vec<ApprovalRule>>(rules).unwrap()).unwrap()
 }
 
-fn model() -> Scripted {
+fn model() -> Arc<Scripted> {
     let on = |id: &str, tool: &str, on: &str| named(id, tool, &json!({"on": on}).to_string());
     let turn = vec![on("a", "send", "a"), on("b", "put", "b"), on("c", "put", "x"), on("d", "send", "d")];
     Scripted::new(vec![calls(turn), says("done")])
 }
 
 async fn drive_with(
-    model: &Scripted,
+    model: &Arc<Scripted>,
     tools: &Toolbox,
-    journal: &mut MemoryJournal,
+    journal: &mut MemoryHost,
     can_wait: bool,
 ) -> Result<WorkSummary<PlainText>, DriveError> {
-    let driver = Driver::new(model, tools, journal).with_approvals(approvals(), can_wait);
-    driver.drive(Machine::new(brief(tools, None))).await.map_err(|failure| *failure.error)
+    let mut conversation = conversation(model, tools);
+    (conversation.approvals, conversation.can_wait) = (approvals(), can_wait);
+    support::drive(conversation, journal).await.map_err(|failure| *failure.error)
 }
 
 async fn drive(
-    model: &Scripted,
+    model: &Arc<Scripted>,
     tools: &Toolbox,
-    journal: &mut MemoryJournal,
+    journal: &mut MemoryHost,
 ) -> Result<WorkSummary<PlainText>, DriveError> {
     drive_with(model, tools, journal, true).await
 }
@@ -110,7 +111,7 @@ fn decisions() -> Vec<EndedWait> {
 #[tokio::test]
 async fn calls_run_as_they_were_approved_and_the_others_at_once() {
     let (model, (tools, runs)) = (model(), tools());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let waits = parked_waits(drive(&model, &tools, &mut journal).await);
     let asked_keys: Vec<&str> = waits.iter().map(|wait| wait.key.as_str()).collect();
     assert_eq!(asked_keys, keys());
@@ -146,7 +147,7 @@ async fn calls_run_as_they_were_approved_and_the_others_at_once() {
 #[tokio::test]
 async fn call_whose_approval_was_withdrawn_does_not_run() {
     let (model, (tools, runs)) = (model(), tools());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     parked_waits(drive(&model, &tools, &mut journal).await);
     let [first, second, third] = keys();
     let withdrawn = |key: String| EndedWait { key, end: WaitEnd::Withdrawn };
@@ -163,7 +164,7 @@ async fn call_whose_approval_was_withdrawn_does_not_run() {
 #[tokio::test]
 async fn approved_calls_run_once_whenever_the_worker_is_lost() {
     let (model, (tools, _)) = (model(), tools());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     parked_waits(drive(&model, &tools, &mut journal).await);
     let before = journal.steps().len();
     let mut whole = journal.with_ended_waits(decisions());
@@ -173,7 +174,7 @@ async fn approved_calls_run_once_whenever_the_worker_is_lost() {
         let (tools, runs) = self::tools();
         let steps = whole.steps()[..kept].to_vec();
         let recorded: Vec<String> = steps.iter().map(|step| step.name.clone()).collect();
-        let mut resumed = MemoryJournal::with_steps(steps).with_ended_waits(decisions());
+        let mut resumed = MemoryHost::with_steps(steps).with_ended_waits(decisions());
         drive(&model, &tools, &mut resumed).await.unwrap();
         let has = |name: &str| recorded.contains(&name.to_owned());
         let sends = ran(&runs).iter().filter(|run| run.starts_with("send")).count();
@@ -189,7 +190,7 @@ async fn approved_calls_run_once_whenever_the_worker_is_lost() {
 #[tokio::test]
 async fn responses_and_unfit_arguments_run_nothing() {
     let (model, (tools, runs)) = (model(), tools());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     parked_waits(drive(&model, &tools, &mut journal).await);
     let unfit = Answer::Edit { arguments: r#"{"off":1}"#.into() };
     let respond = Answer::Respond { content: "the answer is 42".into() };
@@ -212,11 +213,10 @@ async fn responses_and_unfit_arguments_run_nothing() {
 #[tokio::test]
 async fn answers_count_after_the_rules_have_changed() {
     let (model, (tools, runs)) = (model(), tools());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     parked_waits(drive(&model, &tools, &mut journal).await);
     let mut journal = journal.with_ended_waits(decisions());
-    let driver = Driver::new(&model, &tools, &mut journal);
-    driver.drive(Machine::<PlainText>::new(brief(&tools, None))).await.unwrap();
+    support::drive::<PlainText>(conversation(&model, &tools), &mut journal).await.unwrap();
     assert_eq!(ran(&runs), ["put b", "send a", "put y"], "the rejected call does not run");
 }
 
@@ -226,7 +226,7 @@ async fn answers_do_not_apply_to_other_calls_after_the_tools_have_changed() {
     let on = |id: &str, tool: &str, on: &str| named(id, tool, &json!({"on": on}).to_string());
     let turn = vec![on("a", "send", "a"), on("b", "put", "x"), on("c", "put", "xx")];
     let model = Scripted::new(vec![calls(turn), says("done")]);
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     parked_waits(drive(&model, &tools().0, &mut journal).await);
     let keys = [key(0, "send", "a"), key(1, "put", "x"), key(2, "put", "xx")];
     let reject = Answer::Reject { message: String::new() };
@@ -249,7 +249,7 @@ async fn answers_do_not_apply_to_other_calls_after_the_tools_have_changed() {
 #[tokio::test]
 async fn work_that_can_not_wait_is_refused_such_calls() {
     let (model, (tools, runs)) = (model(), tools());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     drive_with(&model, &tools, &mut journal, false).await.unwrap();
     assert_eq!(ran(&runs), ["put b"]);
     let refused =
@@ -268,7 +268,7 @@ async fn agents_ask_a_person_and_continue_with_the_answer() {
     ];
     let model = Scripted::new(vec![calls(turn), says("done")]);
     let (tools, _) = tools();
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let waits = parked_waits(drive(&model, &tools, &mut journal).await);
     assert_eq!(waits.len(), 3, "the question with an invalid schema is refused");
     assert!(

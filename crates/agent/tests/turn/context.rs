@@ -10,7 +10,7 @@ use millrace_agent::files::{FileContent, FileEntry, FilePath, Files, FilesError,
 use millrace_agent::model::{DeltaListener, Message, Model, ModelError, Reply, Request};
 use millrace_agent::tool::{Toolbox, append_note_tool, compact_conversation_tool, tool_from_function};
 use millrace_agent::turn::{
-    ContextSettings, Driver, JournalStep, Limits, Machine, MemoryJournal, PlainText, StopReason, WorkOutcome,
+    ContextSettings, Conversation, JournalStep, Limits, MemoryHost, PlainText, StopReason, WorkOutcome,
     WorkSummary,
 };
 use millrace_models::ModelFactory;
@@ -18,7 +18,7 @@ use millrace_models::selection::ModelSelection;
 use millrace_protocol::result::Usage;
 use serde_json::json;
 
-use super::support::{Look, attempt, call, calls, limited, named, names, says};
+use super::support::{self, Look, attempt, call, calls, limited, named, names, says};
 
 const SUMMARISER: &str = "You summarise";
 
@@ -190,37 +190,33 @@ fn tools(length: usize) -> Toolbox {
 }
 
 async fn drive(
-    model: &dyn Model,
+    model: &Arc<impl Model + 'static>,
     settings: ContextSettings,
     length: usize,
     files: Option<Arc<VersionedFiles>>,
-    journal: &mut MemoryJournal,
+    journal: &mut MemoryHost,
 ) -> WorkSummary<PlainText> {
     let tools = tools(length);
     let limits = Limits { turns: 500, tool_calls: 500, ..Limits::DEFAULT };
     let files = files.map(|files| files as Arc<dyn Files>);
-    Driver::new(model, &tools, journal)
-        .with_attempt_name(attempt())
-        .with_files(files)
-        .with_context(Some(settings), None)
-        .drive(Machine::new(limited(&tools, limits)))
-        .await
-        .unwrap()
+    let mut conversation = Conversation::new(limited(&tools, limits), model.clone(), tools);
+    (conversation.attempt, conversation.files, conversation.context) = (attempt(), files, Some(settings));
+    support::drive(conversation, journal).await.unwrap()
 }
 
 fn answered() -> WorkOutcome<PlainText> {
     WorkOutcome::Answered(PlainText("done".into()))
 }
 
-fn cuts(journal: &MemoryJournal) -> Vec<&JournalStep> {
+fn cuts(journal: &MemoryHost) -> Vec<&JournalStep> {
     journal.steps().iter().filter(|step| step.name.starts_with("context.")).collect()
 }
 
 #[tokio::test]
 async fn two_million_characters_go_through_a_small_window_and_nothing_is_lost() {
     let (window, things, length) = (32_768, 100, 20_000);
-    let (model, files) = (WindowedModel::new(window, things), Arc::new(VersionedFiles::default()));
-    let mut journal = MemoryJournal::default();
+    let (model, files) = (Arc::new(WindowedModel::new(window, things)), Arc::new(VersionedFiles::default()));
+    let mut journal = MemoryHost::default();
     let settings = ContextSettings::for_window(Some(window));
     let ended = drive(&model, settings, length, Some(files.clone()), &mut journal).await;
     assert_eq!(ended.outcome, answered());
@@ -232,7 +228,7 @@ async fn two_million_characters_go_through_a_small_window_and_nothing_is_lost() 
     let history = files.text(path);
     assert!(history.len() > 1_800_000, "{} characters", history.len());
     // Newer results are in the conversation.
-    let requests = model.requests.into_inner().unwrap();
+    let requests = model.requests.lock().unwrap().clone();
     let rest = format!("{:?}", requests.last().unwrap().messages);
     for at in 0..things {
         let text = thing(&format!("thing {at}"), length);
@@ -319,14 +315,14 @@ async fn long_conversation_stays_in_the_window_of_a_real_model() {
     let things = number_from_environment("MILLRACE_TEST_LLM_CHARACTERS", 50_000) / length;
     let selection = ModelSelection::parse(&format!("openai-compatible:local@{address}")).unwrap();
     let real = ModelFactory::default().create(&selection, &|_| None).unwrap();
-    let model = LedModel { real, things, replies: Mutex::default() };
-    let (mut journal, files) = (MemoryJournal::default(), Arc::new(VersionedFiles::default()));
+    let model = Arc::new(LedModel { real, things, replies: Mutex::default() });
+    let (mut journal, files) = (MemoryHost::default(), Arc::new(VersionedFiles::default()));
     let settings = ContextSettings::for_window(Some(window as u64));
     let ended = drive(&model, settings, length, Some(files.clone()), &mut journal).await;
     assert_eq!(ended.outcome, answered());
     let overflows =
         journal.steps().iter().filter(|step| step.value["heard"].get("overflow").is_some()).count();
-    let replies = model.replies.into_inner().unwrap();
+    let replies = std::mem::take(&mut *model.replies.lock().unwrap());
     let largest = replies.iter().map(|usage| usage.input_tokens).max().unwrap();
     let history = files.text("/conversation_history/t1/2.md");
     let missing = (0..things).filter(|at| !history.contains(&thing(&format!("thing {at}"), length))).count();
@@ -355,18 +351,18 @@ async fn resume_after_any_step_shortens_identically() {
 async fn resume_after_any_step(length: usize) {
     let (window, things) = (4_096, 24);
     let settings = ContextSettings::for_window(Some(window));
-    let (model, mut journal) = (WindowedModel::new(window, things), MemoryJournal::default());
+    let (model, mut journal) = (Arc::new(WindowedModel::new(window, things)), MemoryHost::default());
     let files = Arc::new(VersionedFiles::default());
     let ended = drive(&model, settings, length, Some(files.clone()), &mut journal).await;
     assert_eq!(ended.outcome, answered());
     assert!(cuts(&journal).len() > 2, "{:?}", names(&journal));
     assert!(model.summaries.lock().unwrap().len() > 1, "{:?}", names(&journal));
-    let whole = model.requests.into_inner().unwrap();
+    let whole = model.requests.lock().unwrap().clone();
     for kept in 0..=journal.steps().len() {
         let steps = journal.steps()[..kept].to_vec();
         let count = |name: &str| steps.iter().filter(|step| step.name.starts_with(name)).count();
         let (answered, cut) = (count("model."), count("context."));
-        let again = WindowedModel::new(window, things);
+        let again = Arc::new(WindowedModel::new(window, things));
         *again.requests.lock().unwrap() = whole[..answered].to_vec();
         // A worker that was lost may have saved the history and not recorded it.
         let saved = Arc::new(VersionedFiles::default());
@@ -374,12 +370,12 @@ async fn resume_after_any_step(length: usize) {
             let versions = versions.iter().take(cut + 1).cloned().collect();
             saved.files.lock().unwrap().insert(path.clone(), versions);
         }
-        let mut resumed = MemoryJournal::with_steps(steps);
+        let mut resumed = MemoryHost::with_steps(steps);
         // Another release may know another window: the recorded one counts. The session passes it on.
         let end = drive(&again, settings, length, Some(saved.clone()), &mut resumed).await;
         assert_eq!(end.outcome, ended.outcome, "after {kept} steps");
         assert_eq!(names(&resumed), names(&journal));
-        assert_eq!(again.requests.into_inner().unwrap(), whole, "after {kept} steps");
+        assert_eq!(again.requests.lock().unwrap().clone(), whole, "after {kept} steps");
         let path = "/conversation_history/t1/2.md";
         assert_eq!(saved.text(path), files.text(path), "after {kept} steps");
     }
@@ -388,13 +384,13 @@ async fn resume_after_any_step(length: usize) {
 #[tokio::test]
 async fn nothing_is_dropped_while_the_history_can_not_be_saved() {
     let window = 4_096;
-    let model = WindowedModel::new(window, 16);
+    let model = Arc::new(WindowedModel::new(window, 16));
     let full = Arc::new(VersionedFiles { is_full: true, ..VersionedFiles::default() });
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let settings = ContextSettings::for_window(Some(window));
     let ended = drive(&model, settings, 3_500, Some(full), &mut journal).await;
     assert!(matches!(ended.outcome, WorkOutcome::Stopped(StopReason::Context { .. })), "{:?}", ended.outcome);
-    let requests = model.requests.into_inner().unwrap();
+    let requests = model.requests.lock().unwrap().clone();
     for pair in requests.windows(2) {
         assert!(pair[1].messages.starts_with(&pair[0].messages), "the conversation only grows");
     }
@@ -416,11 +412,12 @@ async fn summary_is_written_from_whole_results_as_far_as_they_fit() {
     for (things, length, least) in [(3, 6_000, 5_990), (4, 6_600, 5_500)] {
         let mut model = WindowedModel::new(window, things);
         model.extra = [(things - 1, "compact_conversation")].into();
-        let mut journal = MemoryJournal::default();
+        let model = Arc::new(model);
+        let mut journal = MemoryHost::default();
         let ended =
             drive(&model, ContextSettings::for_window(Some(window)), length, None, &mut journal).await;
         assert_eq!(ended.outcome, answered());
-        let summaries = model.summaries.into_inner().unwrap();
+        let summaries = model.summaries.lock().unwrap().clone();
         let request = summaries.first().expect("the agent asks for a summary");
         let results = results_of_summary(request);
         assert_eq!(results.len(), things - 1);
@@ -436,7 +433,8 @@ async fn summary_is_written_from_cut_results_if_the_model_refuses_more() {
     let window = 8_192;
     let mut model = WindowedModel::new(window, 24);
     model.summary_window = window * 45 / 100;
-    let mut journal = MemoryJournal::default();
+    let model = Arc::new(model);
+    let mut journal = MemoryHost::default();
     let ended = drive(&model, ContextSettings::for_window(Some(window)), 1_500, None, &mut journal).await;
     assert_eq!(ended.outcome, answered());
     let summarised = cuts(&journal).into_iter().filter(|cut| cut.value.get("summary").is_some()).count();
@@ -445,8 +443,8 @@ async fn summary_is_written_from_cut_results_if_the_model_refuses_more() {
 
 #[tokio::test]
 async fn window_that_the_provider_names_is_kept_afterwards() {
-    let model = WindowedModel::new(4_096, 16);
-    let mut journal = MemoryJournal::default();
+    let model = Arc::new(WindowedModel::new(4_096, 16));
+    let mut journal = MemoryHost::default();
     let files = Arc::new(VersionedFiles::default());
     let ended = drive(&model, ContextSettings::default(), 3_500, Some(files), &mut journal).await;
     assert_eq!(ended.outcome, answered());
@@ -461,7 +459,8 @@ async fn agent_can_compact_its_conversation_from_half_of_the_trigger_on() {
     let window = 16_384;
     let mut model = WindowedModel::new(window, 14);
     model.extra = [(1, "compact_conversation"), (12, "compact_conversation")].into();
-    let mut journal = MemoryJournal::default();
+    let model = Arc::new(model);
+    let mut journal = MemoryHost::default();
     let files = Arc::new(VersionedFiles::default());
     let settings = ContextSettings::for_window(Some(window));
     let ended = drive(&model, settings, 2_000, Some(files), &mut journal).await;
@@ -469,7 +468,7 @@ async fn agent_can_compact_its_conversation_from_half_of_the_trigger_on() {
     let steps = names(&journal);
     let cut = steps.iter().position(|name| *name == "context.0").unwrap();
     assert_eq!((cuts(&journal).len(), steps[cut + 1]), (1, "model.13"), "{steps:?}");
-    let requests = model.requests.into_inner().unwrap();
+    let requests = model.requests.lock().unwrap().clone();
     let refused = format!("{:?}", requests[2].messages);
     assert!(refused.contains("need not be compacted; it can be from 6963 tokens on"), "{refused}");
     let Message::User { text } = &requests[13].messages[1] else { panic!("a notice") };

@@ -11,7 +11,7 @@ use millrace_agent::tool::{
     ChildLimits, ChildTasks, ResultEntry, TaskResultSource, ToolError, Toolbox, start_task_tool, task_tool,
     wait_for_tool,
 };
-use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText, WorkOutcome, WorkSummary};
+use millrace_agent::turn::{DriveError, MemoryHost, PlainText, WorkOutcome, WorkSummary};
 use millrace_protocol::child::{EndedTask, TaskEnd};
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
 use millrace_protocol::overrides::AgentOverrides;
@@ -23,7 +23,7 @@ use millrace_protocol::wait::{EndedWait, Wait, WaitEnd};
 use millrace_protocol::work::{InputResult, Order};
 use serde_json::{Value, json};
 
-use super::support::{Scripted, brief, calls, named, names, says};
+use super::support::{self, Scripted, calls, conversation, named, names, says};
 
 /// A cluster with the capabilities `research`, `numbers` and `other`.
 pub struct Cluster;
@@ -100,13 +100,13 @@ pub fn task(id: &str, arguments: &Value) -> millrace_agent::model::ToolCall {
 async fn drive(
     replies: Vec<Reply>,
     tools: &Toolbox,
-    journal: &mut MemoryJournal,
+    journal: &mut MemoryHost,
     reserved: ResourceAmounts,
 ) -> Result<WorkSummary<PlainText>, DriveError> {
     let model = Scripted::new(replies);
-    let machine = Machine::new(brief(tools, None)).with_reserved_amounts(reserved);
-    let driver = Driver::new(&model, tools, journal);
-    driver.drive(machine).await.map_err(|failure| *failure.error)
+    let mut conversation = conversation(&model, tools);
+    conversation.allowance = reserved;
+    support::drive(conversation, journal).await.map_err(|failure| *failure.error)
 }
 
 pub fn parked(ended: Result<WorkSummary<PlainText>, DriveError>) -> (Vec<Wait>, Vec<TaskSpec>) {
@@ -131,7 +131,7 @@ fn tokens(amount: u64) -> ResourceAmounts {
 }
 
 /// The text of a recorded result, and whether it is an error.
-pub fn recorded(journal: &MemoryJournal, step: &str) -> (String, bool) {
+pub fn recorded(journal: &MemoryHost, step: &str) -> (String, bool) {
     let step = journal.steps().iter().find(|recorded| recorded.name == step).unwrap();
     (step.value["text"].as_str().unwrap().to_owned(), step.value["is_error"] == true)
 }
@@ -151,7 +151,7 @@ fn three_tasks() -> Vec<Reply> {
 
 #[tokio::test]
 async fn tasks_of_one_message_run_at_once_and_share_what_is_left() {
-    let (tools, mut journal) = (toolbox(AgentAccess::default()), MemoryJournal::default());
+    let (tools, mut journal) = (toolbox(AgentAccess::default()), MemoryHost::default());
     let (waits, children) = parked(drive(three_tasks(), &tools, &mut journal, tokens(10_000)).await);
     assert_eq!((waits.len(), children.len()), (3, 3));
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
@@ -169,7 +169,7 @@ async fn tasks_of_one_message_run_at_once_and_share_what_is_left() {
 
 #[tokio::test]
 async fn model_gets_results_with_sources_and_structured_errors() {
-    let (tools, mut journal) = (toolbox(AgentAccess::default()), MemoryJournal::default());
+    let (tools, mut journal) = (toolbox(AgentAccess::default()), MemoryHost::default());
     parked(drive(three_tasks(), &tools, &mut journal, tokens(10_000)).await);
     let failed = TaskEnd::Failed {
         kind: Some(ErrorKind::Limit),
@@ -203,7 +203,7 @@ async fn model_gets_results_with_sources_and_structured_errors() {
 /// The usage of tasks counts against the attempt's amounts, in the attempt itself and in one that replays it.
 #[tokio::test]
 async fn usage_of_tasks_counts_against_the_amounts_of_the_attempt() {
-    let (tools, mut journal) = (toolbox(AgentAccess::default()), MemoryJournal::default());
+    let (tools, mut journal) = (toolbox(AgentAccess::default()), MemoryHost::default());
     let one = || {
         let only = task("a", &json!({"description": "look it up", "capability": "research"}));
         vec![calls(vec![only]), says("done")]
@@ -214,7 +214,7 @@ async fn usage_of_tasks_counts_against_the_amounts_of_the_attempt() {
     let stopped = drive(one(), &tools, &mut journal, tokens(2_000)).await.unwrap();
     assert!(matches!(stopped.outcome, WorkOutcome::Stopped(_)), "{:?}", stopped.outcome);
     assert_eq!(names(&journal), ["model.0", "tool.0.0.task"], "no request is sent any more");
-    let mut replayed = MemoryJournal::with_steps(journal.steps().to_vec());
+    let mut replayed = MemoryHost::with_steps(journal.steps().to_vec());
     let again = drive(one(), &tools, &mut replayed, tokens(2_000)).await.unwrap();
     assert_eq!(again.outcome, stopped.outcome);
 }
@@ -236,7 +236,7 @@ async fn bad_calls_are_refused_with_what_there_is() {
         let second = vec![start("f", json!({"description": "y", "capability": "research"}))];
         vec![calls(first), calls(second), says("done")]
     };
-    let (tools, mut journal) = (toolbox(some.clone()), MemoryJournal::default());
+    let (tools, mut journal) = (toolbox(some.clone()), MemoryHost::default());
     drive(turns(), &tools, &mut journal, ResourceAmounts::default()).await.unwrap();
     let expected = [
         ("tool.0.0.start_task", "there is no capability \"other\" to ask; there are: research, numbers"),
@@ -259,7 +259,7 @@ async fn bad_calls_are_refused_with_what_there_is() {
     let steps: Vec<_> =
         journal.steps().iter().filter(|step| !step.name.starts_with("tool.1.")).cloned().collect();
     let steps = steps.into_iter().take_while(|step| step.name != "model.2").collect();
-    let mut resumed = MemoryJournal::with_steps(steps);
+    let mut resumed = MemoryHost::with_steps(steps);
     drive(turns(), &toolbox(some), &mut resumed, ResourceAmounts::default()).await.unwrap();
     let (found, is_error) = recorded(&resumed, "tool.1.0.start_task");
     assert!(is_error && found.contains("at most 1 of its tasks to research"), "{found}");
@@ -269,7 +269,7 @@ async fn bad_calls_are_refused_with_what_there_is() {
 /// The budget of a task in the background counts as used at its start: nothing waits for its end.
 #[tokio::test]
 async fn background_task_sets_its_budget_aside() {
-    let (tools, mut journal) = (toolbox(AgentAccess::default()), MemoryJournal::default());
+    let (tools, mut journal) = (toolbox(AgentAccess::default()), MemoryHost::default());
     let arguments = json!({"description": "x", "capability": "research", "limits": {"tokens": 80}});
     let turn = vec![named("a", "start_task", &arguments.to_string())];
     let replies = vec![calls(turn), says("done")];
@@ -293,7 +293,7 @@ async fn task_has_the_overrides_of_the_file() {
         ..AskableAgent::new(capability("research"))
     };
     let access = AgentAccess { agents: Some(vec![entry]), ..AgentAccess::default() };
-    let (tools, mut journal) = (toolbox(access), MemoryJournal::default());
+    let (tools, mut journal) = (toolbox(access), MemoryHost::default());
     let arguments =
         json!({"description": "x", "capability": "research", "limits": {"turns": 9, "tool_calls": 4}});
     let replies = vec![calls(vec![task("a", &arguments)]), says("done")];

@@ -6,18 +6,17 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::model::Reply;
 use millrace_agent::tool::{Effect, Tool, Toolbox, tool_with_effect};
-use millrace_agent::turn::{
-    AttemptName, Driver, Journal, JournalError, Machine, MemoryJournal, PlainText, WorkOutcome,
-};
+use millrace_agent::turn::{AttemptName, Host, MemoryHost, PlainText, WorkOutcome};
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::Work;
+use millrace_protocol::result::TaskError;
 use serde_json::{Value, json};
 
-use super::support::{Look, Scripted, attempt, brief, calls, named, names, order, says};
+use super::support::{self, Look, Scripted, attempt, calls, conversation, named, names, order, says};
 
 /// A journal whose steps can be read while it is written.
 #[derive(Clone, Default)]
-struct SharedJournal(Arc<Mutex<MemoryJournal>>);
+struct SharedJournal(Arc<Mutex<MemoryHost>>);
 
 impl SharedJournal {
     fn names(&self) -> Vec<String> {
@@ -25,27 +24,22 @@ impl SharedJournal {
     }
 }
 
-impl Journal for SharedJournal {
-    fn read_recorded_step<'a>(
+impl Host for SharedJournal {
+    fn replay<'a>(
         &'a mut self,
         names: &'a [String],
-    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
-        let effect =
-            self.0.lock().unwrap().read_recorded_step(names).now_or_never().expect("it is in memory");
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, TaskError>> {
+        let effect = self.0.lock().unwrap().replay(names).now_or_never().expect("it is in memory");
         futures::future::ready(effect).boxed()
     }
 
-    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
-        let next = self.0.lock().unwrap().peek_recorded_step().now_or_never().expect("it is in memory");
+    fn peek(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, TaskError>> {
+        let next = self.0.lock().unwrap().peek().now_or_never().expect("it is in memory");
         futures::future::ready(next).boxed()
     }
 
-    fn append_step<'a>(
-        &'a mut self,
-        name: &'a str,
-        value: &'a Value,
-    ) -> BoxFuture<'a, Result<(), JournalError>> {
-        let done = self.0.lock().unwrap().append_step(name, value).now_or_never().expect("it is in memory");
+    fn record<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), TaskError>> {
+        let done = self.0.lock().unwrap().record(name, value).now_or_never().expect("it is in memory");
         futures::future::ready(done).boxed()
     }
 }
@@ -82,8 +76,9 @@ async fn drive(journal: &SharedJournal) -> (WorkOutcome<PlainText>, Vec<String>,
     let (tools, runs) = tools(journal);
     let model = Scripted::new(replies());
     let mut writer = journal.clone();
-    let driver = Driver::new(&model, &tools, &mut writer).with_attempt_name(attempt());
-    let ended = driver.drive(Machine::new(brief(&tools, None))).await.unwrap();
+    let mut conversation = conversation(&model, &tools);
+    conversation.attempt = attempt();
+    let ended = support::drive(conversation, &mut writer).await.unwrap();
     let mut runs = runs.lock().unwrap().clone();
     runs.sort();
     (ended.outcome, runs, journal.names())
@@ -102,7 +97,7 @@ async fn interrupted_effect_is_reported_and_never_repeated() {
     for prefix in 0..=recorded.len() {
         let held: Vec<_> = recorded[..prefix].to_vec();
         let is_held = |name: &str| held.iter().any(|step| step.name == name);
-        let resumed = SharedJournal(Arc::new(Mutex::new(MemoryJournal::with_steps(held.clone()))));
+        let resumed = SharedJournal(Arc::new(Mutex::new(MemoryHost::with_steps(held.clone()))));
         let (ended, ran, steps) = drive(&resumed).await;
         assert_eq!(ended, outcome);
         let mut expected = Vec::new();
@@ -123,7 +118,7 @@ async fn interrupted_effect_is_reported_and_never_repeated() {
         }
         // A worker that resumes from here reads it in the journal.
         let steps = resumed.0.lock().unwrap().steps().to_vec();
-        let (_, ran, _) = drive(&SharedJournal(Arc::new(Mutex::new(MemoryJournal::with_steps(steps))))).await;
+        let (_, ran, _) = drive(&SharedJournal(Arc::new(Mutex::new(MemoryHost::with_steps(steps))))).await;
         assert_eq!(ran, Vec::<String>::new());
     }
 }

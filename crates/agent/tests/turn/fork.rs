@@ -8,8 +8,8 @@ use millrace_agent::model::{DeltaListener, Message, Model, ModelError, Reply, Re
 use millrace_agent::spec::{AgentAccess, ForkAccess};
 use millrace_agent::tool::{ChildLimits, ChildTasks, Toolbox, append_note_tool, start_task_tool, task_tool};
 use millrace_agent::turn::{
-    DriveError, Driver, ForkedConversation, Machine, MemoryJournal, PlainText, WorkOutcome, WorkSummary,
-    format_fork_task,
+    ContinuedConversation, Conversation, DriveError, ForkedConversation, Machine, MemoryHost, PlainText,
+    WorkOutcome, WorkSummary, format_fork_task,
 };
 use millrace_protocol::ids::{Lane, RunId, TaskId};
 use millrace_protocol::plan::{TaskSpec, Work};
@@ -18,17 +18,17 @@ use millrace_protocol::work::Order;
 use serde_json::{Value, json};
 
 use super::delegation::{Cluster, capability, parked, recorded, task};
-use super::support::{Scripted, brief, call, calls, look, named, names, says};
+use super::support::{self, Scripted, brief, call, calls, conversation, look, named, names, says};
 
 /// A scripted model that keeps the requests that it gets.
 struct Listening {
-    scripted: Scripted,
+    scripted: Arc<Scripted>,
     requests: Mutex<Vec<Request>>,
 }
 
 impl Listening {
-    fn new(replies: Vec<Reply>) -> Self {
-        Self { scripted: Scripted::new(replies), requests: Mutex::default() }
+    fn new(replies: Vec<Reply>) -> Arc<Self> {
+        Arc::new(Self { scripted: Scripted::new(replies), requests: Mutex::default() })
     }
 
     fn requests(&self) -> Vec<Request> {
@@ -74,12 +74,10 @@ fn fork_call(id: &str, description: &str) -> millrace_agent::model::ToolCall {
 }
 
 async fn drive(
-    model: &dyn Model,
-    tools: &Toolbox,
-    journal: &mut MemoryJournal,
-    machine: Machine<PlainText>,
+    conversation: Conversation,
+    journal: &mut MemoryHost,
 ) -> Result<WorkSummary<PlainText>, DriveError> {
-    Driver::new(model, tools, journal).drive(machine).await.map_err(|failure| *failure.error)
+    support::drive(conversation, journal).await.map_err(|failure| *failure.error)
 }
 
 /// An agent that looks and takes a note, and then forks itself twice in a message.
@@ -89,9 +87,9 @@ fn replies_of_parent() -> Vec<Reply> {
     vec![calls(look), calls(vec![fork_call("a", "count the sails"), fork_call("b", "count the doors")])]
 }
 
-async fn run_parent(journal: &mut MemoryJournal) -> (Listening, Vec<TaskSpec>) {
+async fn run_parent(journal: &mut MemoryHost) -> (Arc<Listening>, Vec<TaskSpec>) {
     let (tools, model) = (toolbox(&order("t"), allowed()), Listening::new(replies_of_parent()));
-    let ended = drive(&model, &tools, journal, Machine::new(brief(&tools, None))).await;
+    let ended = drive(conversation(&model, &tools), journal).await;
     (model, parked(ended).1)
 }
 
@@ -102,14 +100,17 @@ fn conversation_of(child: &TaskSpec) -> ForkedConversation {
     }
 }
 
-/// The tools and the machine of the attempt at a fork, as a session makes them.
-fn fork_attempt(child: &TaskSpec) -> (Toolbox, Machine<PlainText>) {
+/// The conversation of the attempt at a fork, as a session makes it.
+fn fork_attempt(child: &TaskSpec, model: &Arc<Listening>) -> Conversation {
     let order = Order { fork: child.fork.clone(), objective: child.objective.clone(), ..order("t-1-1-0") };
     let (tools, fork) = (toolbox(&order, allowed()), conversation_of(child));
     // Another release may have other instructions by now.
     let other = millrace_agent::turn::AgentBrief { system: "Changed.".into(), ..brief(&tools, None) };
-    let machine = Machine::of_fork(fork.to_brief(other), &fork, &format_fork_task(&order));
-    (tools, machine)
+    let brief = fork.to_brief(other);
+    let next = format_fork_task(&order);
+    let mut conversation = Conversation::new(brief, model.clone(), tools);
+    conversation.continued = Some(ContinuedConversation { conversation: fork, next, has_passages: false });
+    conversation
 }
 
 fn bytes_of(value: &impl serde::Serialize) -> Vec<u8> {
@@ -118,14 +119,13 @@ fn bytes_of(value: &impl serde::Serialize) -> Vec<u8> {
 
 #[tokio::test]
 async fn first_request_of_a_fork_begins_with_the_bytes_of_its_parents_last_one() {
-    let (model, children) = run_parent(&mut MemoryJournal::default()).await;
+    let (model, children) = run_parent(&mut MemoryHost::default()).await;
     assert_eq!(children.len(), 2);
     let before = model.requests().pop().unwrap();
     for (child, at) in children.iter().zip(0..) {
         assert_eq!(child.overrides.as_ref().unwrap().turns, Some(7), "the limits of forks");
-        let (tools, machine) = fork_attempt(child);
         let model = Listening::new(vec![Reply::default(), Reply::default(), says("four")]);
-        let summary = drive(&model, &tools, &mut MemoryJournal::default(), machine).await.unwrap();
+        let summary = drive(fork_attempt(child, &model), &mut MemoryHost::default()).await.unwrap();
         assert_eq!(summary.outcome, WorkOutcome::Answered(PlainText("four".into())));
         assert_eq!(summary.usage.model_calls, 1, "no reply of its parent is requested again");
         let first = model.requests().remove(0);
@@ -151,9 +151,9 @@ async fn first_request_of_a_fork_begins_with_the_bytes_of_its_parents_last_one()
 /// A worker that takes the parent over makes the same forks, and one that takes a fork over has the same conversation.
 #[tokio::test]
 async fn forks_are_the_same_after_a_takeover() {
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let (_, children) = run_parent(&mut journal).await;
-    let mut again = MemoryJournal::with_steps(journal.steps().to_vec());
+    let mut again = MemoryHost::with_steps(journal.steps().to_vec());
     let (model, repeated) = run_parent(&mut again).await;
     assert_eq!((repeated, model.requests().len()), (children.clone(), 0));
 
@@ -161,14 +161,13 @@ async fn forks_are_the_same_after_a_takeover() {
         let looks = calls(vec![call("x", json!({"at": "sails"}))]);
         vec![Reply::default(), Reply::default(), looks, says("four")]
     };
-    let mut journal = MemoryJournal::default();
-    let (tools, machine) = fork_attempt(&children[0]);
-    let whole = drive(&Listening::new(replies()), &tools, &mut journal, machine).await.unwrap();
+    let mut journal = MemoryHost::default();
+    let attempt = fork_attempt(&children[0], &Listening::new(replies()));
+    let whole = drive(attempt, &mut journal).await.unwrap();
     for kept in 0..journal.steps().len() {
-        let mut cut = MemoryJournal::with_steps(journal.steps()[..kept].to_vec());
-        let (tools, machine) = fork_attempt(&children[0]);
-        let model = Listening::new(replies());
-        let resumed = drive(&model, &tools, &mut cut, machine).await.unwrap();
+        let mut cut = MemoryHost::with_steps(journal.steps()[..kept].to_vec());
+        let attempt = fork_attempt(&children[0], &Listening::new(replies()));
+        let resumed = drive(attempt, &mut cut).await.unwrap();
         assert_eq!((&resumed.outcome, resumed.usage), (&whole.outcome, whole.usage));
         assert_eq!(cut.steps().len(), journal.steps().len());
     }
@@ -177,14 +176,14 @@ async fn forks_are_the_same_after_a_takeover() {
 /// A fork has the notes of its parent and no delegation.
 #[tokio::test]
 async fn fork_has_the_notes_and_can_not_delegate() {
-    let (_, children) = run_parent(&mut MemoryJournal::default()).await;
-    let (tools, machine) = fork_attempt(&children[0]);
+    let (_, children) = run_parent(&mut MemoryHost::default()).await;
     let plain = task("c", &json!({"description": "x", "capability": "other"}));
     let turn = calls(vec![fork_call("b", "again"), plain]);
     let model = Listening::new(vec![Reply::default(), Reply::default(), turn, says("alone")]);
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
+    let machine: Machine<PlainText> = fork_attempt(&children[0], &model).begin();
     assert!(machine.partial_result().unwrap().contains("the mill is red"));
-    drive(&model, &tools, &mut journal, machine).await.unwrap();
+    drive(fork_attempt(&children[0], &model), &mut journal).await.unwrap();
     for step in ["tool.0.0.task", "tool.0.1.task"] {
         let (text, is_error) = recorded(&journal, step);
         assert!(is_error && text.contains("a fork can't delegate"), "{text}");
@@ -195,27 +194,27 @@ async fn fork_has_the_notes_and_can_not_delegate() {
 #[tokio::test]
 async fn call_of_a_shared_agent_continues_after_the_last_answer() {
     let (tools, model) = (toolbox(&order("t"), None), Listening::new(vec![says("one")]));
-    let record = async |model: &dyn Model, journal: &mut MemoryJournal| {
-        let machine: Machine<PlainText> = Machine::new(brief(&tools, None));
-        let driver = Driver::new(model, &tools, journal).recording_conversation(true);
-        driver.drive(machine).await.map_err(|failure| *failure.error).unwrap()
+    let record = async |mut conversation: Conversation, journal: &mut MemoryHost| {
+        conversation.is_recorded = true;
+        drive(conversation, journal).await.unwrap()
     };
-    let mut journal = MemoryJournal::default();
-    record(&model, &mut journal).await;
+    let mut journal = MemoryHost::default();
+    record(conversation(&model, &tools), &mut journal).await;
     assert_eq!(names(&journal), ["model.0", "conversation"]);
     for kept in 0..=2 {
-        let mut cut = MemoryJournal::with_steps(journal.steps()[..kept].to_vec());
-        record(&Scripted::new(vec![says("one")]), &mut cut).await;
+        let mut cut = MemoryHost::with_steps(journal.steps()[..kept].to_vec());
+        record(conversation(&Scripted::new(vec![says("one")]), &tools), &mut cut).await;
         assert_eq!(names(&cut), ["model.0", "conversation"], "it is recorded once");
     }
     let before = model.requests().remove(0);
-    let conversation: ForkedConversation = serde_json::from_value(journal.steps()[1].value.clone()).unwrap();
+    let ended: ForkedConversation = serde_json::from_value(journal.steps()[1].value.clone()).unwrap();
     // The tools are those of the call: it has no others in its toolbox.
     let tools = Toolbox::new([look().0]).unwrap();
-    let machine =
-        Machine::of_fork(conversation.to_brief(brief(&tools, None)), &conversation, "And the doors?");
     let model = Listening::new(vec![Reply::default(), says("two")]);
-    let summary = drive(&model, &tools, &mut MemoryJournal::default(), machine).await.unwrap();
+    let mut next = Conversation::new(ended.to_brief(brief(&tools, None)), model.clone(), tools);
+    let doors = "And the doors?".into();
+    next.continued = Some(ContinuedConversation { conversation: ended, next: doors, has_passages: true });
+    let summary = drive(next, &mut MemoryHost::default()).await.unwrap();
     assert_eq!(
         (summary.outcome, summary.usage.model_calls),
         (WorkOutcome::Answered(PlainText("two".into())), 1)
@@ -231,11 +230,9 @@ async fn call_of_a_shared_agent_continues_after_the_last_answer() {
 #[tokio::test]
 async fn only_what_the_file_allows_is_forked() {
     let refused = async |fork: Option<ForkAccess>, calls_of_turn: Vec<millrace_agent::model::ToolCall>| {
-        let (tools, mut journal) = (toolbox(&order("t"), fork), MemoryJournal::default());
-        let machine = Machine::new(brief(&tools, None));
-        let ended =
-            drive(&Scripted::new(vec![calls(calls_of_turn), says("done")]), &tools, &mut journal, machine)
-                .await;
+        let (tools, mut journal) = (toolbox(&order("t"), fork), MemoryHost::default());
+        let model = Scripted::new(vec![calls(calls_of_turn), says("done")]);
+        let ended = drive(conversation(&model, &tools), &mut journal).await;
         (ended, journal)
     };
     let has_mode = |fork| {

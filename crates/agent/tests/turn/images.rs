@@ -12,12 +12,13 @@ use millrace_agent::files::permissions::CompiledPermissions;
 use millrace_agent::model::{DeltaListener, Message, Model, ModelError, Reply, Request};
 use millrace_agent::tool::Toolbox;
 use millrace_agent::tool::files::create_file_tools;
-use millrace_agent::turn::{Driver, Journal, JournalError, JournalStep, Machine, MemoryJournal, PlainText};
+use millrace_agent::turn::{Host, JournalStep, MemoryHost, PlainText};
+use millrace_protocol::result::{ErrorKind, TaskError};
 use millrace_protocol::wire::InlineOrStoredBytes;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::support::{brief, calls, named, says};
+use super::support::{self, calls, conversation, named, says};
 
 /// A PNG image of 2 by 3 pixels with a megabyte after its header.
 fn large_png() -> Vec<u8> {
@@ -33,31 +34,27 @@ fn sha256(bytes: &[u8]) -> String {
 /// A journal in memory with a blob store that outlives it.
 #[derive(Clone, Default)]
 struct StoringJournal {
-    journal: MemoryJournal,
+    journal: MemoryHost,
     blobs: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
 }
 
-impl Journal for StoringJournal {
-    fn read_recorded_step<'a>(
+impl Host for StoringJournal {
+    fn replay<'a>(
         &'a mut self,
         names: &'a [String],
-    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, JournalError>> {
-        self.journal.read_recorded_step(names)
+    ) -> BoxFuture<'a, Result<Option<(usize, Value)>, TaskError>> {
+        self.journal.replay(names)
     }
 
-    fn peek_recorded_step(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, JournalError>> {
-        self.journal.peek_recorded_step()
+    fn peek(&mut self) -> BoxFuture<'_, Result<Option<(String, Value)>, TaskError>> {
+        self.journal.peek()
     }
 
-    fn append_step<'a>(
-        &'a mut self,
-        name: &'a str,
-        value: &'a Value,
-    ) -> BoxFuture<'a, Result<(), JournalError>> {
-        self.journal.append_step(name, value)
+    fn record<'a>(&'a mut self, name: &'a str, value: &'a Value) -> BoxFuture<'a, Result<(), TaskError>> {
+        self.journal.record(name, value)
     }
 
-    fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), JournalError>> {
+    fn store_blob(&mut self, bytes: Vec<u8>) -> BoxFuture<'_, Result<(), TaskError>> {
         self.blobs.lock().unwrap().insert(sha256(&bytes), bytes);
         ready(Ok(())).boxed()
     }
@@ -65,10 +62,10 @@ impl Journal for StoringJournal {
     fn load_value<'a>(
         &'a mut self,
         stored: &'a InlineOrStoredBytes,
-    ) -> BoxFuture<'a, Result<Vec<u8>, JournalError>> {
+    ) -> BoxFuture<'a, Result<Vec<u8>, TaskError>> {
         let InlineOrStoredBytes::Stored(blob) = stored else { panic!("only images are loaded") };
         let bytes = self.blobs.lock().unwrap().get(&blob.sha256).cloned();
-        ready(bytes.ok_or_else(|| JournalError::Failed("there is no such blob".into()))).boxed()
+        ready(bytes.ok_or_else(|| TaskError::new(ErrorKind::Other, "there is no such blob"))).boxed()
     }
 }
 
@@ -111,10 +108,9 @@ async fn run(folder: &Path, journal: &mut StoringJournal) -> Vec<(String, Vec<Ve
     ];
     let files = Arc::new(FolderFiles::open(folder).unwrap());
     let tools = Toolbox::new(create_file_tools(files, CompiledPermissions::default())).unwrap();
-    let model = Watcher { replies, last: Mutex::default() };
-    let machine = Machine::<PlainText>::new(brief(&tools, None));
-    Driver::new(&model, &tools, journal).drive(machine).await.unwrap();
-    model.last.into_inner().unwrap()
+    let model = Arc::new(Watcher { replies, last: Mutex::default() });
+    support::drive::<PlainText>(conversation(&model, &tools), journal).await.unwrap();
+    model.last.lock().unwrap().clone()
 }
 
 #[tokio::test]
@@ -133,7 +129,7 @@ async fn image_that_was_read_is_sent_and_recorded_by_its_hash() {
     let steps: Vec<JournalStep> = journal.journal.steps().to_vec();
     std::fs::remove_file(folder.path().join("plot.png")).unwrap();
     for after in 2..steps.len() {
-        let journal_of_next = MemoryJournal::with_steps(steps[..after].to_vec());
+        let journal_of_next = MemoryHost::with_steps(steps[..after].to_vec());
         let mut next = StoringJournal { journal: journal_of_next, blobs: journal.blobs.clone() };
         assert_eq!(run(folder.path(), &mut next).await, seen, "after {after} steps");
         let results = |steps: &[JournalStep]| -> Vec<Value> {
@@ -153,7 +149,7 @@ async fn results_of_older_releases_have_no_images() {
         "arguments": "{\"file_path\":\"/plot.png\"}"}], "finish": "tool_calls"}}, "took_ms": 1});
     let steps = [("model.0", reply), ("tool.0.0.read_file", old)];
     let steps = steps.map(|(name, value)| JournalStep { name: name.into(), value });
-    let journal = MemoryJournal::with_steps(steps.to_vec());
+    let journal = MemoryHost::with_steps(steps.to_vec());
     let mut journal = StoringJournal { journal, ..StoringJournal::default() };
     let seen = run(folder.path(), &mut journal).await;
     assert_eq!(seen[0], ("'/plot.png' can't be shown as text".into(), Vec::new()));

@@ -7,10 +7,10 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_agent::files::{FileContent, FileEntry, FilePath, Files, FilesError, WriteCondition};
 use millrace_agent::tool::{Call, Output, Tool, ToolError, ToolSpec, Toolbox, tool_from_function};
-use millrace_agent::turn::{Driver, MAX_RESULT, Machine, MemoryJournal, PlainText};
+use millrace_agent::turn::{MAX_RESULT, MemoryHost, PlainText};
 use serde_json::{Value, json};
 
-use super::support::{Look, Scripted, attempt, brief, call, calls, look, says};
+use super::support::{self, Look, Scripted, attempt, call, calls, conversation, look, says};
 
 #[derive(Default)]
 struct Memory(Mutex<BTreeMap<String, (String, String)>>);
@@ -82,11 +82,10 @@ async fn shown(text: &str, bounds_itself: bool, reads: bool) -> (String, BTreeMa
     let tools = Toolbox::new(tools).unwrap();
     let model = Scripted::new(vec![calls(vec![call("a", json!({"at": text}))]), says("done")]);
     let files = Arc::new(Memory::default());
-    let mut journal = MemoryJournal::default();
-    let driver = Driver::new(&model, &tools, &mut journal)
-        .with_attempt_name(attempt())
-        .with_files(Some(files.clone()));
-    driver.drive(Machine::<PlainText>::new(brief(&tools, None))).await.unwrap();
+    let mut journal = MemoryHost::default();
+    let mut conversation = conversation(&model, &tools);
+    (conversation.attempt, conversation.files) = (attempt(), Some(files.clone() as Arc<dyn Files>));
+    support::drive::<PlainText>(conversation, &mut journal).await.unwrap();
     let text = journal.steps()[1].value["text"].as_str().unwrap().to_owned();
     let stored = files.0.lock().unwrap().clone();
     (text, stored)

@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use millrace_agent::model::{DeltaListener, FinishReason, Model, ModelError, Reply, Request};
 use millrace_agent::tool::{Effect, Tool, Toolbox, tool_from_function, tool_with_effect};
 use millrace_agent::turn::{
-    Dollars, Driver, Limits, Machine, MachineStep, MemoryJournal, PlainText, StopReason, WorkOutcome,
+    Conversation, Dollars, Limits, Machine, MachineStep, MemoryHost, PlainText, StopReason, WorkOutcome,
     WorkSummary,
 };
 use millrace_protocol::plan::ResourceAmounts;
@@ -17,8 +17,8 @@ use millrace_protocol::result::{ErrorKind, ExceededLimit, Usage};
 use serde_json::json;
 
 use super::support::{
-    Look, Scripted, brief, call, calls, limited, named, names, result, run, says, tool_results, toolbox,
-    user_messages,
+    self, Look, Scripted, brief, call, calls, conversation, limited, named, names, result, run, says,
+    tool_results, toolbox, user_messages,
 };
 
 const NONE: Limits = Limits::DEFAULT;
@@ -220,7 +220,7 @@ fn last_turn_never_has_tools() {
 }
 
 /// A model that takes five seconds for each reply and never replies after the end of its script.
-struct TimedModel(Scripted);
+struct TimedModel(Arc<Scripted>);
 
 impl Model for TimedModel {
     fn name(&self) -> &str {
@@ -254,12 +254,12 @@ fn waiting() -> Toolbox {
     Toolbox::new([wait]).unwrap()
 }
 
-async fn timed(journal: &mut MemoryJournal, seconds: u64, replies: Vec<Reply>) -> WorkSummary<PlainText> {
+async fn timed(journal: &mut MemoryHost, seconds: u64, replies: Vec<Reply>) -> WorkSummary<PlainText> {
     let tools = waiting();
-    let model = TimedModel(Scripted::new(replies));
+    let model = Arc::new(TimedModel(Scripted::new(replies)));
     let limits = Limits { time: Some(Duration::from_secs(seconds)), ..NONE };
-    let machine = Machine::new(limited(&tools, limits));
-    Driver::new(&model, &tools, journal).drive(machine).await.unwrap()
+    let conversation = Conversation::new(limited(&tools, limits), model, tools);
+    support::drive(conversation, journal).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -270,28 +270,28 @@ async fn working_time_stops_running_calls_and_survives_a_resume() {
     };
     // Two replies take 10 s; the calls take 7 s, because they run concurrently.
     let replies = vec![waits(&[3, 7, 2]), says("done")];
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     assert!(matches!(timed(&mut journal, 18, replies.clone()).await.outcome, WorkOutcome::Answered(_)));
     let stop = WorkOutcome::Stopped(StopReason::Time { limit: Duration::from_secs(16) });
     let began = tokio::time::Instant::now();
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let ended = timed(&mut journal, 16, replies.clone()).await;
     assert_eq!((&ended.outcome, ended.produced.as_deref()), (&stop, Some("I wait.")));
     assert_eq!(began.elapsed(), Duration::from_secs(16), "the turn does not wait for the model any longer");
     for prefix in 0..=journal.steps().len() {
-        let mut resumed = MemoryJournal::with_steps(journal.steps()[..prefix].to_vec());
+        let mut resumed = MemoryHost::with_steps(journal.steps()[..prefix].to_vec());
         assert_eq!(timed(&mut resumed, 16, replies.clone()).await, ended, "after {prefix} steps");
     }
 
     // A call that would take too long is stopped; the other calls count.
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let ended = timed(&mut journal, 9, replies.clone()).await;
     assert_eq!(ended.outcome, WorkOutcome::Stopped(StopReason::Time { limit: Duration::from_secs(9) }));
     assert_eq!(names(&journal), ["model.0", "tool.0.2.look", "tool.0.0.look", "tool.0.1.look"]);
     assert_eq!(journal.steps()[2].value["text"], "done");
     assert!(journal.steps()[3].value["text"].as_str().unwrap().contains("working time"));
     for prefix in 0..=journal.steps().len() {
-        let mut resumed = MemoryJournal::with_steps(journal.steps()[..prefix].to_vec());
+        let mut resumed = MemoryHost::with_steps(journal.steps()[..prefix].to_vec());
         assert_eq!(timed(&mut resumed, 9, replies.clone()).await, ended, "after {prefix} steps");
     }
 }
@@ -328,10 +328,9 @@ async fn model_error_ends_the_attempt_with_its_kind_and_usage() {
     ];
     let (tools, _) = toolbox();
     for (error, kind) in table {
-        let mut journal = MemoryJournal::default();
-        let model = FailingModel(error.clone());
-        let machine = Machine::<PlainText>::new(brief(&tools, None));
-        let failure = Driver::new(&model, &tools, &mut journal).drive(machine).await.unwrap_err();
+        let mut journal = MemoryHost::default();
+        let conversation = conversation(&Arc::new(FailingModel(error.clone())), &tools);
+        let failure = support::drive::<PlainText>(conversation, &mut journal).await.unwrap_err();
         let task_error = millrace_protocol::result::TaskError::from(failure);
         assert_eq!((task_error.kind, task_error.message.as_str()), (kind, error.to_string().as_str()));
         assert_eq!(
@@ -377,9 +376,10 @@ async fn limited_cost_that_cannot_be_counted_is_refused_before_the_first_request
         (NONE, ResourceAmounts::default(), false),
     ] {
         let (tools, _) = toolbox();
-        let mut journal = MemoryJournal::default();
-        let machine = Machine::<PlainText>::new(limited(&tools, limits)).with_reserved_amounts(reserved);
-        match Driver::new(&UnpricedModel, &tools, &mut journal).drive(machine).await {
+        let mut journal = MemoryHost::default();
+        let mut conversation = Conversation::new(limited(&tools, limits), Arc::new(UnpricedModel), tools);
+        conversation.allowance = reserved;
+        match support::drive::<PlainText>(conversation, &mut journal).await {
             Ok(_) => assert!(!is_refused, "{limits:?} {reserved}"),
             Err(failure) => {
                 assert!(is_refused && journal.steps().is_empty(), "{limits:?} {reserved}: {failure}");

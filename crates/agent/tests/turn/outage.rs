@@ -8,14 +8,14 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use millrace_agent::model::{DeltaListener, Model, ModelAbility, ModelError, Reply, Request};
-use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText};
+use millrace_agent::turn::{DriveError, MemoryHost, PlainText};
 use millrace_models::resilience::breaker::CircuitBreaker;
 use millrace_models::resilience::{ResilientModel, RetryPolicy};
 use millrace_models::table::ModelTariff;
 use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use tokio::time::{Instant, sleep};
 
-use super::support::{brief, says, toolbox};
+use super::support::{conversation, drive, says, toolbox};
 
 const TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -71,17 +71,18 @@ fn resilient(model: AwayModel, breaker: &Arc<CircuitBreaker>) -> Arc<ResilientMo
 
 /// Drives an attempt and returns how it ended, and after how long.
 async fn attempt(model: Arc<ResilientModel>) -> (Result<(), DriveError>, Duration) {
-    attempt_with(model, MemoryJournal::default()).await
+    attempt_with(model, MemoryHost::default()).await
 }
 
 async fn attempt_with(
     model: Arc<ResilientModel>,
-    mut journal: MemoryJournal,
+    mut journal: MemoryHost,
 ) -> (Result<(), DriveError>, Duration) {
     let (tools, _) = toolbox();
     let begun = Instant::now();
-    let driver = Driver::new(&*model, &tools, &mut journal).provider_timeout(TIMEOUT);
-    let ended = driver.drive(Machine::<PlainText>::new(brief(&tools, None))).await;
+    let mut conversation = conversation(&model, &tools);
+    conversation.provider_timeout = TIMEOUT;
+    let ended = drive::<PlainText>(conversation, &mut journal).await;
     (ended.map(drop).map_err(|failure| *failure.error), begun.elapsed())
 }
 
@@ -143,7 +144,7 @@ async fn a_requested_pause_beyond_the_timeout_ends_the_wait_at_once() {
     assert_eq!(asked_for(&wait).as_secs().div_ceil(10), 2, "it asked for 20 s: {wait:?}");
 
     // Its run was resumed: it asks once and at once, though the breaker is still open for others.
-    let resumed = |status| MemoryJournal::default().with_provider_status(status);
+    let resumed = |status| MemoryHost::default().with_provider_status(status);
     let given_up = || resumed(ProviderStatus::GivenUp(wait.clone()));
     let (ended, took) = attempt_with(resilient(limited(None), &breaker), given_up()).await;
     assert_gave_up(&(ended, took), Duration::ZERO, "slow down");

@@ -1,7 +1,7 @@
 //! Conversations that overflow the model's context: compacted twice, then given up, and the same on a resume.
 
-use std::sync::Mutex;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -9,12 +9,14 @@ use futures::future::BoxFuture;
 use millrace_agent::model::{DeltaListener, Message, Model, ModelError, Reply, Request};
 use millrace_agent::tool::{Toolbox, append_note_tool, write_todos_tool};
 use millrace_agent::turn::{
-    Driver, Limits, Machine, MachineStep, MemoryJournal, PlainText, StopReason, WorkOutcome, WorkSummary,
+    Conversation, Limits, Machine, MachineStep, MemoryHost, PlainText, StopReason, WorkOutcome, WorkSummary,
 };
 use millrace_protocol::result::ExceededLimit;
 use serde_json::json;
 
-use super::support::{brief, call, calls, limited, look, named, names, result, results_in, says, toolbox};
+use super::support::{
+    self, brief, call, calls, limited, look, named, names, result, results_in, says, toolbox,
+};
 
 /// A model with room for `room` results, which calls `look` until it has `wanted` more results than notes.
 struct SmallContextModel {
@@ -25,8 +27,8 @@ struct SmallContextModel {
 }
 
 impl SmallContextModel {
-    fn new(room: usize, wanted: usize) -> Self {
-        Self { room, wanted, shown: Mutex::default() }
+    fn new(room: usize, wanted: usize) -> Arc<Self> {
+        Arc::new(Self { room, wanted, shown: Mutex::default() })
     }
 }
 
@@ -60,10 +62,10 @@ fn tools() -> Toolbox {
     Toolbox::new([look().0, append_note_tool(), write_todos_tool()]).unwrap()
 }
 
-async fn drive(model: &SmallContextModel, journal: &mut MemoryJournal) -> WorkSummary<PlainText> {
+async fn drive(model: &Arc<SmallContextModel>, journal: &mut MemoryHost) -> WorkSummary<PlainText> {
     let tools = tools();
-    let machine = Machine::new(limited(&tools, Limits { tool_calls: 100, ..Limits::DEFAULT }));
-    Driver::new(model, &tools, journal).drive(machine).await.unwrap()
+    let brief = limited(&tools, Limits { tool_calls: 100, ..Limits::DEFAULT });
+    support::drive(Conversation::new(brief, model.clone(), tools), journal).await.unwrap()
 }
 
 #[tokio::test]
@@ -73,7 +75,7 @@ async fn conversation_is_compacted_at_most_twice() {
         [(100, 8, 0, true), (10, 10, 0, true), (10, 12, 1, false), (0, 2, 1, false)]
     {
         let model = SmallContextModel::new(room, wanted);
-        let mut journal = MemoryJournal::default();
+        let mut journal = MemoryHost::default();
         let ended = drive(&model, &mut journal).await;
         let overflows =
             journal.steps().iter().filter(|step| step.value["heard"].get("overflow").is_some()).count();
@@ -96,18 +98,18 @@ async fn conversation_is_compacted_at_most_twice() {
 #[tokio::test]
 async fn resume_after_any_step_compacts_identically() {
     let model = SmallContextModel::new(10, 12);
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let ended = drive(&model, &mut journal).await;
-    let whole = model.shown.into_inner().unwrap();
+    let whole = model.shown.lock().unwrap().clone();
     for prefix in 0..=journal.steps().len() {
         let again = SmallContextModel::new(10, 12);
         // Its replies depend on the number of requests.
         let answered = names(&journal)[..prefix].iter().filter(|name| name.starts_with("model")).count();
         *again.shown.lock().unwrap() = whole[..answered].to_vec();
-        let mut resumed = MemoryJournal::with_steps(journal.steps()[..prefix].to_vec());
+        let mut resumed = MemoryHost::with_steps(journal.steps()[..prefix].to_vec());
         assert_eq!(drive(&again, &mut resumed).await, ended, "after {prefix} steps");
         assert_eq!(names(&resumed), names(&journal));
-        assert_eq!(again.shown.into_inner().unwrap(), whole, "the requests are the same");
+        assert_eq!(again.shown.lock().unwrap().clone(), whole, "the requests are the same");
     }
 }
 

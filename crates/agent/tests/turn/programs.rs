@@ -16,12 +16,10 @@ use millrace_agent::files::{
 use millrace_agent::model::Reply;
 use millrace_agent::state::{StateRules, create_state_tools};
 use millrace_agent::tool::{Call, Effect, Output, Tool, ToolError, ToolSpec, Toolbox};
-use millrace_agent::turn::{
-    Driver, JournalStep, Machine, MemoryJournal, PlainText, WorkOutcome, WorkSummary,
-};
+use millrace_agent::turn::{JournalStep, Machine, MemoryHost, PlainText, WorkOutcome, WorkSummary};
 use serde_json::{Value, json};
 
-use super::support::{Scripted, attempt, brief, calls, named, names, says};
+use super::support::{self, Scripted, attempt, brief, calls, conversation, named, names, says};
 
 /// The versions of a file: author, key and content.
 type Versions = Vec<(String, String, Option<Vec<u8>>)>;
@@ -203,7 +201,7 @@ fn replies() -> Vec<Reply> {
 /// The end of the work, its journal, the runs of the program, and the requests for each turn.
 struct Ended {
     summary: WorkSummary<PlainText>,
-    journal: MemoryJournal,
+    journal: MemoryHost,
     runs: usize,
     requests: BTreeMap<usize, usize>,
 }
@@ -216,10 +214,11 @@ async fn work(workspace: &Arc<Workspace>, held: &[JournalStep], meanwhile: fn(&W
         Arc::new(Program { files: files.clone(), runs: counter, meanwhile, workspace: own });
     let tools = Toolbox::new(create_state_tools(&rules()).into_iter().chain([program])).unwrap();
     let model = Scripted::new(replies());
-    let mut journal = MemoryJournal::with_steps(held.to_vec());
-    let driver = Driver::new(&model, &tools, &mut journal).with_attempt_name(attempt());
-    let machine = Machine::new(brief(&tools, None)).with_state(Some(rules()));
-    let summary = driver.with_agent_files(Some(files)).drive(machine).await.unwrap();
+    let mut journal = MemoryHost::with_steps(held.to_vec());
+    let mut conversation = conversation(&model, &tools);
+    (conversation.attempt, conversation.agent_files) = (attempt(), Some(files));
+    conversation.state = Some(rules());
+    let summary = support::drive(conversation, &mut journal).await.unwrap();
     Ended { summary, journal, runs: runs.load(Ordering::SeqCst), requests: model.requests_by_turn() }
 }
 
@@ -240,7 +239,7 @@ fn after_writes(whole: &Workspace, writes: usize) -> Arc<Workspace> {
     partial
 }
 
-fn result_text(journal: &MemoryJournal, step: &str) -> String {
+fn result_text(journal: &MemoryHost, step: &str) -> String {
     let step = journal.steps().iter().find(|recorded| recorded.name == step).unwrap();
     step.value["text"].as_str().unwrap().to_owned()
 }

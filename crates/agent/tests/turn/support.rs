@@ -13,7 +13,8 @@ use millrace_agent::model::{
 };
 use millrace_agent::tool::{Tool, ToolError, Toolbox, tool_from_function};
 use millrace_agent::turn::{
-    AgentBrief, Answer, AttemptName, Driver, Limits, Machine, MemoryJournal, ToolCallRecord, WorkSummary,
+    AgentBrief, Answer, AttemptName, Conversation, Host, Limits, Machine, MemoryHost, ToolCallRecord,
+    WorkFailure, WorkSummary,
 };
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
 use millrace_protocol::plan::Work;
@@ -30,8 +31,8 @@ pub struct Scripted {
 }
 
 impl Scripted {
-    pub fn new(replies: Vec<Reply>) -> Self {
-        Self { replies, requests: Mutex::default() }
+    pub fn new(replies: Vec<Reply>) -> Arc<Self> {
+        Arc::new(Self { replies, requests: Mutex::default() })
     }
 
     pub fn requests_by_turn(&self) -> BTreeMap<usize, usize> {
@@ -150,16 +151,28 @@ pub async fn run<A: Answer>(
     brief: AgentBrief,
     toolbox: &Toolbox,
     replies: Vec<Reply>,
-) -> (WorkSummary<A>, MemoryJournal) {
-    let mut journal = MemoryJournal::default();
-    let model = Scripted::new(replies);
-    let driver = Driver::new(&model, toolbox, &mut journal);
-    let ended = tokio::time::timeout(Duration::from_secs(20), driver.drive(Machine::new(brief)));
+) -> (WorkSummary<A>, MemoryHost) {
+    let mut journal = MemoryHost::default();
+    let conversation = Conversation::new(brief, Scripted::new(replies), toolbox.clone());
+    let ended = tokio::time::timeout(Duration::from_secs(20), drive(conversation, &mut journal));
     (ended.await.expect("the work ends").unwrap(), journal)
 }
 
+/// A conversation that looks, with a model that the test keeps.
+pub fn conversation<M: Model + 'static>(model: &Arc<M>, toolbox: &Toolbox) -> Conversation {
+    Conversation::new(brief(toolbox, None), model.clone(), toolbox.clone())
+}
+
+/// Drives a conversation whose answers are not checked.
+pub async fn drive<A: Answer>(
+    conversation: Conversation,
+    journal: &mut dyn Host,
+) -> Result<WorkSummary<A>, WorkFailure> {
+    conversation.drive(journal, &|answer: A| Ok(answer)).await
+}
+
 /// The names of a journal's steps.
-pub fn names(journal: &MemoryJournal) -> Vec<&str> {
+pub fn names(journal: &MemoryHost) -> Vec<&str> {
     journal.steps().iter().map(|step| step.name.as_str()).collect()
 }
 

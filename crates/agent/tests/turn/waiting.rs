@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millrace_agent::tool::{Toolbox, continue_at_first_tool, sleep_for_tool, wait_for_event_tool};
-use millrace_agent::turn::{DriveError, Driver, Machine, MemoryJournal, PlainText, WorkOutcome, WorkSummary};
+use millrace_agent::turn::{DriveError, MemoryHost, PlainText, WorkOutcome, WorkSummary};
 use millrace_protocol::wait::{EndedWait, Wait, WaitCondition, WaitEnd};
 use serde_json::json;
 
-use super::support::{Scripted, brief, calls, look, named, names, says};
+use super::support::{self, Scripted, calls, conversation, look, named, names, says};
 
 fn tools_that_wait() -> (Toolbox, Arc<AtomicUsize>) {
     let (look, looks) = look();
     (Toolbox::new([look, sleep_for_tool(), wait_for_event_tool(), continue_at_first_tool()]).unwrap(), looks)
 }
 
-fn model() -> Scripted {
+fn model() -> Arc<Scripted> {
     let turn = vec![
         named("a", "look", &json!({"at": "a"}).to_string()),
         named("b", "sleep_for", &json!({"seconds": 60}).to_string()),
@@ -25,12 +25,11 @@ fn model() -> Scripted {
 }
 
 async fn drive(
-    model: &Scripted,
+    model: &Arc<Scripted>,
     tools: &Toolbox,
-    journal: &mut MemoryJournal,
+    journal: &mut MemoryHost,
 ) -> Result<WorkSummary<PlainText>, DriveError> {
-    let driver = Driver::new(model, tools, journal);
-    driver.drive(Machine::new(brief(tools, None))).await.map_err(|failure| *failure.error)
+    support::drive(conversation(model, tools), journal).await.map_err(|failure| *failure.error)
 }
 
 fn parked_waits(ended: Result<WorkSummary<PlainText>, DriveError>) -> Vec<Wait> {
@@ -50,7 +49,7 @@ const EVENT: &str = "tool.0.2.wait_for_event";
 #[tokio::test]
 async fn turn_continues_when_its_waits_have_ended() {
     let (model, (tools, looks)) = (model(), tools_that_wait());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let waits = parked_waits(drive(&model, &tools, &mut journal).await);
     let keys: Vec<&str> = waits.iter().map(|wait| wait.key.as_str()).collect();
     assert_eq!(keys, [SLEEP, EVENT]);
@@ -83,14 +82,14 @@ async fn turn_continues_when_its_waits_have_ended() {
 #[tokio::test]
 async fn recorded_end_of_a_wait_is_not_recorded_again() {
     let (model, (tools, _)) = (model(), tools_that_wait());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     parked_waits(drive(&model, &tools, &mut journal).await);
     let all = ends(&[(SLEEP, WaitEnd::TimeReached), (EVENT, WaitEnd::Expired)]);
     let mut whole = journal.clone().with_ended_waits(all.clone());
     drive(&model, &tools, &mut whole).await.unwrap();
     for kept in 2..=whole.steps().len() {
         let steps = whole.steps()[..kept].to_vec();
-        let mut resumed = MemoryJournal::with_steps(steps).with_ended_waits(all.clone());
+        let mut resumed = MemoryHost::with_steps(steps).with_ended_waits(all.clone());
         drive(&model, &tools, &mut resumed).await.unwrap();
         assert_eq!(names(&resumed), names(&whole), "after {kept} steps");
     }
@@ -106,7 +105,7 @@ async fn turn_continues_at_the_first_of_its_waits_if_it_says_so() {
         named("d", "continue_at_first", "{}"),
     ];
     let (model, (tools, _)) = (Scripted::new(vec![calls(turn), says("done")]), tools_that_wait());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let waits = parked_waits(drive(&model, &tools, &mut journal).await);
     assert_eq!(waits.len(), 2);
     assert!(waits[0].group.is_some() && waits[0].group == waits[1].group, "{waits:?}");
@@ -134,7 +133,7 @@ async fn an_agent_may_wait_as_often_as_it_needs() {
         _ => calls(first()),
     });
     let model = Scripted::new(turns.chain([says("done")]).collect());
-    let mut journal = MemoryJournal::default();
+    let mut journal = MemoryHost::default();
     let ended = loop {
         match drive(&model, &tools, &mut journal).await {
             Err(DriveError::Parked(waits, _)) => {

@@ -228,7 +228,7 @@ impl Bus {
     }
 
     /// Returns the JetStream context for all requests but publishing; see [`super::publish`].
-    pub(crate) fn request_context(&self) -> &jetstream::Context {
+    pub fn request_context(&self) -> &jetstream::Context {
         &self.0.control
     }
 

@@ -16,7 +16,7 @@ pub(crate) fn fault_from_client_error(what: &str, error: impl Error + Send + Syn
 }
 
 /// Converts an error response of the JetStream API.
-pub(crate) fn response_fault(what: &str, error: jetstream::Error) -> Fault {
+pub fn response_fault(what: &str, error: jetstream::Error) -> Fault {
     fault_of_code(what, error.error_code(), error)
 }
 

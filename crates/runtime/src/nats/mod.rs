@@ -9,7 +9,7 @@ pub mod connect;
 pub mod connection;
 mod connection_metrics;
 pub mod direct_get;
-pub(crate) mod error;
+pub mod error;
 pub(crate) mod object_store;
 pub mod provenance;
 pub(crate) mod publish;

@@ -37,7 +37,7 @@ impl StreamRecord {
     }
 
     /// Converts a message that a consumer delivered.
-    pub(crate) fn from_delivery(message: &Message, info: &Info<'_>) -> Self {
+    pub fn from_delivery(message: &Message, info: &Info<'_>) -> Self {
         let headers = message.headers.as_ref();
         Self {
             sequence: info.stream_sequence,
@@ -76,6 +76,6 @@ pub fn encoding_from_headers(headers: Option<&async_nats::HeaderMap>) -> Encodin
 }
 
 /// Converts nanoseconds since the Unix epoch; the epoch itself if they are out of range.
-pub(crate) fn timestamp_from_nanoseconds(nanoseconds: i128) -> jiff::Timestamp {
+pub fn timestamp_from_nanoseconds(nanoseconds: i128) -> jiff::Timestamp {
     jiff::Timestamp::from_nanosecond(nanoseconds).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
 }

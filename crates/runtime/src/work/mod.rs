@@ -1,6 +1,5 @@
-//! Work and its owners: the queues of orders, the processes that take them, and the supervisors that own lanes.
+//! Work and its owners: the queues of orders, the registry of processes, and the supervisors that own lanes.
 
-pub mod host;
 pub mod lane_lease;
 pub mod queue;
 pub mod queue_state;

@@ -207,34 +207,48 @@ impl HttpMessages {
             (true, _, None) => Ok(StreamableHttpPostResponse::Accepted),
             (true, "application/json", Some(id)) => {
                 let body = read_body(response, MAX_MESSAGE).await?;
-                let message = match read_message(&body) {
-                    Ok(message) => message,
-                    Err(Some((error, _))) => JsonRpcMessage::error(error, Some(id)),
-                    Err(None) => {
-                        let error = unreadable_error("it is a notification in another form");
-                        JsonRpcMessage::error(error, Some(id))
-                    }
-                };
-                Ok(StreamableHttpPostResponse::Json(message, session_id))
+                Ok(StreamableHttpPostResponse::Json(answer_in_body(&body, id), session_id))
             }
             (true, _, Some(_)) => Err(HttpError::UnexpectedContentType(Some(content_type))),
             (false, _, waiting) => {
                 let body = read_body(response, MAX_MESSAGE).await.unwrap_or_default();
-                let is_refused = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-                let error = match (read_message(&body), waiting.filter(|_| !is_refused)) {
-                    (Ok(error @ JsonRpcMessage::Error(_)), Some(_)) => Some(error),
-                    (Err(Some((error, None))), id @ Some(_)) if error.code != UNREADABLE_MESSAGE => {
-                        Some(JsonRpcMessage::error(error, id))
+                match error_in_body(status, &body, waiting) {
+                    Some(error) => Ok(StreamableHttpPostResponse::Json(error, session_id)),
+                    None => {
+                        let text = one_line(&redact_text(&String::from_utf8_lossy(&body)), MAX_ERROR);
+                        Err(HttpError::UnexpectedServerResponse(format!("HTTP {status}: {text}").into()))
                     }
-                    (Ok(_) | Err(_), _) => None,
-                };
-                if let Some(error) = error {
-                    return Ok(StreamableHttpPostResponse::Json(error, session_id));
                 }
-                let text = one_line(&redact_text(&String::from_utf8_lossy(&body)), MAX_ERROR);
-                Err(HttpError::UnexpectedServerResponse(format!("HTTP {status}: {text}").into()))
             }
         }
+    }
+}
+
+/// The answer to the request that waits: the message of a body, or an error about it.
+fn answer_in_body(body: &[u8], id: RequestId) -> ServerJsonRpcMessage {
+    match read_message(body) {
+        Ok(message) => message,
+        Err(Some((error, _))) => JsonRpcMessage::error(error, Some(id)),
+        Err(None) => {
+            let error = unreadable_error("it is a notification in another form");
+            JsonRpcMessage::error(error, Some(id))
+        }
+    }
+}
+
+/// The error that the body of a failed response is, for the request that waits; `None` if it is none.
+fn error_in_body(
+    status: StatusCode,
+    body: &[u8],
+    waiting: Option<RequestId>,
+) -> Option<ServerJsonRpcMessage> {
+    let is_refused = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+    match (read_message(body), waiting.filter(|_| !is_refused)) {
+        (Ok(error @ JsonRpcMessage::Error(_)), Some(_)) => Some(error),
+        (Err(Some((error, None))), id @ Some(_)) if error.code != UNREADABLE_MESSAGE => {
+            Some(JsonRpcMessage::error(error, id))
+        }
+        (Ok(_) | Err(_), _) => None,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The tool `fetch_url`: returns a page as text. It owns the limits on redirects, sizes and times. [`super::url_policy`]
+//! The tool `fetch_url`: returns a page as text; and downloads of files as they are. It owns the limits on redirects, sizes and times. [`super::url_policy`]
 //! decides which URLs are allowed, [`super::page`] converts pages to text.
 
 use std::collections::VecDeque;
@@ -20,7 +20,6 @@ use serde::Deserialize;
 use serde_json::Value;
 use url::Url;
 
-use super::download::Download;
 use super::page::{self, BodyKind, MAX_BODY, Page};
 use super::url_policy::{FetchSettings, UrlRefusal};
 use crate::http_client;
@@ -40,6 +39,33 @@ const DOWNLOAD_TIMEOUTS: u32 = 6;
 /// The cache for reading further parts of a page: number of pages, and how long they are kept.
 const CACHE_SIZE: usize = 16;
 const CACHE_TTL: Duration = Duration::from_mins(10);
+
+/// A file as it is, for documents that a user names by their URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Download {
+    /// The address that it was read from, after redirects.
+    pub url: Url,
+    /// Its content type without parameters; empty if the server gave none.
+    pub content_type: String,
+    pub bytes: Vec<u8>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot download {url}: {reason}")]
+pub struct DownloadError {
+    pub url: String,
+    reason: String,
+}
+
+pub async fn download(
+    url: &str,
+    settings: FetchSettings,
+    max_bytes: usize,
+) -> Result<Download, DownloadError> {
+    let failed = |reason: String| DownloadError { url: url.to_owned(), reason };
+    let tool = FetchTool::new(settings).map_err(|error| failed(error.to_string()))?;
+    tool.download_file(url, max_bytes).await.map_err(|error| failed(error.to_string()))
+}
 
 /// The tool `fetch_url`.
 pub struct FetchTool {
@@ -192,7 +218,7 @@ impl FetchTool {
         cache.iter().find(fresh).map(|one| Arc::clone(&one.page))
     }
 
-    pub(super) async fn download_file(&self, url: &str, max_bytes: usize) -> Result<Download, FetchError> {
+    async fn download_file(&self, url: &str, max_bytes: usize) -> Result<Download, FetchError> {
         let url = self.settings.parse_allowed_url(url)?;
         let work = async {
             let (url, response) = self.request_file(url).await?;

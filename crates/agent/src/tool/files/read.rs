@@ -156,19 +156,7 @@ fn format_requested_lines(content: &FileContent, arguments: &ReadFileArguments) 
     let last = first + count.max(1);
     let from = if column > 1 { format!(" from column {column}") } else { String::new() };
     let (next, notice) = match cut_at {
-        Some(shown) => {
-            let next = column + shown;
-            let length = show::format_count(count_characters(all[first]) as u64, "character");
-            let part = match column {
-                1 => format!("the first {shown} are shown"),
-                column => format!("columns {column} to {} are shown", next - 1),
-            };
-            let notice = format!(
-                "\n[line {} has {length}, {part}; continue with offset {first} and column {next}, or find words with grep]",
-                first + 1
-            );
-            (format!(" | next offset {first}, column {next}"), notice)
-        }
+        Some(shown) => describe_cut_line(all[first], first, column, shown),
         None if last < wanted => {
             let notice =
                 format!("\n[cut at {MAX_READ} characters, after a whole line; continue with offset {last}]");
@@ -178,15 +166,29 @@ fn format_requested_lines(content: &FileContent, arguments: &ReadFileArguments) 
         None => (String::new(), String::new()),
     };
     let body = if notice.is_empty() { body.as_str() } else { body.trim_end_matches('\n') };
-    let clamped = if offset < 0 {
-        format!("(`offset` was {offset}; read from the beginning)\n")
-    } else {
-        String::new()
+    let clamped = match offset < 0 {
+        true => format!("(`offset` was {offset}; read from the beginning)\n"),
+        false => String::new(),
     };
     Ok(format!(
         "@@ lines {}-{last} of {total}{from}{next} | version {version} @@\n{clamped}{body}{notice}",
         first + 1
     ))
+}
+
+/// The next place to read, and the notice about a line of which only `shown` characters from `column` on fit.
+fn describe_cut_line(line: &str, first: usize, column: usize, shown: usize) -> (String, String) {
+    let next = column + shown;
+    let length = show::format_count(count_characters(line) as u64, "character");
+    let part = match column {
+        1 => format!("the first {shown} are shown"),
+        column => format!("columns {column} to {} are shown", next - 1),
+    };
+    let notice = format!(
+        "\n[line {} has {length}, {part}; continue with offset {first} and column {next}, or find words with grep]",
+        first + 1
+    );
+    (format!(" | next offset {first}, column {next}"), notice)
 }
 
 /// The number of characters of a line, without its end.

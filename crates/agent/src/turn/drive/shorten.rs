@@ -43,7 +43,7 @@ impl<A: Answer> Driver<'_, A> {
         left: Option<Duration>,
     ) -> Result<ContextStep, DriveError> {
         let name = format!("context.{}", shortening.number);
-        if let Some((_, value)) = self.journal.read_recorded_step(std::slice::from_ref(&name)).await? {
+        if let Some((_, value)) = self.host.replay(std::slice::from_ref(&name)).await? {
             return decode_step(&name, value);
         }
         let began = Instant::now();
@@ -64,7 +64,7 @@ impl<A: Answer> Driver<'_, A> {
             models: summary.models,
             took_ms: to_millis(began.elapsed()),
         };
-        self.journal.append_step(&name, &encode_step(&step)).await?;
+        self.host.record(&name, &encode_step(&step)).await?;
         Ok(step)
     }
 
@@ -76,7 +76,8 @@ impl<A: Answer> Driver<'_, A> {
         shorter: Option<&Request>,
         left: Option<Duration>,
     ) -> Result<SummaryReply, DriveError> {
-        let model = self.summarizer.unwrap_or(self.model);
+        let conversation = self.conversation;
+        let model = conversation.summarizer.as_ref().unwrap_or(&conversation.model).as_ref();
         let (mut outcome, took) = self.reply_through_outages(model, request, left).await?;
         if let (Some(Err(ModelError::ContextOverflow { .. })), Some(shorter)) = (&outcome, shorter) {
             let left = left.map(|left| left.saturating_sub(took));
@@ -102,15 +103,16 @@ impl<A: Answer> Driver<'_, A> {
 
     /// Appends the new part of the conversation to the history file. Repeated with the same number it changes nothing.
     async fn save_history(&mut self, shortening: &Shortening) -> Result<HistoryState, DriveError> {
-        let Some(files) = &self.files else { return Ok(HistoryState::NoWorkspace) };
-        let path = match self.attempt.history_path() {
+        let conversation = self.conversation;
+        let Some(files) = &conversation.files else { return Ok(HistoryState::NoWorkspace) };
+        let path = match conversation.attempt.history_path() {
             Ok(path) => path,
             Err(invalid) => return Ok(HistoryState::Failed(invalid.to_string())),
         };
-        let key = format!("{}/context.{}", self.attempt, shortening.number);
+        let key = format!("{}/context.{}", conversation.attempt, shortening.number);
         match append_to_file(files.as_ref(), &path, &shortening.history, &key).await {
             Ok(()) => {
-                let is_readable = self.toolbox.get(READER).is_some();
+                let is_readable = conversation.toolbox.get(READER).is_some();
                 Ok(HistoryState::Saved { path, is_readable })
             }
             Err(FilesError::Unavailable(reason)) => {

@@ -24,7 +24,7 @@ pub use names::{
     SESSIONS, TOKENS, WEBHOOKS, WORK, blob_referring_streams, bucket_stream, cluster_stream_names,
     lane_stream, object_stream,
 };
-pub(crate) use queues::has_queue;
+pub use queues::has_queue;
 pub use queues::{ensure_queue, ensure_queues};
 pub use settings::{ClusterDefaults, ClusterOptions};
 pub(crate) use settings::{RESTORING, SETTINGS, THE_SETTINGS};

@@ -54,7 +54,7 @@ pub async fn ensure_queue(
 }
 
 /// Returns `true` if a capability has a queue.
-pub(crate) async fn has_queue(context: &jetstream::Context, capability: &Capability) -> Result<bool, Fault> {
+pub async fn has_queue(context: &jetstream::Context, capability: &Capability) -> Result<bool, Fault> {
     let what = format!("the queue of {capability}");
     // A NATS cluster accepts an empty object in place of an empty payload, but not `null`.
     let request = format!("CONSUMER.INFO.{WORK}.{capability}");
