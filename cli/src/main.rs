@@ -188,7 +188,7 @@ fn main() -> ExitCode {
         return print_command_error(CommandError::invalid_input(error));
     }
     let Cli { command, profile } = help::parse_command_line();
-    match millrace_runtime::ops::shutdown::block_on(dispatch_command(command, profile, hidden)) {
+    match millrace_runtime::ops::runtime::block_on(dispatch_command(command, profile, hidden)) {
         Ok(Ok(code)) => code,
         Ok(Err(error)) => print_command_error(error),
         Err(error) => print_command_error(CommandError::unusable_environment(error)),
@@ -240,7 +240,7 @@ async fn dispatch_command(
     let level = if is_process { "info" } else { "error" };
     millrace_runtime::ops::telemetry::init_logging(level);
     program::warn_if_visible(hidden);
-    let shutdown = millrace_runtime::ops::shutdown::token_cancelled_by_signals()
+    let shutdown = millrace_runtime::ops::runtime::token_cancelled_by_signals()
         .map_err(CommandError::unusable_environment)?;
     let exit = match command {
         Command::Run(arguments) => run::run_command(arguments, shutdown).await?,

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use millrace_runtime::store::export_position::{ExportPosition, read_position, write_position};
+use millrace_runtime::store::keys::{ExportPosition, read_position, write_position};
 use millrace_runtime::{Bus, Fault};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;

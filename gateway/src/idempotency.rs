@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use millrace_protocol::ids::RunId;
 use millrace_runtime::Fault;
 use millrace_runtime::store::blobs::sha256_hex;
-use millrace_runtime::store::idempotency::{
+use millrace_runtime::store::keys::{
     KeyRecord, KeyScope, KeyedReply, KeyedRequest, claim_key, read_keyed_request, release_key, store_reply,
 };
 use serde::Serialize;

@@ -26,7 +26,8 @@ use millrace_protocol::ids::{Lane, RunId, SessionId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::log::{SubmittedRun, SubmittedRuns};
-use millrace_runtime::work::summary_changes::{SummaryChange, SummaryChanges};
+use millrace_runtime::store::bucket::{BucketChange, BucketChanges, Entry};
+use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
 use millrace_views::{RunListLine, RunState};
 use tokio::sync::Mutex;
@@ -197,7 +198,7 @@ pub struct RunIndex {
 }
 
 struct IndexReading {
-    changes: SummaryChanges,
+    changes: BucketChanges<RunSummary>,
     /// The start of the last read; `None` if it failed.
     started: Option<Instant>,
 }
@@ -233,10 +234,11 @@ struct IndexContent {
 }
 
 impl IndexContent {
-    fn apply(&mut self, change: SummaryChange) {
+    fn apply(&mut self, change: BucketChange<RunSummary>) {
         match change {
-            SummaryChange::Written { summary, revision } => self.insert(*summary, revision),
-            SummaryChange::Removed(run) => {
+            BucketChange::Set(Entry { value, sequence, .. }) => self.insert(value, sequence),
+            BucketChange::Removed(run) => {
+                let Ok(run) = RunId::new(run) else { return };
                 if let Some(old) = self.runs.remove(&run) {
                     self.forget(&old);
                 }
@@ -367,7 +369,7 @@ pub struct RunPage {
 
 impl Default for RunIndex {
     fn default() -> Self {
-        let reading = IndexReading { changes: SummaryChanges::after(0), started: None };
+        let reading = IndexReading { changes: registry::follow_summaries(0), started: None };
         Self { content: RwLock::default(), submissions: Mutex::default(), reading: Mutex::new(reading) }
     }
 }
@@ -558,12 +560,18 @@ mod tests {
         let mut revision = 0;
         let mut write = |content: &mut IndexContent, number, round| {
             revision += 1;
-            content.apply(SummaryChange::Written { summary: Box::new(summary(number, round)), revision });
+            let (value, at) = (summary(number, round), Timestamp::UNIX_EPOCH);
+            content.apply(BucketChange::Set(Entry {
+                key: value.run.to_string(),
+                value,
+                sequence: revision,
+                at,
+            }));
         };
         (0..300).for_each(|number| write(&mut content, number, 0));
         (0..300).step_by(2).for_each(|number| write(&mut content, number, 3));
         (0..300).step_by(7).for_each(|number| {
-            content.apply(SummaryChange::Removed(RunId::new(format!("r-{number}")).unwrap()));
+            content.apply(BucketChange::Removed(format!("r-{number}")));
         });
         let mut all: Vec<_> = content.runs.values().cloned().collect();
         all.sort_by_key(|run| Reverse(run.position.clone()));
@@ -594,7 +602,7 @@ mod tests {
             }
         }
         (0..300).for_each(|number| {
-            content.apply(SummaryChange::Removed(RunId::new(format!("r-{number}")).unwrap()));
+            content.apply(BucketChange::Removed(format!("r-{number}")));
         });
         assert!(content.by_state.values().all(BTreeMap::is_empty));
         assert!(

@@ -214,9 +214,7 @@ impl AdmissionBoard {
 
     /// Takes over a report, gives the free places to the runs that have waited longest, and returns the places of the lane's runs.
     /// `lane_count` is the number of lanes of the cluster.
-    ///
-    /// # Errors
-    /// The reporter is not the owner that claimed the lane last. Nothing has changed.
+    /// Errors: the reporter is not the owner that claimed the lane last. Nothing has changed.
     pub fn update(
         &mut self,
         current: &CurrentCaps,

@@ -1,16 +1,16 @@
-//! Files of a run's workspace: their paths, and their versions in the file log. No I/O.
+//! Files of a run's workspace: their paths, and their versions in the file log. No I/O. Also the names of
+//! bytes in the blob store.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-
-use crate::blob::InlineOrStoredBytes;
+use serde_bytes::ByteBuf;
 
 /// The maximum size of a file in bytes that is read or written as a whole: by the tools of an agent, or from memory.
 pub const MAX_FILE: u64 = 32 * 1024 * 1024;
 /// The maximum size of a file in bytes that is streamed: a file of a program, or a download.
-pub const MAX_STREAMED_FILE: u64 = crate::blob::MAX_STREAMED_BLOB;
+pub const MAX_STREAMED_FILE: u64 = MAX_STREAMED_BLOB;
 /// The maximum length of a path in bytes.
 pub const MAX_PATH: usize = 512;
 
@@ -32,9 +32,7 @@ pub struct InvalidFilePath {
 
 impl FilePath {
     /// Validates a path.
-    ///
-    /// # Errors
-    /// The text leaves the workspace, is not a path of this form, or is too long.
+    /// Errors: the text leaves the workspace, is not a path of this form, or is too long.
     pub fn new(text: &str) -> Result<Self, InvalidFilePath> {
         let refuse = |reason| InvalidFilePath { text: text.chars().take(200).collect(), reason };
         let relative = text.strip_prefix('/').or_else(|| text.strip_prefix("./")).unwrap_or(text);
@@ -143,6 +141,30 @@ pub struct FileVersion {
     /// The content; `None` for a deletion.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<InlineOrStoredBytes>,
+}
+
+/// The maximum size of a blob in bytes that is read as a whole: four times that of the largest document. A reader holds
+/// such a blob in memory, and anyone who may write blobs can name any size.
+pub const MAX_BLOB: u64 = 128 * 1024 * 1024;
+/// The maximum size of a blob in bytes that is only streamed: 4 GiB.
+pub const MAX_STREAMED_BLOB: u64 = 4 * 1024 * 1024 * 1024;
+
+/// A value that is inline or in the blob store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InlineOrStoredBytes {
+    /// Inline.
+    Inline(ByteBuf),
+    /// In the blob store.
+    Stored(BlobRef),
+}
+
+/// The address of bytes in the blob store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobRef {
+    /// Their SHA-256 in hexadecimal, which is their name in the store.
+    pub sha256: String,
+    /// Their number.
+    pub size: u64,
 }
 
 #[cfg(test)]

@@ -16,9 +16,7 @@ const REPLACEMENT: &[u8] = b"\\ufffd";
 const ESCAPE: usize = 6;
 
 /// Parses JSON.
-///
-/// # Errors
-/// It is not JSON, or has another form; the error names line and column.
+/// Errors: it is not JSON, or has another form; the error names line and column.
 pub fn parse_foreign_json<T: DeserializeOwned>(bytes: impl AsRef<[u8]>) -> Result<T, serde_json::Error> {
     let bytes = without_byte_order_mark(bytes.as_ref());
     // Halves of characters are rare: they are only looked for if the text as written is refused.
@@ -235,9 +233,7 @@ pub enum JsonOrText {
 }
 
 /// Parses output that may be JSON or text. It is text only if it can't be meant as an object or a list.
-///
-/// # Errors
-/// It begins as an object or a list and is none; the error names line and column.
+/// Errors: it begins as an object or a list and is none; the error names line and column.
 pub fn parse_json_or_text(bytes: &[u8]) -> Result<JsonOrText, String> {
     match parse_foreign_json(bytes) {
         Ok(value) => Ok(JsonOrText::Json(value)),

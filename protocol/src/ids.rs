@@ -92,9 +92,7 @@ macro_rules! names {
 
         impl $name {
             /// Validates a name.
-            ///
-            /// # Errors
-            /// The text is empty, longer than [`MAX_NAME`] bytes, or has a character that is not allowed.
+            /// Errors: the text is empty, longer than [`MAX_NAME`] bytes, or has a character that is not allowed.
             pub fn new(text: impl AsRef<str>) -> Result<Self, InvalidName> {
                 check_name($kind, text.as_ref())?;
                 Ok(Self(text.as_ref().into()))

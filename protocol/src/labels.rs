@@ -22,9 +22,7 @@ const MAX_VALUE: usize = 256;
 pub struct InvalidLabel(String);
 
 /// Parses a label, written as `NAME=VALUE`.
-///
-/// # Errors
-/// The text has no `=`, or its parts are no name or value.
+/// Errors: the text has no `=`, or its parts are no name or value.
 pub fn parse_label(text: &str) -> Result<(String, String), InvalidLabel> {
     let Some((name, value)) = text.split_once('=') else {
         return Err(InvalidLabel(format!("{text:?} is not a label; write NAME=VALUE, such as team=search")));

@@ -11,18 +11,15 @@ extern crate self as millrace_protocol;
 
 pub mod admission;
 pub mod audit;
-pub mod blob;
 pub mod child;
 pub mod file;
 pub mod foreign_json;
 pub mod form;
-pub mod format;
 pub mod ids;
 pub mod labels;
 pub mod overrides;
 pub mod parameters;
 pub mod plan;
-pub mod provider;
 pub mod question;
 pub mod registry;
 pub mod result;

@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{Capability, Lane, RunId, SessionId, WorkerId};
 use crate::labels::Labels;
 use crate::plan::{Absence, EndReason, Plan, RunHold, TaskState};
-use crate::provider::ProviderWait;
 use crate::result::Usage;
+use crate::wait::ProviderWait;
 
 /// The settings of a cluster.
 // They are fixed when it is created; a program with other settings refuses to join.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
 pub struct ClusterSettings {
-    /// The format of everything that is stored in the cluster; see [`crate::format`].
+    /// The format of everything that is stored in the cluster; see [`crate::wire`].
     #[api(skip)]
     pub version: u16,
     /// The number of lanes of the log.

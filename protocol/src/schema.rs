@@ -17,9 +17,7 @@ const MAX_CHOICES: usize = 20;
 const MAX_QUOTED: usize = 120;
 
 /// Validates a value against a schema.
-///
-/// # Errors
-/// The mistakes: one sentence each, beginning with the place; at most 5.
+/// Errors: the mistakes: one sentence each, beginning with the place; at most 5.
 pub fn check_value_against_schema(schema: &Value, value: &Value) -> Result<(), String> {
     CompiledSchema::default().check_value(schema, value)
 }
@@ -38,9 +36,7 @@ struct BoundedValidator {
 impl CompiledSchema {
     /// Like [`check_value_against_schema`]; always call it with the same schema. An invalid schema accepts every value, and one that would take
     /// exponential time too: the code that uses the value still checks it.
-    ///
-    /// # Errors
-    /// As for [`check_value_against_schema`].
+    /// Errors: As for [`check_value_against_schema`].
     pub fn check_value(&self, schema: &Value, value: &Value) -> Result<(), String> {
         let Some(BoundedValidator { validator, cost }) = self.0.get_or_init(|| compile_validator(schema))
         else {
@@ -159,45 +155,24 @@ fn describe_mistake(error: &ValidationError<'_>, schema: &Value) -> String {
         }
         ValidationErrorKind::AdditionalProperties { unexpected }
         | ValidationErrorKind::UnevaluatedProperties { unexpected } => {
-            let fields = find_parent_schema(error, schema).and_then(|schema| schema.get("properties"));
-            let fields: Vec<&str> = fields
-                .and_then(Value::as_object)
-                .map_or_else(Vec::new, |all| all.keys().map(String::as_str).collect());
-            let describe = |field: &String| {
-                describe_unknown_field(&truncate_quote(&append_field_to_place(&place, field)), field, &fields)
-            };
-            let mut unknown: Vec<String> = unexpected.iter().take(MAX_MISTAKES).map(describe).collect();
-            if unexpected.len() > MAX_MISTAKES {
-                unknown.push(format!("{} more unknown fields", unexpected.len() - MAX_MISTAKES));
-            }
-            unknown.join("; ")
+            describe_unknown_fields(unexpected, &place, find_parent_schema(error, schema))
         }
         ValidationErrorKind::AnyOf { context }
         | ValidationErrorKind::OneOfNotValid { context }
         | ValidationErrorKind::OneOfMultipleValid { context } => {
             describe_alternatives(error, &name, context, schema)
         }
-        ValidationErrorKind::Minimum { limit } => format!("{name} must be at least {limit}, not {}", value()),
-        ValidationErrorKind::Maximum { limit } => format!("{name} must be at most {limit}, not {}", value()),
-        ValidationErrorKind::ExclusiveMinimum { limit } => {
-            format!("{name} must be more than {limit}, not {}", value())
-        }
-        ValidationErrorKind::ExclusiveMaximum { limit } => {
-            format!("{name} must be less than {limit}, not {}", value())
-        }
-        ValidationErrorKind::MinLength { limit } => format!("{name} must have at least {limit} characters"),
-        ValidationErrorKind::MaxLength { limit } => {
-            let length = error.instance().as_str().map_or(0, |text| text.chars().count());
-            format!("{name} must have at most {limit} characters, not {length}")
-        }
-        ValidationErrorKind::MinItems { limit } => format!("{name} must have at least {limit} items"),
-        ValidationErrorKind::MaxItems { limit } => {
-            let length = error.instance().as_array().map_or(0, Vec::len);
-            format!("{name} must have at most {limit} items, not {length}")
-        }
         ValidationErrorKind::Pattern { pattern } => {
             format!("{name} must match the pattern {pattern}, which {} does not", value())
         }
+        ValidationErrorKind::Minimum { .. }
+        | ValidationErrorKind::Maximum { .. }
+        | ValidationErrorKind::ExclusiveMinimum { .. }
+        | ValidationErrorKind::ExclusiveMaximum { .. }
+        | ValidationErrorKind::MinLength { .. }
+        | ValidationErrorKind::MaxLength { .. }
+        | ValidationErrorKind::MinItems { .. }
+        | ValidationErrorKind::MaxItems { .. } => describe_limit(error, &name),
         ValidationErrorKind::AdditionalItems { .. }
         | ValidationErrorKind::BacktrackLimitExceeded { .. }
         | ValidationErrorKind::RegexEngineFailure { .. }
@@ -221,10 +196,52 @@ fn describe_mistake(error: &ValidationError<'_>, schema: &Value) -> String {
     }
 }
 
+/// Describes a value that is too small or too large.
+#[expect(clippy::wildcard_enum_match_arm, reason = "only the kinds with limits come here")]
+fn describe_limit(error: &ValidationError<'_>, name: &str) -> String {
+    let value = || quoted_value(error.instance());
+    match error.kind() {
+        ValidationErrorKind::Minimum { limit } => format!("{name} must be at least {limit}, not {}", value()),
+        ValidationErrorKind::Maximum { limit } => format!("{name} must be at most {limit}, not {}", value()),
+        ValidationErrorKind::ExclusiveMinimum { limit } => {
+            format!("{name} must be more than {limit}, not {}", value())
+        }
+        ValidationErrorKind::ExclusiveMaximum { limit } => {
+            format!("{name} must be less than {limit}, not {}", value())
+        }
+        ValidationErrorKind::MinLength { limit } => format!("{name} must have at least {limit} characters"),
+        ValidationErrorKind::MaxLength { limit } => {
+            let length = error.instance().as_str().map_or(0, |text| text.chars().count());
+            format!("{name} must have at most {limit} characters, not {length}")
+        }
+        ValidationErrorKind::MinItems { limit } => format!("{name} must have at least {limit} items"),
+        ValidationErrorKind::MaxItems { limit } => {
+            let length = error.instance().as_array().map_or(0, Vec::len);
+            format!("{name} must have at most {limit} items, not {length}")
+        }
+        _ => format!("{name} does not fit"),
+    }
+}
+
 /// Returns the schema that contains the failed keyword.
 fn find_parent_schema<'a>(error: &ValidationError<'_>, schema: &'a Value) -> Option<&'a Value> {
     let path = error.schema_path().as_str();
     schema.pointer(path.rsplit_once('/').map_or("", |(parent, _)| parent))
+}
+
+fn describe_unknown_fields(unexpected: &[String], place: &str, parent: Option<&Value>) -> String {
+    let fields = parent.and_then(|schema| schema.get("properties"));
+    let fields: Vec<&str> = fields
+        .and_then(Value::as_object)
+        .map_or_else(Vec::new, |all| all.keys().map(String::as_str).collect());
+    let describe = |field: &String| {
+        describe_unknown_field(&truncate_quote(&append_field_to_place(place, field)), field, &fields)
+    };
+    let mut unknown: Vec<String> = unexpected.iter().take(MAX_MISTAKES).map(describe).collect();
+    if unexpected.len() > MAX_MISTAKES {
+        unknown.push(format!("{} more unknown fields", unexpected.len() - MAX_MISTAKES));
+    }
+    unknown.join("; ")
 }
 
 fn describe_missing_field(property: &Value, place: &str, parent: Option<&Value>) -> String {

@@ -5,6 +5,10 @@
 //! JSON value instead of bytes, so that clients in any language can take part. The body is decoded only after `t` and
 //! `v` were checked. Unknown fields are ignored, so that older readers accept newer messages.
 //!
+//! [`FORMAT`] is the version of everything that Millrace stores or sends. It is in the settings of a cluster, the envelope of each message and
+//! the manifest of a backup, and a program refuses all others before it writes anything. A change of a stored format is
+//! additive (a field with a default that older programs may ignore), or increments [`FORMAT`].
+//!
 //! # Invariants
 //!
 //! - I6: Bytes of this format stay readable, newer fields are ignored, and no input makes a decoder panic.
@@ -12,15 +16,19 @@
 //!   `protocol/tests/rules/wire.rs::any_bytes_are_decoded_or_rejected`)
 //! - I117: A worker leaves an order of a newer release in its queue.
 //!   (`worker/tests/worker.rs::order_of_a_newer_release_stays_in_its_queue`)
+//! - I61: Stores of this format are read, and their runs complete; a store of an older release is refused, and nothing of it is changed.
+//!   (`tests/tests/stored_format.rs::stores_of_this_format_fold_to_the_same_state_and_their_runs_complete`,
+//!   `tests/tests/stored_format.rs::commands_refuse_a_store_of_0_4_and_change_nothing`,
+//!   `tests/tests/stored_format.rs::programs_refuse_to_join_a_cluster_of_0_4_and_change_nothing`)
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-pub use crate::blob::{BlobRef, InlineOrStoredBytes, MAX_BLOB, MAX_STREAMED_BLOB};
 use crate::foreign_json::parse_foreign_json;
-use crate::format::{FORMAT, OtherFormat, check_format};
 use crate::result::TaskResult;
+
+pub use crate::file::{BlobRef, InlineOrStoredBytes, MAX_BLOB, MAX_STREAMED_BLOB};
 
 /// The maximum size of a body in an envelope; larger ones go to the blob store. 256 KiB, well below the 1 MiB limit of a
 /// NATS server.
@@ -161,18 +169,14 @@ fn encode_envelope(envelope: &Envelope<'_>) -> Vec<u8> {
 }
 
 /// Encodes a message as JSON, for clients that send JSON.
-///
-/// # Errors
-/// The message has a part that JSON can't represent, such as a map whose keys are not strings.
+/// Errors: the message has a part that JSON can't represent, such as a map whose keys are not strings.
 pub fn encode_as_json<M: WireMessage>(message: &M) -> Result<Vec<u8>, serde_json::Error> {
     let b = Some(serde_json::to_value(message)?);
     serde_json::to_vec(&JsonEnvelope { v: FORMAT, t: M::KIND.into(), b, s: None })
 }
 
 /// Returns the address of the body if it is in the blob store. Cheap, because the body is not decoded.
-///
-/// # Errors
-/// The payload is not an envelope, or has another type or format.
+/// Errors: the payload is not an envelope, or has another type or format.
 pub fn decode_blob_ref_of_body<M: WireMessage>(
     payload: &[u8],
     encoding: Encoding,
@@ -192,9 +196,7 @@ pub fn decode_blob_ref_of_body<M: WireMessage>(
 }
 
 /// Decodes a message whose body is inline.
-///
-/// # Errors
-/// The payload is not such a message, or its body is in the blob store.
+/// Errors: the payload is not such a message, or its body is in the blob store.
 pub fn decode_message<M: WireMessage>(payload: &[u8], encoding: Encoding) -> Result<M, DecodeError> {
     match encoding {
         Encoding::MessagePack => {
@@ -255,4 +257,36 @@ fn check_kind_and_format<M: WireMessage>(kind: &str, format: u16) -> Result<(), 
 
 fn unreadable_error(what: &str, why: &dyn std::fmt::Display) -> DecodeError {
     DecodeError::Unreadable { what: what.into(), why: why.to_string() }
+}
+
+/// The format that this program reads and writes. Formats 1 and 2 are those of the releases before 0.5.
+pub const FORMAT: u16 = 3;
+/// The first format of release 0.5.
+const FIRST: u16 = 3;
+
+/// The format of something that this program does not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OtherFormat {
+    /// A release before 0.5 wrote it.
+    #[error(
+        "was written by a release before 0.5 (format {0}; this release has format {format}), and release 0.4.x can finish its runs",
+        format = FORMAT
+    )]
+    Before05(u16),
+    /// A later release wrote it.
+    #[error(
+        "was written by a newer release (format {0}; this release has format {format}); use that release",
+        format = FORMAT
+    )]
+    Newer(u16),
+}
+
+/// Checks the format of something that is read.
+/// Errors: this program does not read it.
+pub fn check_format(found: u16) -> Result<(), OtherFormat> {
+    match found {
+        FORMAT => Ok(()),
+        ..FIRST => Err(OtherFormat::Before05(found)),
+        _ => Err(OtherFormat::Newer(found)),
+    }
 }

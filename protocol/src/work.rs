@@ -14,8 +14,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::blob::InlineOrStoredBytes;
 use crate::child::Delegation;
+use crate::file::InlineOrStoredBytes;
 use crate::ids::{Capability, Lane, RunId, TaskId, WorkerId};
 use crate::overrides::AgentOverrides;
 use crate::parameters::TaskParameters;
@@ -23,9 +23,8 @@ use crate::plan::{
     Attempt, DEFAULT_PROVIDER_TIMEOUT, DocumentSet, ResourceAmounts, ReviewCheck, ReviewPolicy, Task,
     TaskLimits, TaskSpec, WAIT_FOR_EVENT_KEY, Work,
 };
-use crate::provider::ProviderStatus;
 use crate::result::{Build, CriterionOutcome, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
-use crate::wait::{EndedWait, Wait, WaitEnd};
+use crate::wait::{EndedWait, ProviderStatus, Wait, WaitEnd};
 use crate::wire::WireMessage;
 
 /// An order: the data that a worker needs to do a piece of work without reading the plan.

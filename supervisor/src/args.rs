@@ -7,7 +7,7 @@ use millrace_protocol::ids::WorkerId;
 use millrace_runtime::nats::connection::parse_server_urls;
 use millrace_runtime::nats::topology::{ClusterDefaults, ClusterOptions};
 use millrace_runtime::ops::health::HttpArgs;
-use millrace_runtime::{ConnectionSettings, duration};
+use millrace_runtime::{ConnectionSettings, clock};
 
 use crate::SupervisorConfig;
 
@@ -37,19 +37,19 @@ pub struct SupervisorArgs {
     #[arg(long, value_parser = ["1", "3", "5"])]
     replicas: Option<String>,
     /// Lease of a lane, such as 6s: a supervisor that does not renew it loses the lane; fixed when the cluster is created
-    #[arg(long, env = "MILLRACE_LANE_LEASE", value_name = "TIME", value_parser = duration::parse_duration)]
+    #[arg(long, env = "MILLRACE_LANE_LEASE", value_name = "TIME", value_parser = clock::parse_duration)]
     lane_lease: Option<Duration>,
     /// Lease of a piece of work, such as 15s: a worker that does not renew it loses the work; fixed when the cluster is created
-    #[arg(long, env = "MILLRACE_WORK_LEASE", value_name = "TIME", value_parser = duration::parse_duration)]
+    #[arg(long, env = "MILLRACE_WORK_LEASE", value_name = "TIME", value_parser = clock::parse_duration)]
     work_lease: Option<Duration>,
     /// The lane lease of a new cluster, if --lane-lease is not given
-    #[arg(long, env = "MILLRACE_LANE_LEASE_IF_NEW", value_name = "TIME", default_value = "6s", value_parser = duration::parse_duration, hide = true)]
+    #[arg(long, env = "MILLRACE_LANE_LEASE_IF_NEW", value_name = "TIME", default_value = "6s", value_parser = clock::parse_duration, hide = true)]
     lane_lease_if_new: Duration,
     /// The work lease of a new cluster, if --work-lease is not given
-    #[arg(long, env = "MILLRACE_WORK_LEASE_IF_NEW", value_name = "TIME", default_value = "15s", value_parser = duration::parse_duration, hide = true)]
+    #[arg(long, env = "MILLRACE_WORK_LEASE_IF_NEW", value_name = "TIME", default_value = "15s", value_parser = clock::parse_duration, hide = true)]
     work_lease_if_new: Duration,
     /// Time that a run stays in its lane after its end, before it is archived
-    #[arg(long, env = "MILLRACE_LINGER", value_name = "TIME", default_value = "5s", value_parser = duration::parse_duration)]
+    #[arg(long, env = "MILLRACE_LINGER", value_name = "TIME", default_value = "5s", value_parser = clock::parse_duration)]
     linger: Duration,
     /// The address of the health and metrics server.
     #[command(flatten)]

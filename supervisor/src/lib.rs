@@ -28,14 +28,10 @@
 //!   and children. (`tests/tests/kill_sweep.rs::kill_behind_any_append_changes_nothing`)
 
 mod args;
-mod capability_snapshot;
 mod closing;
-mod ignored;
 mod lane;
 mod lane_manager;
-mod lease_renewal;
 mod live;
-mod lost_runs;
 mod order;
 mod queues;
 mod reader;
@@ -62,8 +58,8 @@ use tracing::info;
 pub use args::SupervisorArgs;
 pub use live::{LiveRun, PendingInput, QueuedFact, RunMilestone, RunPhase};
 pub use millrace_runtime::program::{ProgramError, run_program};
-pub use reader::outline::fold_lane_without_journals;
-pub use reader::{FoldedLane, fold_lane, fold_whole_lane};
+pub use reader::fold::{FoldedLane, fold_whole_lane};
+pub use reader::outline::{fold_lane, fold_lane_without_journals};
 use status::SupervisorStatus;
 
 /// The configuration of a supervisor.
@@ -87,9 +83,7 @@ pub async fn run_with_args(args: SupervisorArgs, shutdown: CancellationToken) ->
 }
 
 /// Runs a supervisor until `shutdown` is cancelled.
-///
-/// # Errors
-/// The cluster is unreachable or unusable, or the root actor failed.
+/// Errors: the cluster is unreachable or unusable, or the root actor failed.
 pub fn run_supervisor(
     config: SupervisorConfig,
     shutdown: CancellationToken,

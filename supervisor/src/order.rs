@@ -33,60 +33,63 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
             let assignment = Assignment::Planning { turn: *turn, attempt: *attempt, plan_at: last.sequence };
             Some(Order { feedback, assignment, ..common })
         }
-        Work::Task { task: id, attempt } => {
-            let task = plan.task(id)?;
-            let inputs = inputs_of_task(plan, task);
-            let own_model = start.models.get(&task.spec.capability).cloned();
-            let last = task.last_rejected_result();
-            let rejected =
-                last.and_then(|(attempt, at, summary)| InputResult::of_attempt(task, attempt, at, summary));
-            let rejection = last.and_then(|(attempt, ..)| rejection_of_attempt(attempt));
-            let feedback = task.collect_feedback();
-            let assignment = Assignment::Task {
-                task: id.clone(),
-                attempt: *attempt,
-                rejected,
-                rejection,
-                criteria: plan.criteria_of_task(task).to_vec(),
-            };
-            let ended_waits = task.current_attempt().map(Attempt::ended_waits).unwrap_or_default();
-            let depth = task.spec.parent.as_ref().map_or(0, |parent| parent.depth);
-            let common = Order {
-                assignment,
-                inputs,
-                feedback,
-                own_model,
-                ended_waits,
-                depth,
-                overrides: task.spec.overrides.clone(),
-                fork: task.spec.fork.clone(),
-                shared: task.spec.is_shared.then(|| shared_conversation(plan, task)),
-                ..common
-            };
-            Some(add_task_fields(common, task))
-        }
-        Work::Review { task: id, attempt, review } => {
-            let task = plan.task(id)?;
-            let (criteria, checks, panel) = match task.review_policy().by_critic() {
-                ReviewPolicy::None | ReviewPolicy::Persons(_) => {
-                    (Vec::new(), Vec::new(), Some(JudgePanel { quorum: 1, ..JudgePanel::default() }))
-                }
-                ReviewPolicy::Checks { checks } => (Vec::new(), checks.clone(), None),
-                ReviewPolicy::Critic { criteria, checks, models, quorum, sample_percent: _ } => {
-                    let majority = u32::try_from(models.len().max(1) / 2 + 1).unwrap_or(u32::MAX);
-                    let panel = JudgePanel { models: models.clone(), quorum: quorum.unwrap_or(majority) };
-                    (criteria.clone(), checks.clone(), Some(panel))
-                }
-            };
-            let evidence = inputs_of_task(plan, task);
-            let own_model = start.models.get(CRITIC).cloned();
-            let inputs = vec![current_result_as_input(task)?];
-            let brief = ReviewBrief { criteria, checks, panel, evidence };
-            let assignment =
-                Assignment::Review { task: id.clone(), attempt: *attempt, review: *review, brief };
-            Some(Order { assignment, inputs, own_model, ..add_task_fields(common, task) })
+        Work::Task { task, attempt } => Some(order_of_task(common, plan, plan.task(task)?, *attempt)),
+        Work::Review { task, attempt, review } => {
+            order_of_review(common, plan, plan.task(task)?, (*attempt, *review))
         }
     }
+}
+
+fn order_of_task(common: Order, plan: &Plan, task: &Task, attempt: u32) -> Order {
+    let inputs = inputs_of_task(plan, task);
+    let own_model = common.models.get(&task.spec.capability).cloned();
+    let last = task.last_rejected_result();
+    let rejected =
+        last.and_then(|(attempt, at, summary)| InputResult::of_attempt(task, attempt, at, summary));
+    let rejection = last.and_then(|(attempt, ..)| rejection_of_attempt(attempt));
+    let feedback = task.collect_feedback();
+    let assignment = Assignment::Task {
+        task: task.spec.id.clone(),
+        attempt,
+        rejected,
+        rejection,
+        criteria: plan.criteria_of_task(task).to_vec(),
+    };
+    let ended_waits = task.current_attempt().map(Attempt::ended_waits).unwrap_or_default();
+    let depth = task.spec.parent.as_ref().map_or(0, |parent| parent.depth);
+    let common = Order {
+        assignment,
+        inputs,
+        feedback,
+        own_model,
+        ended_waits,
+        depth,
+        overrides: task.spec.overrides.clone(),
+        fork: task.spec.fork.clone(),
+        shared: task.spec.is_shared.then(|| shared_conversation(plan, task)),
+        ..common
+    };
+    add_task_fields(common, task)
+}
+
+fn order_of_review(common: Order, plan: &Plan, task: &Task, (attempt, review): (u32, u32)) -> Option<Order> {
+    let (criteria, checks, panel) = match task.review_policy().by_critic() {
+        ReviewPolicy::None | ReviewPolicy::Persons(_) => {
+            (Vec::new(), Vec::new(), Some(JudgePanel { quorum: 1, ..JudgePanel::default() }))
+        }
+        ReviewPolicy::Checks { checks } => (Vec::new(), checks.clone(), None),
+        ReviewPolicy::Critic { criteria, checks, models, quorum, sample_percent: _ } => {
+            let majority = u32::try_from(models.len().max(1) / 2 + 1).unwrap_or(u32::MAX);
+            let panel = JudgePanel { models: models.clone(), quorum: quorum.unwrap_or(majority) };
+            (criteria.clone(), checks.clone(), Some(panel))
+        }
+    };
+    let evidence = inputs_of_task(plan, task);
+    let own_model = common.models.get(CRITIC).cloned();
+    let inputs = vec![current_result_as_input(task)?];
+    let brief = ReviewBrief { criteria, checks, panel, evidence };
+    let assignment = Assignment::Review { task: task.spec.id.clone(), attempt, review, brief };
+    Some(Order { assignment, inputs, own_model, ..add_task_fields(common, task) })
 }
 
 /// The rejection of an attempt's result.

@@ -45,7 +45,7 @@ async fn remove_requested_runs(bus: &Bus) {
     let mut feed = DeletionFeed::open(bus).await;
     let (mut requested, mut unfinished) = (Vec::new(), Vec::new());
     loop {
-        match feed.read_new().await {
+        match feed.read_new(bus).await {
             Ok(runs) => requested.extend(runs),
             Err(fault) => debug!(%fault, "failed to read requests to delete runs; retrying"),
         }

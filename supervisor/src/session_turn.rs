@@ -8,17 +8,17 @@ use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::plan::{Document, EarlierRun, MAX_EARLIER_RUNS, RunParameters, SessionTurn};
 use millrace_protocol::wire;
 use millrace_runtime::fault::max_replica_lag;
-use millrace_runtime::store::sessions::join_session;
+use millrace_runtime::store::admission::join_session;
 use millrace_runtime::{Bus, Fault};
 use tokio::time::Instant;
 use tracing::{debug, warn};
+
+use crate::closing::retry_until_done;
 
 /// The maximum number of earlier runs whose results a run of a session sees: the newest ones.
 const MAX_RUNS: usize = 8;
 /// The maximum size of their results in bytes; those of older runs are left out.
 const MAX_BYTES: usize = 64 * 1024 * 1024;
-/// The pause before a failed step is repeated.
-const RETRY: Duration = Duration::from_secs(1);
 /// The pause before the results of a run are read again.
 const READ_RETRY: Duration = Duration::from_millis(200);
 /// The time for which reading the results of one run is repeated. A damaged archive must not hold up its session.
@@ -106,19 +106,5 @@ async fn store_results(
     match documents.is_empty() {
         true => Ok(None),
         false => store_document_list(bus, &documents).await.map(Some),
-    }
-}
-
-/// Repeats a step until it succeeds.
-async fn retry_until_done<T, F>(what: &str, run: &RunId, step: impl Fn() -> F) -> T
-where
-    F: Future<Output = Result<T, Fault>>,
-{
-    loop {
-        match step().await {
-            Ok(done) => return done,
-            Err(fault) => debug!(%run, what, %fault, "failed to prepare a turn; retrying"),
-        }
-        tokio::time::sleep(RETRY).await;
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use millrace_protocol::registry;
 use millrace_runtime::nats::connection::Credentials;
 use millrace_runtime::nats::topology::LEASES;
-use millrace_runtime::{Bus, ConnectionSettings, duration};
+use millrace_runtime::{Bus, ConnectionSettings, clock};
 
 use crate::clock::TestClock;
 pub use crate::processes::{
@@ -235,10 +235,10 @@ impl ClusterSetup {
         match role {
             ProcessRole::Supervisor => {
                 let mut words = text(&["supervisor", "--id", id, "--lanes", &self.lanes.to_string()]);
-                words.extend(text(&["--linger", &duration::format_duration(self.linger)]));
+                words.extend(text(&["--linger", &clock::format_duration(self.linger)]));
                 for (name, lease) in [("--lane-lease", self.lane_lease), ("--work-lease", self.work_lease)] {
                     words.extend(
-                        lease.into_iter().flat_map(|lease| text(&[name, &duration::format_duration(lease)])),
+                        lease.into_iter().flat_map(|lease| text(&[name, &clock::format_duration(lease)])),
                     );
                 }
                 words

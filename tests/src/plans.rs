@@ -14,7 +14,7 @@ use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
 use millrace_runtime::log::append_message;
-use millrace_runtime::nats::provenance::ID_HEADER;
+use millrace_runtime::nats::record::ID_HEADER;
 use millrace_runtime::nats::topology::CLUSTER;
 use millrace_runtime::work::registry;
 use serde_json::{Value, json};

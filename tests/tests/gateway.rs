@@ -18,7 +18,7 @@ use millrace_protocol::plan::Decision;
 use millrace_protocol::subject::{Topic, parse_lane_subject};
 use millrace_runtime::Bus;
 use millrace_runtime::store::archive::read_run_from_log_or_archive;
-use millrace_runtime::store::idempotency::{KeyScope, KeyedRequest, claim_key, read_keyed_request};
+use millrace_runtime::store::keys::{KeyScope, KeyedRequest, claim_key, read_keyed_request};
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::machine::{lock_machine, share_machine};
 use millrace_tests::plans::{SeededRandom, layered_submission, run_id, submit_run, wait_for_archive};

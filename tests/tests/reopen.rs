@@ -13,7 +13,7 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::Topic;
-use millrace_runtime::log::scan_lane;
+use millrace_runtime::log::lane::LaneScan;
 use millrace_runtime::store::archive;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, log};
@@ -149,7 +149,7 @@ async fn archived_run_is_reopened_by_a_retry_and_again_by_more_tasks() {
     }
     let (_, log) = millrace(&cluster, &["replay", "again", "--log"]);
     assert_eq!(log.matches("reopened").count().min(2), 2, "{log}");
-    assert!(scan_lane(&bus, bus.lane_of_run(&run)).next_records().await.unwrap().is_empty());
+    assert!(LaneScan::new(&bus, bus.lane_of_run(&run)).next_records().await.unwrap().is_empty());
     cluster.stop_all();
 }
 

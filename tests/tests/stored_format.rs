@@ -12,17 +12,16 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use async_nats::jetstream;
 use futures::TryStreamExt;
-use millrace_protocol::format::FORMAT;
 use millrace_protocol::ids::RunId;
+use millrace_protocol::wire::FORMAT;
 use millrace_runtime::nats::connection::Credentials;
 use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::{Bus, ConnectionSettings, Fault};

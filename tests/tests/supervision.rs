@@ -12,7 +12,8 @@ use millrace_protocol::plan::{
 use millrace_protocol::registry::{ProcessRole as Kind, RunSummary, SUBMISSION_IS_MISSING};
 use millrace_protocol::subject::Topic;
 use millrace_runtime::Bus;
-use millrace_runtime::log::{AppendError, append_message, scan_lane};
+use millrace_runtime::log::lane::LaneScan;
+use millrace_runtime::log::{AppendError, append_message};
 use millrace_runtime::nats::topology::{
     CAPABILITIES, ClusterOptions, HEARTBEATS, LEASES, LIMITS, MEMBERS, RUNS, WORK, bucket_stream, lane_stream,
 };
@@ -102,7 +103,7 @@ async fn archived_run_leaves_its_lane_and_stays_readable() {
     submit_run(&bus, &run, &submission).await;
     wait_for_run_end(&bus, &run, TIMEOUT).await;
     wait_for_value(TIMEOUT, "an empty lane", async || {
-        let left = scan_lane(&bus, bus.lane_of_run(&run)).next_records().await.ok()?;
+        let left = LaneScan::new(&bus, bus.lane_of_run(&run)).next_records().await.ok()?;
         left.is_empty().then_some(())
     })
     .await;
@@ -164,7 +165,7 @@ async fn leftovers_of_an_archived_run_are_not_run_again() {
     cluster.restart_process("supervisor-1");
     cluster.wait_for_log("supervisor-1", "removing late messages of an archived run", TIMEOUT).await;
     wait_for_value(TIMEOUT, "an empty lane", async || {
-        scan_lane(&bus, bus.lane_of_run(&run)).next_records().await.ok()?.is_empty().then_some(())
+        LaneScan::new(&bus, bus.lane_of_run(&run)).next_records().await.ok()?.is_empty().then_some(())
     })
     .await;
     submit_and_complete_runs(&bus, &["another".to_owned()]).await;
@@ -203,7 +204,7 @@ async fn archived_run_survives_an_older_summary_and_a_rest_in_its_lane() {
         let summary = wait_for_archive(&bus, &run, TIMEOUT).await;
         assert_eq!((summary.end, summary.log_damage), (Some(EndReason::Completed), None));
         wait_for_value(TIMEOUT, "an empty lane", async || {
-            scan_lane(&bus, bus.lane_of_run(&run)).next_records().await.ok()?.is_empty().then_some(())
+            LaneScan::new(&bus, bus.lane_of_run(&run)).next_records().await.ok()?.is_empty().then_some(())
         })
         .await;
         cluster.kill_process("supervisor-1");

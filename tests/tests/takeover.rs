@@ -8,7 +8,8 @@ use millrace_protocol::plan::{CommandAction, EndReason, JournalKey, RunCommand, 
 use millrace_protocol::result::{ErrorKind, TaskError};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
-use millrace_runtime::log::{publish_message, scan_lane};
+use millrace_runtime::log::lane::LaneScan;
+use millrace_runtime::log::publish_message;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::{Bus, ConnectionSettings};
@@ -40,7 +41,7 @@ async fn submit_waiting_runs(bus: &Bus, count: usize) -> Vec<RunId> {
 }
 
 async fn read_whole_lane(bus: &Bus) -> Vec<StreamRecord> {
-    let (mut lane, mut all) = (scan_lane(bus, LANE), Vec::new());
+    let (mut lane, mut all) = (LaneScan::new(bus, LANE), Vec::new());
     loop {
         let records = lane.next_records().await.unwrap();
         if records.is_empty() {

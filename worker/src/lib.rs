@@ -72,7 +72,7 @@ pub use millrace_protocol::result::{
 };
 pub use millrace_protocol::work::{InputResult, Order};
 pub use millrace_runtime::ConnectionSettings;
-pub use millrace_runtime::ops::shutdown::{block_on, token_cancelled_by_signals};
+pub use millrace_runtime::ops::runtime::{block_on, token_cancelled_by_signals};
 pub use millrace_runtime::ops::telemetry;
 pub use millrace_runtime::program::{ProgramError, run_program};
 pub use tokio_util::sync::CancellationToken;

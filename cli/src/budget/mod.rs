@@ -6,7 +6,7 @@ use clap::Args;
 use jiff::{SignedDuration, Timestamp};
 use millrace_plan_file::limits::{POLICY, set_budget_entry};
 use millrace_protocol::plan::{Budget, Plan, ResourceKind};
-use millrace_runtime::duration;
+use millrace_runtime::clock;
 
 /// The budget of a run on the command line.
 #[derive(Args, Debug, Clone, Default)]
@@ -22,7 +22,7 @@ pub struct BudgetArguments {
 }
 
 fn parse_provider_timeout(text: &str) -> Result<Duration, String> {
-    match duration::parse_duration(text) {
+    match clock::parse_duration(text) {
         Ok(timeout) if timeout.is_zero() => Err("it must be more than 0 seconds".into()),
         parsed => parsed.map_err(|why| why.to_string()),
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
 use millrace_protocol::retention::PruneSelection;
-use millrace_runtime::duration::format_duration;
-use millrace_runtime::store::audit::read_actions;
+use millrace_runtime::clock::format_duration;
+use millrace_runtime::store::tokens::read_actions;
 
 use crate::exit::{CommandExit, CommandResult};
 use crate::json::{AuditLine, print_json};

@@ -27,7 +27,7 @@ pub struct DeleteArguments {
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<String>,
     /// Timeout of each deletion, which a supervisor carries out
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = millrace_runtime::duration::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = millrace_runtime::clock::parse_duration)]
     wait: Duration,
     /// Author, recorded with the deletion [default: your login name]
     #[arg(long, value_name = "NAME")]

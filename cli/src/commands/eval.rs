@@ -11,7 +11,7 @@ use millrace_agent::corpus::{Corpus, InputFile, ListedFile, list_folder_files};
 use millrace_agent::model::Model;
 use millrace_local_cluster::users::ClusterUse;
 use millrace_local_cluster::{LocalOptions, WebOffer, folders};
-use millrace_runtime::{Bus, duration};
+use millrace_runtime::{Bus, clock};
 use millrace_strict_yaml::{LoadError, did_you_mean_hint};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -112,10 +112,10 @@ struct SampleArguments {
     #[arg(long)]
     ceiling: bool,
     /// Time limit of a sample, such as 10m [default: as in the file; or else 10m]
-    #[arg(long, value_name = "TIME", value_parser = duration::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = clock::parse_duration)]
     timeout: Option<Duration>,
     /// Time limit of one call of a model, such as 20m, unless the model's settings have a timeout [default: 10m]
-    #[arg(long, env = "MILLRACE_CALL_TIMEOUT", value_name = "TIME", value_parser = duration::parse_duration)]
+    #[arg(long, env = "MILLRACE_CALL_TIMEOUT", value_name = "TIME", value_parser = clock::parse_duration)]
     call_timeout: Option<Duration>,
     #[command(flatten)]
     budget: BudgetArguments,

@@ -12,7 +12,7 @@ use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::plan::EndReason;
 use millrace_protocol::retention::{PruneForecast, PruneSelection};
 use millrace_runtime::Bus;
-use millrace_runtime::duration::parse_duration;
+use millrace_runtime::clock::parse_duration;
 use millrace_runtime::store::retention::{forecast_prune, select_runs};
 
 use crate::exit::{CommandExit, CommandResult};

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use millrace_client::retention::read_retention;
+use millrace_client::administration::read_retention;
 use millrace_client::{Administrator, author_name};
 use millrace_protocol::audit::Actor;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::retention::{MIN_BLOB_GRACE, SweepSettings};
 use millrace_runtime::Bus;
-use millrace_runtime::duration::{format_duration, parse_duration};
+use millrace_runtime::clock::{format_duration, parse_duration};
 
 use crate::commands::prune::SelectionArguments;
 use crate::exit::{CommandError, CommandExit, CommandResult};

@@ -12,7 +12,7 @@ use millrace_protocol::plan::{
     TaskLimits, TaskPatch,
 };
 use millrace_runtime::work::registry;
-use millrace_runtime::{Bus, duration};
+use millrace_runtime::{Bus, clock};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -209,7 +209,7 @@ pub struct TaskChanges {
     #[arg(long, value_name = "N")]
     max_attempts: Option<u32>,
     /// Maximum run time of an attempt, such as 15m
-    #[arg(long, value_name = "TIME", value_parser = duration::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = clock::parse_duration)]
     run_time: Option<Duration>,
     /// Policy if a task it depends on fails or is cancelled: cancel, skip (run without it) or ask (the planner)
     #[arg(long, value_name = "POLICY", value_parser = plan_file::parse_on_failed_dependency)]

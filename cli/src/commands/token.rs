@@ -11,7 +11,7 @@ use millrace_protocol::token::{
     ScopeSet, StoredToken, TokenId, TokenState, TokenText, find_token_name_problem,
 };
 use millrace_runtime::Bus;
-use millrace_runtime::duration::parse_duration;
+use millrace_runtime::clock::parse_duration;
 use millrace_runtime::store::tokens::{CreateTokenError, NewToken, read_tokens};
 
 use crate::exit::{CommandError, CommandExit, CommandResult};

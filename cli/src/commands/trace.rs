@@ -9,7 +9,7 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use millrace_client::find_run;
 use millrace_runtime::Bus;
-use millrace_runtime::duration::parse_duration;
+use millrace_runtime::clock::parse_duration;
 use millrace_traces::otlp::{export_request, to_json};
 use millrace_traces::read::trace_run;
 use millrace_traces::{Span, TraceSettings, render_traces};

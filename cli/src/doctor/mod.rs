@@ -14,12 +14,11 @@ use jiff::Timestamp;
 use millrace_agent::model::{ModelFactory, open_model};
 use millrace_agent::session::ModelPreferences;
 use millrace_models::provider::default_model_selection;
-use millrace_runtime::Bus;
-use millrace_runtime::Fault;
 use millrace_runtime::nats::connection::{ConnectionSettings, Credentials, without_passwords};
-use millrace_runtime::nats::tls_error;
+use millrace_runtime::nats::tls;
 use millrace_runtime::ops::cluster_status::ClusterStatus;
 use millrace_runtime::store::rate_limits::read_rate_limit_statuses;
+use millrace_runtime::{Bus, Fault};
 use millrace_views::{CheckResult, CheckStatus, ClusterChecks};
 use rustix::process::{Resource, getrlimit};
 
@@ -340,7 +339,7 @@ fn connection_advice(connection: &ConnectionSettings, error: &anyhow::Error) -> 
         return FIX_ABOVE;
     }
     let Some(error) = error.downcast_ref::<ConnectError>() else { return SERVER };
-    if tls_error::explain_handshake_failure(error).is_some() {
+    if tls::explain_handshake_failure(error).is_some() {
         return "server and client must trust each other's certificate authority: point MILLRACE_NATS_CA, \
                 MILLRACE_NATS_CERT and MILLRACE_NATS_KEY to the files of one `millrace nats-config` folder, and use the \
                 same folder for the server; running it again renews expired certificates, `--host NAME` adds a host \
@@ -368,11 +367,9 @@ async fn query_server_version(connection: &ConnectionSettings) -> anyhow::Result
     let servers =
         connection.server_urls().iter().map(|url| url.parse()).collect::<Result<Vec<ServerAddr>, _>>()?;
     let client =
-        options.connect(servers).await.map_err(|error| {
-            match tls_error::explain_handshake_failure(&error) {
-                Some(why) => anyhow::Error::from(error).context(format!("the server {why}")),
-                None => error.into(),
-            }
+        options.connect(servers).await.map_err(|error| match tls::explain_handshake_failure(&error) {
+            Some(why) => anyhow::Error::from(error).context(format!("the server {why}")),
+            None => error.into(),
         })?;
     let version = client.server_info().version;
     let account = async_nats::jetstream::new(client).query_account().await.map_err(|error| {

@@ -9,7 +9,7 @@ use millrace_protocol::plan::{
 use millrace_protocol::result::ErrorKind;
 use millrace_protocol::safe_text::single_line;
 
-use millrace_protocol::provider::ProviderWait;
+use millrace_protocol::wait::ProviderWait;
 
 use super::live::LiveModelOutput;
 use super::{describe_requested_wait, format_clock, separate_thousands};

@@ -15,8 +15,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Plan};
-use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::safe_text;
+use millrace_protocol::wait::ProviderWait;
 
 use crate::json::{EventLine, QuestionLine, print_json};
 use crate::questions::{QuestionTracker, format_question_line};

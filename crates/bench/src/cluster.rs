@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow, bail};
 use futures::FutureExt;
 use millrace_protocol::registry::ProcessRole;
 use millrace_runtime::work::registry;
-use millrace_runtime::{Bus, duration};
+use millrace_runtime::{Bus, clock};
 
 use crate::peers::PeerServers;
 use crate::process::{self, CpuSeconds};
@@ -63,7 +63,7 @@ impl BenchCluster {
         let (mut local, folder) = local_options(options)?;
         let mut children = local.child_specs(Launcher::from_current_exe()?.executable());
         for child in &mut children {
-            child.environment.insert("MILLRACE_LINGER".into(), duration::format_duration(options.linger));
+            child.environment.insert("MILLRACE_LINGER".into(), clock::format_duration(options.linger));
         }
         let mut peers = None;
         if options.is_replicated {

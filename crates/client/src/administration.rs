@@ -1,5 +1,6 @@
 //! Administrative changes of a cluster. Each is recorded before it is carried out, with its author, whichever surface it comes from:
-//! commands and the API make them here, and nowhere else. (Changes of webhooks are in [`crate::webhooks`].)
+//! commands and the API make them here, and nowhere else. (Changes of webhooks are in [`crate::webhooks`].) Also deletes
+//! many runs, and reads the retention of a cluster.
 //!
 //! # Invariants
 //!
@@ -7,19 +8,20 @@
 //!   (`tests/tests/gateway.rs::administrative_changes_are_recorded_on_every_surface`,
 //!   `tests/tests/architecture.rs::surfaces_make_administrative_changes_through_the_client`)
 
+use futures::{StreamExt, TryStreamExt};
 use millrace_protocol::admission::AdmissionCaps;
 use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
 use millrace_protocol::ids::RunId;
-use millrace_protocol::retention::{PruneSelection, RetentionRule, SweepSettings};
+use millrace_protocol::retention::{PruneSelection, RetentionRule, SweepRecord, SweepSettings};
 use millrace_protocol::token::{StoredToken, TokenId, TokenText};
-use millrace_runtime::store::audit::record_action;
-use millrace_runtime::store::rate_limits::{LimitName, RateLimit};
-use millrace_runtime::store::retention::{self, DeletionError, DeletionRequest, select_runs};
-use millrace_runtime::store::tokens::{CreateTokenError, NewToken, read_token};
-use millrace_runtime::store::{admission, rate_limits, tokens};
+use millrace_runtime::store::admission;
+use millrace_runtime::store::rate_limits::{self, LimitName, RateLimit};
+use millrace_runtime::store::retention::{
+    self, DeletionError, DeletionRequest, list_deletions, list_rules, read_sweep_record, read_sweep_settings,
+    request_deletion, select_runs,
+};
+use millrace_runtime::store::tokens::{self, CreateTokenError, NewToken, read_token, record_action};
 use millrace_runtime::{Bus, Fault, clock};
-
-use crate::retention::request_deletions;
 
 pub(crate) async fn record(bus: &Bus, by: Actor, action: AuditAction) -> Result<(), Fault> {
     record_action(bus, &AuditRecord { at: clock::now(), by, action }).await
@@ -116,5 +118,46 @@ impl<'a> Administrator<'a> {
     pub async fn request_sweep(&self) -> Result<(), Fault> {
         self.record(AuditAction::SweepRequested).await?;
         retention::request_sweep(self.bus, &self.actor.name).await
+    }
+}
+
+/// The number of requests that are written at the same time.
+const CONCURRENT_REQUESTS: usize = 64;
+
+#[derive(Debug)]
+pub struct RetentionOverview {
+    pub rules: Vec<(String, RetentionRule)>,
+    pub settings: SweepSettings,
+    /// The number of deletions in progress.
+    pub pending: usize,
+    pub last_sweep: Option<SweepRecord>,
+}
+
+pub async fn read_retention(bus: &Bus) -> Result<RetentionOverview, Fault> {
+    let deletions = list_deletions(bus).await?;
+    Ok(RetentionOverview {
+        rules: list_rules(bus).await?,
+        settings: read_sweep_settings(bus).await?,
+        pending: deletions.iter().filter(|entry| entry.value.state.is_pending()).count(),
+        last_sweep: read_sweep_record(bus).await?,
+    })
+}
+
+/// Requests the deletion of runs. Returns those whose deletion is in progress now; runs that continue meanwhile, or that somebody
+/// else has deleted, are left out.
+pub async fn request_deletions(bus: &Bus, runs: Vec<RunId>, by: &str) -> Result<Vec<RunId>, Fault> {
+    let requests = futures::stream::iter(runs).map(|run| request_one(bus, run, by));
+    requests
+        .buffered(CONCURRENT_REQUESTS)
+        .try_filter_map(|run| std::future::ready(Ok(run)))
+        .try_collect()
+        .await
+}
+
+async fn request_one(bus: &Bus, run: RunId, by: &str) -> Result<Option<RunId>, Fault> {
+    match request_deletion(bus, &run, by).await {
+        Ok(DeletionRequest::Recorded | DeletionRequest::Pending) => Ok(Some(run)),
+        Ok(DeletionRequest::Deleted) | Err(DeletionError::NotFound(_) | DeletionError::Live(_)) => Ok(None),
+        Err(DeletionError::Fault(fault)) => Err(fault),
     }
 }

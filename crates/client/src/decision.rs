@@ -15,7 +15,7 @@ use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault, log};
 use tokio_util::sync::CancellationToken;
 
-use crate::follow::{RunTail, TailUpdate};
+use crate::follow::{FollowStep, RunFollower};
 
 /// Time without a decision after which the caller is notified.
 const QUIET: Duration = Duration::from_secs(3);
@@ -139,18 +139,16 @@ async fn await_decision_on_fact(
 ) -> Result<Option<(u64, FactAnswer)>, Fault> {
     let lane = bus.lane_of_run(run);
     let decisions = subject::topic_subject(lane, run, &Topic::Plan);
-    let mut tail = RunTail::follow(bus, run, decisions, fact, QUIET);
+    let mut follower = RunFollower::new(bus, run, decisions, fact);
+    follower.quiet = QUIET;
     let mut has_reported = false;
     loop {
-        match tail.next_update().await? {
-            TailUpdate::Arrived(records) => {
-                if let Some(answer) = find_answer_in_records(bus, &records, fact).await? {
-                    return Ok(Some(answer));
-                }
-                continue;
-            }
-            TailUpdate::Archived(_) => {
-                let records = archive::read_run_from_log_or_archive(bus, lane, run).await?;
+        match follower.next_step().await? {
+            FollowStep::Messages(records) => match find_answer_in_records(bus, &records, fact).await? {
+                None => continue,
+                answer => return Ok(answer),
+            },
+            FollowStep::Archived(records) => {
                 let answer = find_answer_in_records(bus, &records, fact).await?;
                 // A command that may reopen the run stays in the lane until it is answered.
                 let is_pending = match log::read_message(bus, lane, fact).await? {
@@ -161,7 +159,8 @@ async fn await_decision_on_fact(
                     return Ok(answer);
                 }
             }
-            TailUpdate::Quiet => {}
+            FollowStep::Deleted => return Ok(None),
+            FollowStep::Quiet => {}
         }
         if !std::mem::replace(&mut has_reported, true) {
             on_quiet();

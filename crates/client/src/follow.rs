@@ -5,7 +5,7 @@ use std::time::Duration;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Event, RunEvent};
 use millrace_protocol::subject::{self, Topic};
-use millrace_runtime::log::lane_tail::LaneTail;
+use millrace_runtime::log::lane::LaneTail;
 use millrace_runtime::nats::direct_get::read_last_per_subject;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::lane_stream;
@@ -19,7 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 /// Maximum time that reads are retried while the server is unreachable.
 const OUTAGE: Duration = Duration::from_secs(120);
 const RETRY_DELAY: Duration = Duration::from_millis(250);
-/// After this long without a decision, [`follow_run`] checks whether the run has been archived.
+/// The time after which most followers check whether the run has been archived.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// Sends the decisions of a run with their sequences, from the first one on, as they are made. Ends with the decision
@@ -41,66 +41,104 @@ async fn follow_run_into_channel(
     run: &RunId,
     sender: &mpsc::Sender<Result<(u64, Decision), Fault>>,
 ) -> Result<(), Fault> {
-    let mut position = FollowPosition::default();
-    let archived = retry_transient(|| read_archived_part(bus, run, 0)).await?;
-    forward_decisions(bus, run, archived, &mut position, sender).await?;
     let decisions = subject::topic_subject(bus.lane_of_run(run), run, &Topic::Plan);
-    let mut tail = RunTail::follow(bus, run, decisions, position.seen + 1, QUIET);
+    let mut follower = RunFollower::new(bus, run, decisions, 0);
+    let mut end = RunEndState::No;
     loop {
-        if position.is_over(bus, run).await? {
-            return Ok(());
+        // One that has ended can be resumed or reopened.
+        if end != RunEndState::No {
+            let last = retry_transient(|| read_last_decision_sequence(bus, run)).await?;
+            if last.is_none_or(|last| last <= follower.seen) {
+                return Ok(());
+            }
         }
-        let update = tokio::select! {
-            update = tail.next_update() => update?,
+        let step = tokio::select! {
+            step = follower.next_step() => step?,
             // Otherwise a run without decisions would be polled for ever.
             () = sender.closed() => return Ok(()),
         };
-        let records = match update {
-            // Nothing follows: the run has been deleted.
-            TailUpdate::Archived(records) if records.is_empty() => return Ok(()),
-            TailUpdate::Arrived(records) | TailUpdate::Archived(records) => records,
-            TailUpdate::Quiet => continue,
+        let records = match step {
+            FollowStep::Messages(records) | FollowStep::Archived(records) => records,
+            FollowStep::Quiet => continue,
+            FollowStep::Deleted => return Ok(()),
         };
-        match forward_decisions(bus, run, records, &mut position, sender).await {
-            _ if sender.is_closed() => return Ok(()),
-            outcome => outcome?,
+        for record in records.iter().filter(|record| record.is_decision()) {
+            let decision: Decision = bus.decode_record(record).await?;
+            end = decision.events.iter().fold(end, RunEndState::after_event);
+            if sender.send(Ok((record.sequence, decision))).await.is_err() {
+                return Ok(());
+            }
         }
     }
 }
 
-/// The messages of a run from a sequence on, in its lane; it notices when the run is archived.
-pub(crate) struct RunTail<'a> {
+/// Returns the messages of a run after a sequence, in order and each once: first those in the archive, if the run was reopened, then those
+/// of its lane as they are appended, and in the end, when it is archived, the rest from the archive. Callers fold them.
+pub(crate) struct RunFollower<'a> {
     bus: &'a Bus,
     run: &'a RunId,
-    quiet: Duration,
-    arrived: mpsc::Receiver<Vec<StreamRecord>>,
-    _reader: AbortOnDropHandle<()>,
+    /// The subject of the messages in the lane; the archive returns all messages.
+    subject: String,
+    /// The time without a message after which it is checked whether the run has been archived.
+    pub quiet: Duration,
+    /// The sequence of the last message that was returned.
+    seen: u64,
+    /// The new messages of the lane, and the task that reads them; `None` before the archive was read.
+    lane: Option<(mpsc::Receiver<Vec<StreamRecord>>, AbortOnDropHandle<()>)>,
 }
 
-pub(crate) enum TailUpdate {
-    Arrived(Vec<StreamRecord>),
-    /// The run has been archived: all of its messages; none if it has been deleted.
-    Archived(Vec<StreamRecord>),
+pub(crate) enum FollowStep {
+    Messages(Vec<StreamRecord>),
     /// There was no message for some time.
     Quiet,
+    /// The run is archived: its last messages.
+    Archived(Vec<StreamRecord>),
+    /// The run was deleted.
+    Deleted,
 }
 
-impl<'a> RunTail<'a> {
-    pub fn follow(bus: &'a Bus, run: &'a RunId, subject: String, from: u64, quiet: Duration) -> Self {
-        let (records, arrived) = mpsc::channel(16);
-        let mut tail = LaneTail::follow_subject(bus, bus.lane_of_run(run), subject, from);
-        // A read must not be cancelled halfway, so the reader is a task of its own.
-        let reader = async move { while records.send(tail.next_records().await).await.is_ok() {} };
-        let reader = AbortOnDropHandle::new(tokio::spawn(reader));
-        Self { bus, run, quiet, arrived, _reader: reader }
+impl<'a> RunFollower<'a> {
+    pub fn new(bus: &'a Bus, run: &'a RunId, subject: String, after: u64) -> Self {
+        Self { bus, run, subject, quiet: QUIET, seen: after, lane: None }
     }
 
-    pub async fn next_update(&mut self) -> Result<TailUpdate, Fault> {
-        if let Ok(records) = tokio::time::timeout(self.quiet, self.arrived.recv()).await {
-            return Ok(records.map_or_else(|| TailUpdate::Archived(Vec::new()), TailUpdate::Arrived));
+    /// Waits for the next messages.
+    pub async fn next_step(&mut self) -> Result<FollowStep, Fault> {
+        let Some((arrived, _)) = &mut self.lane else {
+            let archived = retry_transient(|| read_archived_part(self.bus, self.run, self.seen)).await?;
+            let records = self.take_new(archived).await?;
+            let lane = self.bus.lane_of_run(self.run);
+            let mut tail = LaneTail::follow_subject(self.bus, lane, self.subject.clone(), self.seen + 1);
+            let (sender, arrived) = mpsc::channel(16);
+            // A read must not be cancelled halfway, so the reader is a task of its own.
+            let reader = async move { while sender.send(tail.next_records().await).await.is_ok() {} };
+            self.lane = Some((arrived, AbortOnDropHandle::new(tokio::spawn(reader))));
+            return Ok(FollowStep::Messages(records));
+        };
+        if let Ok(Some(records)) = tokio::time::timeout(self.quiet, arrived.recv()).await {
+            return self.take_new(records).await.map(FollowStep::Messages);
         }
-        let archived = retry_transient(|| read_archived_records(self.bus, self.run)).await?;
-        Ok(archived.map_or(TailUpdate::Quiet, TailUpdate::Archived))
+        match retry_transient(|| read_archived_records(self.bus, self.run)).await? {
+            Some(records) if records.is_empty() => Ok(FollowStep::Deleted),
+            Some(records) => self.take_new(records).await.map(FollowStep::Archived),
+            None => Ok(FollowStep::Quiet),
+        }
+    }
+
+    /// Returns those of these messages that were not returned. If decisions before them are missing, because the run was archived and
+    /// reopened meanwhile, all of them are read.
+    async fn take_new(&mut self, mut records: Vec<StreamRecord>) -> Result<Vec<StreamRecord>, Fault> {
+        let is_new = |record: &&StreamRecord| record.sequence > self.seen && record.is_decision();
+        if let Some(first) = records.iter().find(is_new) {
+            let first: Decision = self.bus.decode_record(first).await?;
+            if first.previous > self.seen {
+                let archived = retry_transient(|| read_archived_part(self.bus, self.run, self.seen)).await?;
+                records = if archived.is_empty() { records } else { archived };
+            }
+        }
+        records.retain(|record| record.sequence > self.seen);
+        self.seen = records.last().map_or(self.seen, |last| last.sequence);
+        Ok(records)
     }
 }
 
@@ -122,7 +160,7 @@ pub async fn read_archived_records(bus: &Bus, run: &RunId) -> Result<Option<Vec<
 
 /// Returns the records of a run if the archive holds some of them after sequence `after`: those of an archived run, or of one that was
 /// reopened. Otherwise none.
-pub async fn read_archived_part(bus: &Bus, run: &RunId, after: u64) -> Result<Vec<StreamRecord>, Fault> {
+async fn read_archived_part(bus: &Bus, run: &RunId, after: u64) -> Result<Vec<StreamRecord>, Fault> {
     let summary = registry::read_summary(bus, run).await?;
     let Some((_, archived)) = summary.and_then(|summary| summary.archived_span) else {
         return Ok(Vec::new());
@@ -145,28 +183,6 @@ where
                 tokio::time::sleep(RETRY_DELAY).await;
             }
             outcome => return outcome,
-        }
-    }
-}
-
-/// The position up to which a run has been followed.
-#[derive(Default)]
-struct FollowPosition {
-    /// Sequence of the last decision that was forwarded.
-    seen: u64,
-    /// The end state of the run as of that decision.
-    end: RunEndState,
-}
-
-impl FollowPosition {
-    /// `true` if the run has ended and no decision follows: one that has ended can be resumed or reopened.
-    async fn is_over(&self, bus: &Bus, run: &RunId) -> Result<bool, Fault> {
-        match self.end {
-            RunEndState::No => Ok(false),
-            RunEndState::Resumable | RunEndState::Final => {
-                let last = retry_transient(|| read_last_decision_sequence(bus, run)).await?;
-                Ok(last.is_none_or(|last| last <= self.seen))
-            }
         }
     }
 }
@@ -202,35 +218,4 @@ async fn read_last_decision_sequence(bus: &Bus, run: &RunId) -> Result<Option<u6
     let plan = [subject::topic_subject(lane, run, &Topic::Plan)];
     let last = read_last_per_subject(bus.client(), &lane_stream(lane), &plan).await?;
     Ok(last.unwrap_or_default().last().map(|record| record.sequence))
-}
-
-/// Forwards the decisions among `records` that come after `position`. If decisions before them are missing, because the run was
-/// archived and reopened meanwhile, these are read.
-async fn forward_decisions(
-    bus: &Bus,
-    run: &RunId,
-    mut records: Vec<StreamRecord>,
-    position: &mut FollowPosition,
-    sender: &mpsc::Sender<Result<(u64, Decision), Fault>>,
-) -> Result<(), Fault> {
-    let is_new = |record: &&StreamRecord| record.sequence > position.seen && record.is_decision();
-    if let Some(first) = records.iter().find(is_new) {
-        let first: Decision = bus.decode_record(first).await?;
-        if first.previous > position.seen {
-            let archived = retry_transient(|| read_archived_part(bus, run, position.seen)).await?;
-            records = if archived.is_empty() { records } else { archived };
-        }
-    }
-    for record in records {
-        if !record.is_decision() || record.sequence <= position.seen {
-            continue;
-        }
-        position.seen = record.sequence;
-        let decision: Decision = bus.decode_record(&record).await?;
-        position.end = decision.events.iter().fold(position.end, RunEndState::after_event);
-        if sender.send(Ok((record.sequence, decision))).await.is_err() {
-            return Ok(());
-        }
-    }
-    Ok(())
 }

@@ -1,8 +1,6 @@
 //! Reads and follows the journals of a task or of the planner, together with the decisions of the run, from the lane or
 //! from the archive.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{Decision, JournalKey};
@@ -15,11 +13,8 @@ use millrace_runtime::store::archive;
 use millrace_runtime::{Bus, Fault};
 use tokio::sync::mpsc;
 
-use crate::follow::{RunTail, TailUpdate, read_archived_part};
-use crate::{read_archived_records, retry_transient};
-
-/// After this long without a message, [`follow_task`] checks whether the run has been archived.
-const QUIET: Duration = Duration::from_secs(2);
+use crate::follow::{FollowStep, RunFollower};
+use crate::read_archived_records;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Journals {
@@ -134,26 +129,19 @@ async fn follow_into(
     sender: &mpsc::Sender<Result<Vec<TaskUpdate>, Fault>>,
 ) -> Result<(), Fault> {
     let subject = subject::all_subjects_of_run(bus.lane_of_run(run), run);
-    let mut tail = RunTail::follow(bus, run, subject, after + 1, QUIET);
-    let mut seen = after;
-    // Of a run that was reopened, the archive holds what came before.
-    let archived = retry_transient(|| read_archived_part(bus, run, after)).await?;
-    let mut archived = Some(archived).filter(|records| !records.is_empty());
+    let mut follower = RunFollower::new(bus, run, subject, after);
     loop {
-        let (records, is_last) = match archived.take() {
-            Some(records) => (records, false),
-            None => tokio::select! {
-                () = sender.closed() => return Ok(()),
-                update = tail.next_update() => match update? {
-                    TailUpdate::Arrived(records) => (records, false),
-                    TailUpdate::Archived(records) => (records, true),
-                    TailUpdate::Quiet => continue,
-                },
-            },
+        let step = tokio::select! {
+            () = sender.closed() => return Ok(()),
+            step = follower.next_step() => step?,
         };
-        let new: Vec<StreamRecord> = records.into_iter().filter(|record| record.sequence > seen).collect();
-        seen = new.last().map_or(seen, |last| last.sequence);
-        let updates = decode(bus, &new, journals).await?;
+        let (records, is_last) = match step {
+            FollowStep::Messages(records) => (records, false),
+            FollowStep::Archived(records) => (records, true),
+            FollowStep::Deleted => return Ok(()),
+            FollowStep::Quiet => continue,
+        };
+        let updates = decode(bus, &records, journals).await?;
         if (!updates.is_empty() && sender.send(Ok(updates)).await.is_err()) || is_last {
             return Ok(());
         }

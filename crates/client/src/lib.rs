@@ -4,16 +4,13 @@
 //! [`millrace_runtime::Bus`], so that credentials and permissions are those of any other process. A function that returns a [`Fault`]
 //! fails if the server does not respond or refuses, or if a message can't be decoded.
 
-mod administration;
+pub mod administration;
 mod decision;
 mod earlier;
-mod find;
 mod follow;
 mod journals;
-mod local;
 pub mod questions;
 mod read;
-pub mod retention;
 mod run_feed;
 pub mod webhooks;
 
@@ -33,11 +30,12 @@ pub use decision::{
     message_decision,
 };
 pub use earlier::{EarlierResults, EarlierRunError, read_earlier_run, read_results_of_run};
-pub use find::{FindError, find_run, list_runs, list_runs_from_log};
 pub use follow::{RunEndState, follow_run, read_archived_records, retry_transient};
 pub use journals::{Journals, ReceivedEntry, TaskUpdate, follow_task, read_task};
-pub use local::{author_name, format_clock};
-pub use read::{read_decisions, read_log_damage, read_plan, read_task_result};
+pub use read::{
+    FindError, author_name, find_run, format_clock, list_runs, list_runs_from_log, read_decisions,
+    read_log_damage, read_plan, read_task_result,
+};
 pub use run_feed::{RunChange, RunFeed};
 
 /// Submits a run under a new id and returns the id.

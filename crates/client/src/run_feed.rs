@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use millrace_protocol::ids::RunId;
 use millrace_protocol::registry::RunSummary;
-use millrace_runtime::work::summary_changes::{SummaryChange, SummaryChanges};
+use millrace_runtime::store::bucket::{BucketChange, BucketChanges};
+use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -22,7 +23,7 @@ pub enum RunChange {
 /// The changes of a cluster's runs from now on.
 pub struct RunFeed {
     bus: Bus,
-    summaries: SummaryChanges,
+    summaries: BucketChanges<RunSummary>,
     states: RunStates,
 }
 
@@ -30,7 +31,7 @@ impl RunFeed {
     /// Reads the present runs. Their changes so far are not returned.
     pub async fn open(bus: &Bus) -> Result<Self, Fault> {
         let mut feed =
-            Self { bus: bus.clone(), summaries: SummaryChanges::after(0), states: RunStates::default() };
+            Self { bus: bus.clone(), summaries: registry::follow_summaries(0), states: RunStates::default() };
         feed.read_changes(&mut Vec::new()).await?;
         Ok(feed)
     }
@@ -49,8 +50,8 @@ impl RunFeed {
     async fn read_changes(&mut self, changes: &mut Vec<RunChange>) -> Result<(), Fault> {
         while let Some(page) = self.summaries.next_page(&self.bus).await? {
             for change in page {
-                if let SummaryChange::Written { summary, .. } = change {
-                    changes.extend(self.states.update(*summary));
+                if let BucketChange::Set(entry) = change {
+                    changes.extend(self.states.update(entry.value));
                 }
             }
         }

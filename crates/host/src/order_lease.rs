@@ -14,8 +14,9 @@ use serde::Deserialize;
 use serde_json::json;
 use tracing::debug;
 
-use millrace_runtime::nats::provenance::{DeliveryPath, Provenance};
-use millrace_runtime::nats::record::{StreamRecord, encoding_from_headers, timestamp_from_nanoseconds};
+use millrace_runtime::nats::record::{
+    DeliveryPath, Provenance, StreamRecord, encoding_from_headers, timestamp_from_nanoseconds,
+};
 use millrace_runtime::nats::topology::WORK;
 use millrace_runtime::{Bus, Fault};
 

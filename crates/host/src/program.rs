@@ -17,7 +17,7 @@ use millrace_runtime::ops::health::HttpArgs;
 use millrace_runtime::ops::metrics::names::ProcessKind;
 use millrace_runtime::program::{ClusterProgram, ProgramError};
 use millrace_runtime::store::rate_limits::ClusterRateLimiter;
-use millrace_runtime::{ConnectionSettings, duration};
+use millrace_runtime::{ConnectionSettings, clock};
 use tokio_util::sync::CancellationToken;
 
 use crate::{HostConfig, HostedHandler, ModelMetrics, NatsRateLimiter, serve_queues};
@@ -51,10 +51,10 @@ pub struct HostArgs {
     #[arg(long, env = "MILLRACE_RECORD", value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Time limit of one call of a model, such as 20m, unless the model's settings have a timeout [default: 10m]
-    #[arg(long, env = "MILLRACE_CALL_TIMEOUT", value_name = "TIME", value_parser = duration::parse_duration)]
+    #[arg(long, env = "MILLRACE_CALL_TIMEOUT", value_name = "TIME", value_parser = clock::parse_duration)]
     pub call_timeout: Option<Duration>,
     /// Grace period for work in progress after the process is asked to stop, such as 20s
-    #[arg(long, env = "MILLRACE_GRACE", value_name = "TIME", default_value = "20s", value_parser = duration::parse_duration)]
+    #[arg(long, env = "MILLRACE_GRACE", value_name = "TIME", default_value = "20s", value_parser = clock::parse_duration)]
     pub grace: Duration,
     /// Cache folder for documents and their indices
     #[arg(long, env = "MILLRACE_DOCUMENT_CACHE", value_name = "DIR", default_value_os_t = default_document_cache())]

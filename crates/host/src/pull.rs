@@ -9,7 +9,7 @@
 //!
 //! - I16: A worker never runs more attempts than it has slots; a large run does not starve a small one.
 //!   (`worker/tests/worker.rs::attempts_in_flight_never_exceed_the_slots`,
-//!   `supervisor/src/lane/fair_share.rs::large_run_does_not_block_a_small_one`,
+//!   `supervisor/src/lane/offers.rs::large_run_does_not_block_a_small_one`,
 //!   `tests/tests/supervision.rs::work_finished_without_a_lane_owner_frees_its_slots`)
 
 use std::sync::Arc;

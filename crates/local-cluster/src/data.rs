@@ -121,9 +121,7 @@ pub enum ClusterLifetime {
 
 impl ClusterInfo {
     /// Connects to the cluster, which may still be starting.
-    ///
-    /// # Errors
-    /// It is not ready within 20 s.
+    /// Errors: it is not ready within 20 s.
     pub async fn connect(&self) -> Result<Bus, Fault> {
         let credentials = Credentials::Password { user: self.user.clone(), password: self.password.clone() };
         let connection =

@@ -15,7 +15,6 @@
 
 mod cluster;
 pub mod data;
-mod debug_command;
 mod detached;
 pub mod folders;
 mod launcher;
@@ -44,8 +43,8 @@ pub use server::{ServerConfig, ServerRoutes};
 /// first in `main`, before there are threads.
 pub fn run_if_internal_command(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    if arguments.get(1).is_some_and(|first| first == debug_command::NAME) {
-        return Some(debug_command::run_debug_command(arguments[1..].to_vec()).unwrap_or_else(|error| {
+    if arguments.get(1).is_some_and(|first| first == cluster::NAME) {
+        return Some(cluster::run_debug_command(arguments[1..].to_vec()).unwrap_or_else(|error| {
             eprintln!("millrace: {error}");
             ExitCode::FAILURE
         }));

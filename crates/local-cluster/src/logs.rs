@@ -23,9 +23,7 @@ pub struct LogFile {
 }
 
 /// Returns the log files in a data folder, by process; those of one role if `role` is given.
-///
-/// # Errors
-/// The folder with the logs can't be read; it is missing if no cluster has run there.
+/// Errors: the folder with the logs can't be read; it is missing if no cluster has run there.
 pub fn log_files(data: &Path, role: Option<ChildRole>) -> io::Result<Vec<LogFile>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(data.join("logs"))? {

@@ -7,10 +7,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_runtime::duration;
+use millrace_runtime::clock;
 use millrace_strict_yaml::LoadError;
-use millrace_worker::CapabilityDescription;
-use millrace_worker::{builtin, file};
+use millrace_worker::{CapabilityDescription, builtin, file};
 use serde::{Deserialize, Serialize};
 
 use crate::folders;
@@ -124,18 +123,18 @@ pub struct LocalOptions {
     )]
     pub record: Option<PathBuf>,
     /// Time limit of one call of a model, such as 20m, unless the model's settings have a timeout [default: 10m]
-    #[arg(long, env = "MILLRACE_CALL_TIMEOUT", value_name = "TIME", value_parser = duration::parse_duration)]
+    #[arg(long, env = "MILLRACE_CALL_TIMEOUT", value_name = "TIME", value_parser = clock::parse_duration)]
     pub call_timeout: Option<Duration>,
     /// Number of lanes of the log; fixed when the cluster is created
     #[arg(long, help_heading = "Cluster settings that few need", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub lanes: Option<u16>,
     /// Lease of a supervisor on its lanes, such as 6s: without heartbeats it loses them after this time; fixed when the
     /// cluster is created
-    #[arg(long, help_heading = "Cluster settings that few need", env = "MILLRACE_LANE_LEASE", value_name = "TIME", value_parser = duration::parse_duration)]
+    #[arg(long, help_heading = "Cluster settings that few need", env = "MILLRACE_LANE_LEASE", value_name = "TIME", value_parser = clock::parse_duration)]
     pub lane_lease: Option<Duration>,
     /// Lease of a worker on its work, such as 15s: without heartbeats it loses it after this time; fixed when the cluster
     /// is created
-    #[arg(long, help_heading = "Cluster settings that few need", env = "MILLRACE_WORK_LEASE", value_name = "TIME", value_parser = duration::parse_duration)]
+    #[arg(long, help_heading = "Cluster settings that few need", env = "MILLRACE_WORK_LEASE", value_name = "TIME", value_parser = clock::parse_duration)]
     pub work_lease: Option<Duration>,
     /// Serve the HTTP API on this address [without ADDR: 127.0.0.1:7070, or the next free port]. Its URL is printed, and is in the
     /// file `api.url` of the data folder
@@ -205,9 +204,9 @@ impl LocalOptions {
             ("--supervisors", Some(self.supervisors.to_string())),
             ("--critics", Some(self.critics.to_string())),
             ("--lanes", self.lanes.map(|lanes| lanes.to_string())),
-            ("--call-timeout", self.call_timeout.map(duration::format_duration)),
-            ("--lane-lease", self.lane_lease.map(duration::format_duration)),
-            ("--work-lease", self.work_lease.map(duration::format_duration)),
+            ("--call-timeout", self.call_timeout.map(clock::format_duration)),
+            ("--lane-lease", self.lane_lease.map(clock::format_duration)),
+            ("--work-lease", self.work_lease.map(clock::format_duration)),
             ("--log", Some(self.log.clone())),
         ];
         // `--name=value`, because a value may begin with a dash.
@@ -319,12 +318,12 @@ impl LocalOptions {
             ("MILLRACE_MODEL", (!self.model.is_empty()).then(|| self.model.join(";"))),
             ("MILLRACE_WEB", self.web.then(|| "true".to_owned())),
             ("MILLRACE_RECORD", self.record.as_deref().map(to_absolute_path)),
-            ("MILLRACE_CALL_TIMEOUT", self.call_timeout.map(duration::format_duration)),
-            ("MILLRACE_LANE_LEASE", self.lane_lease.map(duration::format_duration)),
-            ("MILLRACE_WORK_LEASE", self.work_lease.map(duration::format_duration)),
-            ("MILLRACE_LANE_LEASE_IF_NEW", Some(duration::format_duration(LANE_LEASE))),
-            ("MILLRACE_WORK_LEASE_IF_NEW", Some(duration::format_duration(WORK_LEASE))),
-            ("MILLRACE_LINGER", Some(duration::format_duration(LINGER))),
+            ("MILLRACE_CALL_TIMEOUT", self.call_timeout.map(clock::format_duration)),
+            ("MILLRACE_LANE_LEASE", self.lane_lease.map(clock::format_duration)),
+            ("MILLRACE_WORK_LEASE", self.work_lease.map(clock::format_duration)),
+            ("MILLRACE_LANE_LEASE_IF_NEW", Some(clock::format_duration(LANE_LEASE))),
+            ("MILLRACE_WORK_LEASE_IF_NEW", Some(clock::format_duration(WORK_LEASE))),
+            ("MILLRACE_LINGER", Some(clock::format_duration(LINGER))),
         ];
         variables.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }

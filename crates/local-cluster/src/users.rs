@@ -39,9 +39,7 @@ impl ClusterUse {
     /// Registers a use, and returns the cluster that is running, if there is one; it then does not stop by itself. If there
     /// is none, the caller may start one. Waits while a cluster is stopping, is started by another process, or, unless
     /// `accepts_one_command`, serves one command.
-    ///
-    /// # Errors
-    /// The folder can't be used, or the other process takes too long.
+    /// Errors: the folder can't be used, or the other process takes too long.
     pub async fn register(
         data: &Path,
         accepts_one_command: bool,

@@ -46,9 +46,7 @@ pub struct ConfigFolder {
 
 impl ConfigFolder {
     /// Opens the folder; creates it if necessary.
-    ///
-    /// # Errors
-    /// Other users can read it or own it, another process is writing to it, or it can't be created.
+    /// Errors: other users can read it or own it, another process is writing to it, or it can't be created.
     pub fn open_and_lock(root: &Path) -> Result<Self, ConfigError> {
         let at = |source| ConfigError::File { path: root.to_owned(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(|source| {

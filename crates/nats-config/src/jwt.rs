@@ -1,19 +1,20 @@
-//! Contents and signatures of NATS JWTs, version 2. Pure: reads and writes no files.
+//! Identities as NATS JWTs, version 2: the operator signs account JWTs, each account has a scoped signing key per identity, and the server
+//! only trusts the operator. Permissions are the same as with bare nkeys. A JWT whose content is unchanged is kept.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
 use jiff::Timestamp;
-use millrace_runtime::nats::access::{Permissions, api_mapping};
-use nkeys::KeyPair;
+use millrace_runtime::nats::access::{self, Permissions};
+use nkeys::{KeyPair, KeyPairType};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha512_256};
 
-use crate::accounts::HEAD;
-use crate::keys::seed_text;
-use crate::limits::{MAX_CONNECTIONS, MAX_CONSUMERS, MAX_MEMORY, MAX_SUBSCRIPTIONS, max_streams};
-use crate::settings::ByteSize;
+use crate::accounts::{self, HEAD, UserKeys, seed_text};
+use crate::folder::{ConfigFolder, FileAccess};
+use crate::settings::{ByteSize, MAX_CONNECTIONS, MAX_CONSUMERS, MAX_MEMORY, MAX_SUBSCRIPTIONS, max_streams};
+use crate::{AccountWithUsers, ConfigError, REQUESTED, SYSTEM, identity_permissions, jwt};
 
 /// Returns the name of the credentials file of an identity.
 #[must_use]
@@ -95,7 +96,7 @@ pub fn system_account_claims(revoked: &RevokedKeys) -> Value {
     let mut claims = account_claims(json!({}), &[], revoked);
     merge_json_objects(
         &mut claims,
-        json!({ "exports": [export(api_mapping::JETSTREAM_API), export(api_mapping::UNUSED)] }),
+        json!({ "exports": [export(access::JETSTREAM_API), export(access::UNUSED)] }),
     );
     claims
 }
@@ -116,10 +117,10 @@ pub fn tenant_account_claims(
         })
     };
     let imports = [
-        import(api_mapping::UNUSED, api_mapping::JETSTREAM_API, false),
-        import(api_mapping::JETSTREAM_API, api_mapping::MAPPED_API, true),
+        import(access::UNUSED, access::JETSTREAM_API, false),
+        import(access::JETSTREAM_API, access::MAPPED_API, true),
     ];
-    let ways: Map<String, Value> = api_mapping::subject_mappings()
+    let ways: Map<String, Value> = access::subject_mappings()
         .map(|(from, to)| (from, json!([{ "subject": to, "weight": 100 }])))
         .collect();
     let limits = json!({
@@ -215,6 +216,157 @@ pub fn accounts_conf_with_jwts(operator: &str, system: &str, accounts: &[SignedJ
         let _ = writeln!(text, "  # {name}\n  {key}: {token}");
     }
     text + "}\n"
+}
+
+/// Name of the operator and of its files; not allowed as a tenant name.
+const OPERATOR: &str = "OPERATOR";
+
+/// Issues missing and outdated JWTs, and returns the text of `accounts.conf`.
+/// Errors: a file can't be read or written, or contains another kind of seed.
+pub fn issue_jwts(
+    folder: &mut ConfigFolder,
+    system: &UserKeys,
+    accounts: &[AccountWithUsers],
+    lanes: u16,
+    now: Timestamp,
+) -> Result<String, ConfigError> {
+    let operator =
+        accounts::read_or_create_key_pair(folder, &seed_file_name(OPERATOR), KeyPairType::Operator)?;
+    let mut issuer = JwtIssuer { folder, operator, now };
+    let system_account = issuer.read_or_create_account_key(SYSTEM.0)?;
+    issuer.write_user_credentials(&system_account, SYSTEM, &system.current, jwt::unscoped_user_claims())?;
+    let revoked = issuer.revoked_keys(SYSTEM.0, [system])?;
+    let mut tokens =
+        vec![issuer.issue_account_jwt(SYSTEM.0, &system_account, jwt::system_account_claims(&revoked))?];
+    for account in accounts {
+        tokens.push(issuer.issue_tenant_jwts(account, lanes, &system_account.public_key())?);
+    }
+    let operator = issuer.issue_operator_jwt(&system_account.public_key())?;
+    Ok(jwt::accounts_conf_with_jwts(&operator, &system_account.public_key(), &tokens))
+}
+
+fn seed_file_name(owner: &str) -> String {
+    format!("jwt/{owner}.nk")
+}
+
+fn token_file_name(owner: &str) -> String {
+    format!("jwt/{owner}.jwt")
+}
+
+/// Returns the file of the signing key of an identity.
+fn scope_key_file_name(owner: &str, identity: &str) -> String {
+    format!("jwt/{owner}/{identity}.nk")
+}
+
+/// Issues JWTs and keeps earlier ones that are unchanged.
+struct JwtIssuer<'a> {
+    folder: &'a mut ConfigFolder,
+    operator: KeyPair,
+    now: Timestamp,
+}
+
+impl JwtIssuer<'_> {
+    fn read_or_create_account_key(&mut self, owner: &str) -> Result<KeyPair, ConfigError> {
+        accounts::read_or_create_key_pair(self.folder, &seed_file_name(owner), KeyPairType::Account)
+    }
+
+    /// Issues the JWTs of the users of a tenant, then that of its account with their permissions.
+    fn issue_tenant_jwts(
+        &mut self,
+        account: &AccountWithUsers,
+        lanes: u16,
+        system: &str,
+    ) -> Result<SignedJwt, ConfigError> {
+        let owner = account.owner.as_str();
+        let key = self.read_or_create_account_key(owner)?;
+        let mut scopes = Vec::new();
+        for (identity, keys) in &account.members {
+            let signs = accounts::read_or_create_key_pair(
+                self.folder,
+                &scope_key_file_name(owner, &identity.name),
+                KeyPairType::Account,
+            )?;
+            let permissions = identity_permissions(identity, lanes, jwt::USER_KEY);
+            scopes.push(jwt::signing_key_scope(&signs.public_key(), &identity.name, &permissions));
+            self.write_user_credentials(
+                &signs,
+                (owner, &identity.name),
+                &keys.current,
+                jwt::scoped_user_claims(&key.public_key()),
+            )?;
+        }
+        let revoked = self.revoked_keys(owner, account.members.iter().map(|(_, keys)| keys))?;
+        let claims = jwt::tenant_account_claims(account.max_store, lanes, &scopes, &revoked, system);
+        self.issue_account_jwt(owner, &key, claims)
+    }
+
+    fn issue_operator_jwt(&mut self, system_account: &str) -> Result<String, ConfigError> {
+        let file = token_file_name(OPERATOR);
+        let before = self.folder.read_file(&file)?;
+        let key = self.operator.public_key();
+        let subject =
+            JwtSubject { key: &key, name: "millrace", claims: jwt::operator_claims(system_account) };
+        let token = jwt::issue_jwt(&self.operator, subject, before.as_deref(), self.now);
+        self.folder.write_file(&file, FileAccess::Shared, &(token.clone() + "\n"), REQUESTED)?;
+        Ok(token)
+    }
+
+    fn issue_account_jwt(
+        &mut self,
+        owner: &str,
+        key: &KeyPair,
+        claims: Value,
+    ) -> Result<SignedJwt, ConfigError> {
+        let file = token_file_name(owner);
+        let before = self.folder.read_file(&file)?;
+        let key = key.public_key();
+        let token = jwt::issue_jwt(
+            &self.operator,
+            JwtSubject { key: &key, name: owner, claims },
+            before.as_deref(),
+            self.now,
+        );
+        self.folder.write_file(&file, FileAccess::Shared, &(token.clone() + "\n"), REQUESTED)?;
+        Ok(SignedJwt { name: owner.to_owned(), key, token })
+    }
+
+    /// Returns the earlier revocations of an account and those of keys that are retired now.
+    fn revoked_keys<'k>(
+        &self,
+        owner: &str,
+        members: impl IntoIterator<Item = &'k UserKeys>,
+    ) -> Result<jwt::RevokedKeys, ConfigError> {
+        let before = self.folder.read_file(&token_file_name(owner))?;
+        let mut revoked = before.as_deref().map(jwt::revocations_in_jwt).unwrap_or_default();
+        let retired = members.into_iter().filter_map(|keys| keys.retired.clone());
+        revoked.extend(retired.map(|key| (key, self.now.as_second())));
+        Ok(revoked)
+    }
+
+    /// Writes the credentials of a user, given by owner and name.
+    fn write_user_credentials(
+        &mut self,
+        signing_key: &KeyPair,
+        (owner, name): (&str, &str),
+        pair: &KeyPair,
+        claims: Value,
+    ) -> Result<(), ConfigError> {
+        let file = jwt::credentials_file_name(owner, name);
+        let before = self.folder.read_file(&file)?;
+        let before = before.as_deref().and_then(jwt::jwt_in_credentials);
+        let token = jwt::issue_jwt(
+            signing_key,
+            JwtSubject { key: &pair.public_key(), name, claims },
+            before,
+            self.now,
+        );
+        self.folder.write_file(
+            &file,
+            FileAccess::Secret,
+            &jwt::credentials_file_text(&token, pair),
+            REQUESTED,
+        )
+    }
 }
 
 #[cfg(test)]

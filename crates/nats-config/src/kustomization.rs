@@ -7,8 +7,7 @@ use std::fmt::{self, Write};
 use millrace_protocol::ids::Capability;
 use millrace_runtime::nats::access::AccessRole;
 
-use crate::accounts::HEAD;
-use crate::keys::current_key_file_name;
+use crate::accounts::{HEAD, current_key_file_name};
 use crate::settings::{ConfigSettings, TenantName, UserIdentity};
 
 /// Maximum size of a Secret in bytes.

@@ -4,13 +4,11 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `settings` | the stored settings of the folder |
+//! | `settings` | the stored settings of the folder, and `nats.conf` |
 //! | `folder` | the folder: access by its owner only, atomic writes |
-//! | `keys` | nkeys and their rotation |
-//! | `certificates` | creating the authority and its certificates; [`certificate`] validates them |
-//! | `accounts` | `accounts.conf` with bare nkeys |
-//! | `issuer`, `jwt` | `accounts.conf` with JWTs, and credentials files |
-//! | `server` | `nats.conf` |
+//! | [`certificate`] | creating the authority and its certificates, and validating them |
+//! | `accounts` | nkeys and their rotation; `accounts.conf` with bare nkeys |
+//! | `jwt` | `accounts.conf` with JWTs, and credentials files |
 //! | `kustomization` | `kustomization.yaml` |
 //!
 //! # Invariants
@@ -22,15 +20,10 @@
 
 mod accounts;
 pub mod certificate;
-mod certificate_issuer;
 mod folder;
 mod jwt;
-mod jwt_issuer;
-mod keys;
 mod kustomization;
-mod limits;
 
-mod server;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -43,8 +36,8 @@ use millrace_protocol::ids::Capability;
 use millrace_runtime::nats::access::{self, Permissions};
 
 use crate::certificate::CertificateProblem;
+use accounts::{KeyChange, UserKeys};
 use folder::{ConfigFolder, FileAccess};
-use keys::{KeyChange, UserKeys};
 use settings::{ConfigSettings, UserIdentity};
 
 pub use folder::{FileChange, FileChangeKind};
@@ -270,9 +263,7 @@ struct AccountWithUsers {
 }
 
 /// Writes the folder. Existing keys are kept.
-///
-/// # Errors
-/// See [`ConfigError`]. The request is validated before anything is written.
+/// Errors: See [`ConfigError`]. The request is validated before anything is written.
 pub fn write_configuration(request: &ConfigRequest) -> Result<ConfigReport, ConfigError> {
     let mut folder = ConfigFolder::open_and_lock(&request.out)?;
     let settings = read_settings(&folder, request)?;
@@ -282,7 +273,7 @@ pub fn write_configuration(request: &ConfigRequest) -> Result<ConfigReport, Conf
     folder.write_gitignore()?;
     folder.write_file(settings::FILE, FileAccess::Shared, &settings.to_file_text(), REQUESTED)?;
 
-    let system = keys::read_or_change_user_keys(
+    let system = accounts::read_or_change_user_keys(
         &mut folder,
         SYSTEM.0,
         SYSTEM.1,
@@ -290,10 +281,10 @@ pub fn write_configuration(request: &ConfigRequest) -> Result<ConfigReport, Conf
     )?;
     let accounts = prepare_accounts(&mut folder, &settings, &identities, &changes)?;
     if settings.tls {
-        certificate_issuer::write_certificates(&mut folder, &settings.hosts, request.now)?;
+        certificate::write_certificates(&mut folder, &settings.hosts, request.now)?;
     }
     let text = if settings.jwt {
-        jwt_issuer::issue_jwts(&mut folder, &system, &accounts, settings.lanes, request.now)?
+        jwt::issue_jwts(&mut folder, &system, &accounts, settings.lanes, request.now)?
     } else {
         accounts::accounts_conf_text(&system, &accounts, settings.lanes)
     };
@@ -301,7 +292,7 @@ pub fn write_configuration(request: &ConfigRequest) -> Result<ConfigReport, Conf
     folder.write_file(
         "nats.conf",
         FileAccess::Shared,
-        &server::nats_conf_text(settings.tls),
+        &settings::nats_conf_text(settings.tls),
         "updated to this version of millrace",
     )?;
     folder.write_file(
@@ -312,7 +303,7 @@ pub fn write_configuration(request: &ConfigRequest) -> Result<ConfigReport, Conf
     )?;
     // Last, because the JWT of an account must list retired keys.
     for (owner, name) in &changes.retire {
-        folder.remove_file(&keys::old_key_file_name(owner, name), "its key was revoked")?;
+        folder.remove_file(&accounts::old_key_file_name(owner, name), "its key was revoked")?;
     }
     let notes = kustomization::find_kubernetes_notes(&settings, &text);
     let tenants = settings.tenants.into_keys().collect();
@@ -355,7 +346,7 @@ fn prepare_accounts(
             let change = changes.key_change_of(owner, &identity.name);
             members.push((
                 identity.clone(),
-                keys::read_or_change_user_keys(folder, owner, &identity.name, change)?,
+                accounts::read_or_change_user_keys(folder, owner, &identity.name, change)?,
             ));
         }
         let max_store = settings.tenants.get(tenant).and_then(|of| of.max_store);
@@ -403,7 +394,7 @@ impl KeyChanges {
 
     fn check_key_changes(&self, folder: &ConfigFolder) -> Result<(), ConfigError> {
         let each = |change| {
-            move |(owner, name): &(String, String)| keys::check_key_change(folder, owner, name, change)
+            move |(owner, name): &(String, String)| accounts::check_key_change(folder, owner, name, change)
         };
         self.rotate.iter().try_for_each(each(KeyChange::Rotate))?;
         self.retire.iter().try_for_each(each(KeyChange::Retire))

@@ -1,5 +1,7 @@
 //! The settings of a folder: tenants, workers, lanes, hosts. They are stored in `settings.json` in the folder, so that
-//! running the command again with one more option changes only that.
+//! running the command again with one more option changes only that. Also the text of `nats.conf`, the same file that `deploy/kubernetes` and
+//! compose mount, and the limits of a tenant's account besides its disk space, which are far above what a large cluster needs, and keep one
+//! stolen key from taking the connections, the memory or the consumers of all tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,6 +10,7 @@ use std::str::FromStr;
 
 use millrace_protocol::ids::Capability;
 use millrace_runtime::nats::access::AccessRole;
+use millrace_runtime::nats::topology::cluster_stream_names;
 use serde::{Deserialize, Serialize};
 
 use crate::{ConfigError, ConfigRequest};
@@ -133,9 +136,7 @@ impl Default for ConfigSettings {
 
 impl ConfigSettings {
     /// Parses the settings file.
-    ///
-    /// # Errors
-    /// It is invalid; the text says what and where.
+    /// Errors: it is invalid; the text says what and where.
     pub fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
@@ -146,10 +147,8 @@ impl ConfigSettings {
     }
 
     /// Refuses requests with unintended effects; `path` is the settings file.
-    ///
-    /// # Errors
-    /// Fewer lanes, which would revoke permissions of an existing cluster; or a limit without saying for which of several
-    /// tenants.
+    /// Errors: fewer lanes, which would revoke permissions of an existing cluster; or a limit without saying for which of
+    /// several tenants.
     pub fn check_request(&self, request: &ConfigRequest, path: &Path) -> Result<(), ConfigError> {
         if let Some(requested) = request.lanes.filter(|&requested| requested < self.lanes) {
             return Err(ConfigError::FewerLanes { path: path.to_owned(), held: self.lanes, requested });
@@ -163,9 +162,7 @@ impl ConfigSettings {
     }
 
     /// Checks that tenants that share the servers have limits.
-    ///
-    /// # Errors
-    /// There are several tenants, and one of them has no limit of its disk space.
+    /// Errors: there are several tenants, and one of them has no limit of its disk space.
     pub fn check_store_limits(&self) -> Result<(), ConfigError> {
         let unlimited = self.tenants.iter().filter(|(_, tenant)| tenant.max_store.is_none());
         let tenants: Vec<String> = unlimited.map(|(name, _)| name.to_string()).collect();
@@ -257,4 +254,48 @@ fn worker_identity(capabilities: &BTreeSet<Capability>) -> UserIdentity {
     let names: Vec<&str> = capabilities.iter().map(Capability::as_str).collect();
     let name = format!("worker-{}", names.join("-"));
     UserIdentity { name, role: AccessRole::Worker(capabilities.iter().cloned().collect()) }
+}
+
+/// The configuration common to all servers; differences between servers come from environment variables.
+const TEXT: &str = include_str!("../../../deploy/kubernetes/components/nats/nats.conf");
+
+/// Returns the text, with or without TLS.
+#[must_use]
+pub fn nats_conf_text(tls: bool) -> String {
+    if tls { TEXT.to_owned() } else { remove_tls_blocks(TEXT) }
+}
+
+/// Removes the blocks that begin with `tls {` and the comments directly above them.
+fn remove_tls_blocks(text: &str) -> String {
+    let mut lines: Vec<&str> = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        let word = line.trim();
+        if word == "tls {" {
+            inside = true;
+            while lines.last().is_some_and(|line| line.trim().starts_with('#')) {
+                lines.pop();
+            }
+        }
+        if !inside {
+            lines.push(line);
+        }
+        inside &= word != "}";
+    }
+    lines.join("\n") + "\n"
+}
+
+/// The maximum number of connections of an account, of the servers' 20,000: one per process, and one per client command.
+pub const MAX_CONNECTIONS: u32 = 5_000;
+/// The maximum number of subscriptions of an account on a server. A process has fewer than 20, and one per read in
+/// progress.
+pub const MAX_SUBSCRIPTIONS: u32 = 200_000;
+/// The maximum memory of the streams and consumers of an account: only readers of lanes are in memory.
+pub const MAX_MEMORY: u32 = 64 << 20;
+/// The maximum number of consumers of one stream: a queue per capability, and readers of lanes.
+pub const MAX_CONSUMERS: u32 = 10_000;
+
+/// Returns the maximum number of streams of an account: those of a cluster, and a few of the operator.
+pub fn max_streams(lanes: u16) -> usize {
+    cluster_stream_names(lanes).len() + 10
 }

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::certificate::{CertificatePurpose, Certificates};
 use crate::settings::{ByteSize, ConfigSettings, TenantName};
 use crate::{
-    ConfigError, ConfigReport, ConfigRequest, FileChangeKind, certificate_issuer, server, write_configuration,
+    ConfigError, ConfigReport, ConfigRequest, FileChangeKind, certificate, settings, write_configuration,
 };
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
@@ -57,7 +57,7 @@ fn authority_is_valid_ten_years_its_certificates_one() {
     let authority = Certificates::read_file(&file("tls/ca.crt")).unwrap();
     let server = Certificates::read_file(&file("tls/server.crt")).unwrap();
     let client = Certificates::read_file(&file("tls/client.crt")).unwrap();
-    for host in certificate_issuer::HOSTS {
+    for host in certificate::HOSTS {
         assert_eq!(
             server.check_validity(&authority, CertificatePurpose::Server(host), sample_time()),
             Ok(()),
@@ -167,7 +167,7 @@ fn a_second_writer_is_refused() {
 
 #[test]
 fn nats_conf_without_tls_only_lacks_the_tls_blocks() {
-    let (with, without) = (server::nats_conf_text(true), server::nats_conf_text(false));
+    let (with, without) = (settings::nats_conf_text(true), settings::nats_conf_text(false));
     assert!(without.lines().all(|line| with.contains(line)));
     for word in ["tls", "NATS_TLS_CERT: ", "verify", "cert_file"] {
         assert!(!without.lines().any(|line| line.trim().starts_with(word)), "{word}");

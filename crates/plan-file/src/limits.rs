@@ -6,7 +6,7 @@ use millrace_protocol::plan::{
     Budget, BudgetExhaustionPolicy, Plan, ResourceAmounts, ResourceKind, suggest_larger_limits,
     tasks_without_budget,
 };
-use millrace_runtime::duration;
+use millrace_runtime::clock;
 use millrace_strict_yaml::did_you_mean_hint;
 
 /// Names of the counted amounts, in the order of [`ResourceKind::ALL`].
@@ -58,7 +58,7 @@ pub fn set_budget_entry(budget: &mut Budget, name: &str, value: &str) -> Result<
     match name {
         "time" => {
             budget.wall_time =
-                Some(duration::parse_duration(value).map_err(|why| format!("time={value}: {why}"))?);
+                Some(clock::parse_duration(value).map_err(|why| format!("time={value}: {why}"))?);
         }
         "steps" => budget.steps = Some(count()?),
         "tasks" => budget.tasks = Some(count()?),
@@ -181,7 +181,7 @@ fn format_limits(budget: &Budget) -> String {
     all.extend(amounts("attempt.".into(), &budget.attempt));
     all.extend(budget.capabilities.iter().flat_map(|(name, limits)| amounts(format!("{name}."), limits)));
     all.extend(
-        budget.wall_time.map(|time| format!("time={}", duration::format_duration(time).replace(' ', ""))),
+        budget.wall_time.map(|time| format!("time={}", clock::format_duration(time).replace(' ', ""))),
     );
     all.extend(budget.steps.map(|steps| format!("steps={steps}")));
     all.join(",")

@@ -5,6 +5,8 @@
 //! This clock starts with the wall clock and advances with the monotonic clock of the process. If the wall clock has jumped,
 //! it approaches the new wall time slowly.
 //!
+//! Durations as people write them, with the grammar of [`millrace_protocol::time_text`].
+//!
 //! # Invariants
 //!
 //! - I77: A jump of the wall clock is not a timeout.
@@ -15,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use tracing::warn;
+
+pub use millrace_protocol::time_text::parse_duration;
 
 /// The largest difference that is followed at once: NTP makes such steps in normal operation.
 const MAX_STEP: SignedDuration = SignedDuration::from_secs(1);
@@ -64,6 +68,12 @@ impl SteadyClock {
 
 fn signed(duration: Duration) -> SignedDuration {
     SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
+}
+
+/// Formats a duration so that [`parse_duration`] accepts it.
+#[must_use]
+pub fn format_duration(duration: Duration) -> String {
+    format!("{:#}", SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX))
 }
 
 #[cfg(test)]
@@ -144,5 +154,13 @@ mod tests {
         assert_eq!(clocks.steady.time, before);
         clocks.pass(Duration::from_secs(2));
         assert_eq!(clocks.difference(), SignedDuration::ZERO);
+    }
+
+    #[test]
+    fn formatted_durations_can_be_parsed() {
+        for millis in [1, 500, 1_000, 90_000, 86_400_000] {
+            let duration = Duration::from_millis(millis);
+            assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));
+        }
     }
 }

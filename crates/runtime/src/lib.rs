@@ -5,27 +5,23 @@
 //! ```text
 //! program           the frame of every program: logging, signals, metrics page, joining the cluster, exit codes
 //! fault             what can fail outside of the rules, and whether a retry can help
-//! duration          durations as people write them
-//! clock             wall time without jumps
+//! clock             wall time without jumps; durations as people write them
 //! nats/             the connection to a cluster, and everything that speaks NATS directly
 //! ├─ bus            the client of one cluster
 //! ├─ connection     URL, credentials and TLS of a connection
 //! ├─ connect        connecting, retries, and permission errors of the server
-//! ├─ access/        threat model, and the permissions of each role
+//! ├─ access         threat model, and the permissions of each role
 //! ├─ topology/      names, settings and configuration of streams, consumers and buckets
-//! ├─ provenance     which stored messages were published, and which are redirected server replies
-//! ├─ record         one message of a stream
+//! ├─ record         one message of a stream, published or a redirected server reply
 //! ├─ direct_get     batched reads of a stream
 //! └─ object_store   writing and reading objects without consumers
 //! log/              the log of decisions and journal entries
 //! ├─ append         fenced appends
 //! ├─ read           reading a run, a topic or one message
-//! ├─ lane_scan      everything that a lane holds
-//! ├─ lane_tail      a lane as it grows, from any sequence
+//! ├─ lane           everything that a lane holds, and a lane as it grows
 //! └─ journal        the entries of one piece of work
 //! work/             who does what
 //! ├─ queue          orders: offer, withdraw, stop
-//! ├─ host/          a process that takes orders: slots, leases, cancellation, draining
 //! ├─ lane_lease     which supervisor owns which lane
 //! └─ registry       capabilities, heartbeats, run summaries
 //! store/            what outlives a run
@@ -40,16 +36,15 @@
 //! ├─ health/        liveness, readiness and their HTTP endpoints
 //! ├─ metrics/       counters, gauges and histograms of this process
 //! ├─ cluster_metrics  gauges of the whole cluster
-//! ├─ cluster_status/ processes, queues, lanes and runs of the whole cluster
+//! ├─ cluster_status  processes, queues, lanes and runs of the whole cluster
 //! ├─ telemetry      logging
-//! └─ shutdown       signals
+//! └─ runtime        signals, and work that takes long
 //! ```
 //!
 //! Long asynchronous functions return boxed futures: an unboxed future is compiled again in every crate that awaits it,
 //! which costs minutes of a first build, while an allocation costs nothing compared to a message.
 
 pub mod clock;
-pub mod duration;
 pub mod fault;
 pub mod log;
 pub mod nats;

@@ -26,7 +26,7 @@ use tracing::warn;
 use crate::nats::bus::Bus;
 use crate::ops::health::{Health, HttpServer, ListenError, ServerPoller};
 use crate::ops::metrics::names::ProcessKind;
-use crate::ops::shutdown::{block_on, token_cancelled_by_signals};
+use crate::ops::runtime::{block_on, token_cancelled_by_signals};
 use crate::ops::telemetry;
 use crate::{ConnectionSettings, Fault};
 
@@ -179,9 +179,7 @@ impl ClusterProgram {
     }
 
     /// Opens the page with a health that has checks of the role already, so that the first reader sees them.
-    ///
-    /// # Errors
-    /// As for [`ClusterProgram::open_with_health_page`].
+    /// Errors: As for [`ClusterProgram::open_with_health_page`].
     pub async fn open_with_health_checks(
         process: ProcessKind,
         http: Option<SocketAddr>,
@@ -201,9 +199,7 @@ impl ClusterProgram {
     }
 
     /// Joins a cluster that exists, or that is created within the next seconds.
-    ///
-    /// # Errors
-    /// As for [`ClusterProgram::wait_for_connection`].
+    /// Errors: As for [`ClusterProgram::wait_for_connection`].
     pub async fn join_existing_cluster(
         &mut self,
         connection: &ConnectionSettings,

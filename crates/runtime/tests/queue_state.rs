@@ -9,7 +9,7 @@ use millrace_protocol::plan::Work;
 use millrace_protocol::work::Order;
 use millrace_runtime::nats::topology::{ClusterOptions, WORK};
 use millrace_runtime::work::queue;
-use millrace_runtime::work::queue_state::QueueSnapshot;
+use millrace_runtime::work::queue::QueueSnapshot;
 use millrace_runtime::{Bus, ConnectionSettings};
 use millrace_tests::plans::SeededRandom;
 use millrace_tests::{NatsServer, wait_for_value};

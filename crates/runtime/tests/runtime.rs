@@ -16,9 +16,8 @@ use millrace_protocol::plan::{CommandAction, JournalKey, RunCommand, Work};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, MAX_BLOB, MAX_INLINE};
 use millrace_protocol::work::{JournalEntry, Order};
-use millrace_runtime::log::lane_scan::LaneScan;
-use millrace_runtime::log::lane_tail::LaneTail;
-use millrace_runtime::log::{AppendError, append_message, purge_run, read_run, scan_lane};
+use millrace_runtime::log::lane::{LaneScan, LaneTail};
+use millrace_runtime::log::{AppendError, append_message, purge_run, read_run};
 use millrace_runtime::nats::topology::ClusterOptions;
 use millrace_runtime::ops::metrics;
 use millrace_runtime::ops::metrics::names::ProcessKind;
@@ -636,7 +635,7 @@ async fn a_long_lane_is_read_whole_and_in_order_also_where_messages_are_missing(
     let server = NatsServer::start();
     let bus = connect_bus(&server).await;
     assert!(
-        scan_lane(&bus, LANE).next_records().await.expect("the server responds").is_empty(),
+        LaneScan::new(&bus, LANE).next_records().await.expect("the server responds").is_empty(),
         "a new lane holds nothing"
     );
     for name in ["first", "second", "third"] {
@@ -657,7 +656,7 @@ async fn a_long_lane_is_read_whole_and_in_order_also_where_messages_are_missing(
     assert_eq!(left.len(), 8_000);
     assert!(left.is_sorted_by(|one, next| one < next), "each once, oldest first");
 
-    let mut lane = scan_lane(&bus, LANE);
+    let mut lane = LaneScan::new(&bus, LANE);
     let begun = lane.next_records().await.expect("the server responds").len();
     purge_run(&bus, LANE, &run_id("third"), last).await.expect("the server responds");
     let read = begun + read_remaining_sequences(&mut lane).await.len();
@@ -665,7 +664,7 @@ async fn a_long_lane_is_read_whole_and_in_order_also_where_messages_are_missing(
 }
 
 async fn read_lane_sequences(bus: &Bus) -> Vec<u64> {
-    read_remaining_sequences(&mut scan_lane(bus, LANE)).await
+    read_remaining_sequences(&mut LaneScan::new(bus, LANE)).await
 }
 
 async fn read_remaining_sequences(lane: &mut LaneScan) -> Vec<u64> {
@@ -763,7 +762,7 @@ async fn metadata_headers_set_by_a_publisher_are_ignored() {
     let bus = connect_bus(&server).await;
     let context = async_nats::jetstream::new(bus.client().clone());
     let mut headers = async_nats::HeaderMap::new();
-    headers.insert(millrace_runtime::nats::provenance::ID_HEADER, "x");
+    headers.insert(millrace_runtime::nats::record::ID_HEADER, "x");
     headers.insert("Nats-Subject", "lane.0.run.r.plan");
     headers.insert("Nats-Sequence", "77");
     let sent = context.publish_with_headers("lane.0.run.r.control", headers, "x".into()).await;

@@ -6,8 +6,8 @@ use async_nats::jetstream;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::nats::topology::{ClusterOptions, RUNS};
+use millrace_runtime::store::bucket::{BucketChange, BucketChanges};
 use millrace_runtime::work::registry;
-use millrace_runtime::work::summary_changes::{SummaryChange, SummaryChanges};
 use millrace_runtime::{Bus, ConnectionSettings};
 use millrace_tests::NatsServer;
 use serde_json::json;
@@ -24,13 +24,13 @@ fn summary(run: &str, version: u32) -> RunSummary {
 
 /// The runs as a reader knows them.
 struct Reader {
-    changes: SummaryChanges,
+    changes: BucketChanges<RunSummary>,
     runs: BTreeMap<RunId, u32>,
 }
 
 impl Reader {
     fn after(revision: u64) -> Self {
-        Self { changes: SummaryChanges::after(revision), runs: BTreeMap::new() }
+        Self { changes: registry::follow_summaries(revision), runs: BTreeMap::new() }
     }
 
     /// Reads one pass; returns the number of changes.
@@ -40,11 +40,11 @@ impl Reader {
             for change in page {
                 count += 1;
                 match change {
-                    SummaryChange::Written { summary, revision } => {
-                        assert!(revision <= self.changes.seen());
-                        self.runs.insert(summary.run, summary.questions);
+                    BucketChange::Set(entry) => {
+                        assert!(entry.sequence <= self.changes.seen());
+                        self.runs.insert(entry.value.run, entry.value.questions);
                     }
-                    SummaryChange::Removed(run) => drop(self.runs.remove(&run)),
+                    BucketChange::Removed(run) => drop(self.runs.remove(&RunId::new(run).expect("an id"))),
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Deletion of runs: rules, settings, and deletions in progress.
 
-use millrace_client::retention::RetentionOverview;
+use millrace_client::administration::RetentionOverview;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::EndReason;
 use millrace_protocol::retention::{PruneForecast, RetentionRule, SweepRecord, SweepReport};

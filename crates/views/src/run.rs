@@ -12,9 +12,9 @@ use millrace_protocol::plan::{
     Budget, DeliverableRule, EarlierRun, EndReason, Plan, PlanningMode, ResourceAmounts, RunHold, Task,
     UsageBreakdown,
 };
-use millrace_protocol::provider::ProviderWaitJson;
 use millrace_protocol::registry::{QueuePlace, RunSummary};
 use millrace_protocol::result::{TaskResult, Usage};
+use millrace_protocol::wait::ProviderWaitJson;
 use schemars::JsonSchema;
 use serde::Serialize;
 

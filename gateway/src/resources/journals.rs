@@ -7,7 +7,7 @@ use millrace_client::{Journals, TaskUpdate, read_task};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Decision;
 use millrace_protocol::token::Scope;
-use millrace_runtime::duration::parse_duration;
+use millrace_runtime::clock::parse_duration;
 use millrace_runtime::store::archive;
 use millrace_traces::otlp::export_request;
 use millrace_traces::read::trace_run;

@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use millrace_client::retention::read_retention;
+use millrace_client::administration::read_retention;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::plan::EndReason;
 use millrace_protocol::retention::{MIN_BLOB_GRACE, PruneSelection, SweepSettings};
 use millrace_protocol::token::Scope;
-use millrace_runtime::duration::{format_duration, parse_duration};
+use millrace_runtime::clock::{format_duration, parse_duration};
 use millrace_runtime::store::retention::{
     DeletionError, DeletionRequest, forecast_prune, select_runs, wait_for_deletion,
 };

@@ -13,7 +13,7 @@ use millrace_protocol::webhook::{
     PushAuthentication, SecretText, SigningSecret, StoredDelivery, StoredPushConfig, WebhookEventKind,
 };
 use millrace_runtime::clock;
-use millrace_runtime::duration::parse_duration;
+use millrace_runtime::clock::parse_duration;
 use millrace_runtime::store::webhooks::read_webhooks;
 use millrace_views::{DeliveryJson, DeliveryStateName, PushConfigJson, WebhookJson};
 use schemars::JsonSchema;

@@ -11,14 +11,16 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use millrace_protocol::ids::{Lane, RunId};
+use millrace_protocol::registry::RunSummary;
 use millrace_protocol::subject::{self, Topic};
 use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::{RUNS, bucket_stream, lane_stream};
 use millrace_runtime::ops::cluster_status::read_stream_states;
 use millrace_runtime::store::archive::read_archived_run;
-use millrace_runtime::store::export_position::ExportPosition;
-use millrace_runtime::work::summary_changes::{SummaryChange, SummaryChanges};
+use millrace_runtime::store::bucket::{BucketChange, BucketChanges};
+use millrace_runtime::store::keys::ExportPosition;
+use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
 use millrace_traces::read::add_record;
 use millrace_traces::{RunTracer, Span, TraceOptions};
@@ -34,7 +36,7 @@ pub struct LogFollower {
     bus: Bus,
     options: TraceOptions,
     lanes: Vec<LaneReader>,
-    summaries: SummaryChanges,
+    summaries: BucketChanges<RunSummary>,
     /// The revision of the last summary whose run is exported.
     exported_summaries: u64,
     /// Runs that are archived, until they are exported, with the sequences of their last archived messages; 0 if unknown.
@@ -107,7 +109,7 @@ impl LogFollower {
             bus: bus.clone(),
             options,
             lanes: Vec::new(),
-            summaries: SummaryChanges::after(summaries),
+            summaries: registry::follow_summaries(summaries),
             exported_summaries: summaries,
             archived: VecDeque::new(),
             parts: ArchivedParts::default(),
@@ -149,9 +151,9 @@ impl LogFollower {
         while let Some(changes) = self.summaries.next_page(&self.bus).await? {
             for change in changes {
                 let summary = match change {
-                    SummaryChange::Written { summary, .. } => summary,
-                    SummaryChange::Removed(run) => {
-                        self.forget(&run);
+                    BucketChange::Set(entry) => entry.value,
+                    BucketChange::Removed(run) => {
+                        RunId::new(run).ok().and_then(|run| self.forget(&run));
                         continue;
                     }
                 };

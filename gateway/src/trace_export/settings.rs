@@ -120,7 +120,7 @@ fn parse_split(text: &impl Fn(&str) -> Option<String>) -> Result<Duration, Inval
     let name = "MILLRACE_TRACE_SPLIT";
     match text(name) {
         None => Ok(DEFAULT_SPLIT),
-        Some(value) => millrace_runtime::duration::parse_duration(&value)
+        Some(value) => millrace_runtime::clock::parse_duration(&value)
             .map_err(|problem| InvalidExportSettings { variable: name.into(), problem }),
     }
 }

@@ -18,7 +18,7 @@ use millrace_protocol::result::Usage;
 use millrace_protocol::subject::{Topic, parse_lane_subject, topic_subject};
 use millrace_runtime::nats::topology::{ClusterOptions, lane_stream};
 use millrace_runtime::store::archive::archive_run;
-use millrace_runtime::store::export_position::read_position;
+use millrace_runtime::store::keys::read_position;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, ConnectionSettings};
 use millrace_tests::{NatsServer, wait_for_value};

@@ -16,7 +16,7 @@ use millrace_runtime::fault::max_replica_lag;
 use millrace_runtime::nats::topology::{WEBHOOKS, bucket_stream};
 use millrace_runtime::ops::cluster_status::read_stream_states;
 use millrace_runtime::store::bucket::{BucketChange, BucketChanges, Entry};
-use millrace_runtime::store::export_position::ExportPosition;
+use millrace_runtime::store::keys::ExportPosition;
 use millrace_runtime::store::webhooks::{
     create_deliveries, follow_subscriptions, read_lane_ends, write_subscription,
 };
@@ -47,7 +47,7 @@ impl SubscriptionTable {
     pub fn new(bus: &Bus) -> Self {
         Self {
             bus: bus.clone(),
-            changes: follow_subscriptions(bus),
+            changes: follow_subscriptions(),
             all: HashMap::new(),
             of_all_runs: BTreeSet::new(),
             of_run: HashMap::new(),
@@ -62,7 +62,7 @@ impl SubscriptionTable {
         let (started, lag) = (Instant::now(), max_replica_lag(self.bus.settings().replicas));
         loop {
             if self.changes.seen() < last {
-                for change in self.changes.read_new().await? {
+                for change in self.changes.read_new(&self.bus).await? {
                     self.apply(change);
                 }
             }

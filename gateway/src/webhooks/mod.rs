@@ -183,11 +183,11 @@ impl WebhookSender {
         let Gateway { bus, runs, histories, .. } = &*self.gateway;
         let sources = (runs.clone(), histories.clone());
         let mut follower = DeliveryFollower::open(bus, sources, held.position().clone(), webhooks).await?;
-        let (mut queue, mut changes) = (DeliveryQueue::default(), follow_deliveries(bus));
+        let (mut queue, mut changes) = (DeliveryQueue::default(), follow_deliveries());
         let mut wakes = subscribe_to_decisions(bus).await;
         let mut expiry = PushExpiry::default();
         loop {
-            read_changes(&mut changes, &mut queue).await?;
+            read_changes(bus, &mut changes, &mut queue).await?;
             let has_room = |webhook: &WebhookId| queue.waiting(webhook) < MAX_WAITING;
             let (has_more, full) = follower.read_lanes(webhooks, has_room).await?;
             held.write(follower.position()).await?;
@@ -199,7 +199,7 @@ impl WebhookSender {
                 return Err(FollowStop::NoWebhooks);
             }
             self.give_up_orphans(&queue, webhooks).await?;
-            read_changes(&mut changes, &mut queue).await?;
+            read_changes(bus, &mut changes, &mut queue).await?;
             self.start_attempts(&mut queue, webhooks, attempts);
             let pause = if has_more { Duration::ZERO } else { POLL_INTERVAL };
             tokio::select! {
@@ -210,7 +210,7 @@ impl WebhookSender {
                     while let Some(Some(_)) = wakes.next().now_or_never() {}
                 }
                 Some(end) = attempts.join_next() => {
-                    read_changes(&mut changes, &mut queue).await?;
+                    read_changes(bus, &mut changes, &mut queue).await?;
                     let mut ended = Some(end);
                     while let Some(end) = ended {
                         // A task that panicked leaves a claim, after whose time the attempt is made again.
@@ -266,10 +266,11 @@ async fn subscribe_to_decisions(bus: &Bus) -> SelectAll<Subscriber> {
 }
 
 async fn read_changes(
+    bus: &Bus,
     changes: &mut BucketChanges<StoredDelivery>,
     queue: &mut DeliveryQueue,
 ) -> Result<(), Fault> {
-    while let Some(page) = changes.next_page().await? {
+    while let Some(page) = changes.next_page(bus).await? {
         page.into_iter().for_each(|change| queue.apply(change));
     }
     Ok(())

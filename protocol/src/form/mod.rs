@@ -1,7 +1,6 @@
 //! The forms of entities in the API and in the output of commands with `--json`. Most are derived beside the entity
 //! ([`millrace_api_form::ApiForm`]); the forms here have other fields than the log.
 
-mod question;
 mod work;
 
 use std::borrow::Cow;
@@ -13,10 +12,10 @@ use serde_json::{Value, json};
 
 use crate::foreign_json::parse_foreign_json;
 
-pub use self::question::{PersonAnswerJson, QuestionJson, QuestionKindJson, WaitJson};
 pub use self::work::{
     AttemptErrorKind, DeliverableChoice, ErrorDetails, TimedOutKind, WorkJson, WorkKindJson,
 };
+pub use crate::form::work::{PersonAnswerJson, QuestionJson, QuestionKindJson, WaitJson};
 
 /// A time in UTC, as RFC 3339.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -20,9 +20,7 @@ use crate::ids::TaskId;
 const RESERVED: [&str; 2] = ["planner", "critic"];
 
 /// Validates `tasks` as an addition to `plan`: ids, dependencies, cycles, final tasks, objectives and limits.
-///
-/// # Errors
-/// The first mistake, in the order of the tasks; cycles are checked last.
+/// Errors: the first mistake, in the order of the tasks; cycles are checked last.
 pub fn check_new_tasks(plan: &Plan, tasks: &[impl Borrow<TaskSpec>]) -> Result<(), GraphError> {
     let tasks: Vec<&TaskSpec> = tasks.iter().map(Borrow::borrow).collect();
     if tasks.is_empty() && plan.tasks().is_empty() {
@@ -49,9 +47,7 @@ pub fn check_new_tasks(plan: &Plan, tasks: &[impl Borrow<TaskSpec>]) -> Result<(
 }
 
 /// Validates a task of the plan in its changed form.
-///
-/// # Errors
-/// The first mistake; cycles are checked last.
+/// Errors: the first mistake; cycles are checked last.
 pub(super) fn check_patched_task(plan: &Plan, task: &TaskSpec) -> Result<(), GraphError> {
     check_text_and_list_sizes(task)?;
     check_dependencies(plan, &HashMap::default(), task)?;

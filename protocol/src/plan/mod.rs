@@ -81,7 +81,7 @@ mod state;
 mod work;
 
 pub use apply::{apply, apply_decision, apply_events};
-pub use attendance::{Absence, Attendance, StoppedClocks, WorkerSign};
+pub use attendance::{Absence, Attendance, StoppedClocks, UncountedTime, WorkerSign};
 pub(crate) use budget::optional_seconds;
 pub use budget::{
     Budget, BudgetExhaustionPolicy, DEFAULT_DEPTH, DEFAULT_PROVIDER_TIMEOUT, DEFAULT_STEPS, DEFAULT_TASKS,

@@ -157,9 +157,7 @@ pub fn check_push_id(id: &str) -> Result<(), InvalidPushConfig> {
 }
 
 /// Checks the headers that a receiver is to get.
-///
-/// # Errors
-/// The token, the scheme or the credentials can't be a header.
+/// Errors: the token, the scheme or the credentials can't be a header.
 pub fn check_push_headers(
     token: Option<&SecretText>,
     authentication: Option<&PushAuthentication>,

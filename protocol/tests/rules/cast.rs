@@ -7,14 +7,13 @@ use millrace_protocol::plan::{
     PersonReview, Plan, PlanningMode, PlanningResult, ReviewPolicy, RunCommand, SessionTurn, Submission,
     TaskSpec, Work,
 };
-use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::question::{
     Answer, AnswerKind, AnswerScope, ExpiryAction, Question, QuestionExpiry, QuestionSubject, RunAnswer,
 };
 use millrace_protocol::result::{
     CriterionOutcome, ErrorKind, ModelUsage, PlanProposal, TaskError, Usage, Verdict,
 };
-use millrace_protocol::wait::{Wait, WaitCondition};
+use millrace_protocol::wait::{ProviderWait, Wait, WaitCondition};
 
 /// A session.
 pub fn session() -> SessionId {

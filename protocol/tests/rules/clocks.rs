@@ -6,8 +6,8 @@ use millrace_protocol::plan::{
     Absence, AttemptClock, Attendance, Budget, BudgetEvent, DecisionInput, Event, Fact, JournalKey,
     OverdueInput, StoppedClocks, Submission, TaskLimits, Work, WorkerSign, decide, overdue_inputs,
 };
-use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::ErrorKind;
+use millrace_protocol::wait::ProviderStatus;
 
 use crate::cast;
 use crate::scene::RunScene;

@@ -14,12 +14,11 @@ use millrace_protocol::plan::{
     ResourceKind, ReviewCheck, ReviewPolicy, RunCommand, StartEvent, StartEventExpiry, StartExpiryAction,
     Submission, TaskLimits, TaskPatch, TaskSpec, Work,
 };
-use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction, RunAnswer};
 use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, ModelUsage, PlanProposal, TaskError, Usage, Verdict,
 };
-use millrace_protocol::wait::Wait;
+use millrace_protocol::wait::{ProviderStatus, Wait};
 use millrace_protocol::wire::InlineOrStoredBytes;
 use serde_json::json;
 

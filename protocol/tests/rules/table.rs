@@ -12,12 +12,11 @@ use millrace_protocol::plan::{
     StartEventExpiry, StartExpiryAction, Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState,
     Work, apply,
 };
-use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{Answer, AnswerScope, ExpiryAction};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, ModelUsage, Usage};
 use millrace_protocol::retention::{DeletionStep, deletion_step};
-use millrace_protocol::wait::{Wait, WaitEnd};
+use millrace_protocol::wait::{ProviderStatus, Wait, WaitEnd};
 
 use crate::scene::{RunScene, is_plan_unchanged};
 use crate::{cast, golden, show};

@@ -13,8 +13,8 @@ use millrace_protocol::plan::{
     ResourceAmounts, ReviewCheck, ReviewPolicy, Submission, TaskPatch, TaskSpec, TaskState, Work,
     apply_decision, pending_effects,
 };
-use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, Usage};
+use millrace_protocol::wait::ProviderStatus;
 use millrace_protocol::{wire, work};
 use serde_json::json;
 

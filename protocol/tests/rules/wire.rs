@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use millrace_protocol::child::{Delegation, EndedTask, ParentTask, TaskEnd};
 use millrace_protocol::file::FilePath;
-use millrace_protocol::format::FORMAT;
 use millrace_protocol::ids::{Lane, RunId, WorkerId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::overrides::{
@@ -22,7 +21,6 @@ use millrace_protocol::plan::{
     RunCommand, RunEvent, RunHold, StartEvent, StartEventExpiry, StartExpiryAction, StoppedClocks,
     Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
 };
-use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::question::{
     Answer, AnswerKind, AnswerScope, ExpiryAction, QuestionSubject, RunAnswer, StandingAnswer,
 };
@@ -34,8 +32,10 @@ use millrace_protocol::result::{
     JudgeOpinion, ModelUsage, PlanProposal, Quotation, Source, SourceKind, TaskError, TaskResult, Usage,
     Verdict,
 };
-use millrace_protocol::wait::{EndedWait, Signal, Wait, WaitEnd};
-use millrace_protocol::wire::{self, BlobRef, DecodeError, Encoding, InlineOrStoredBytes, WireMessage};
+use millrace_protocol::wait::{EndedWait, ProviderStatus, Signal, Wait, WaitEnd};
+use millrace_protocol::wire::{
+    self, BlobRef, DecodeError, Encoding, FORMAT, InlineOrStoredBytes, WireMessage,
+};
 use millrace_protocol::work::{
     Assignment, DecisionId, InputResult, JournalEntry, JudgePanel, Order, Rejection, ReviewBrief,
     SharedConversation, WorkOutcome,

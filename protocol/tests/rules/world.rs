@@ -9,9 +9,9 @@ use millrace_protocol::plan::{
     AttemptClock, Attendance, CommandAction, Effect, EffectScope, Event, Fact, OverdueInput, Plan,
     PlanningEvent, RunCommand, TaskState, Work, next_backoff_end, pending_effects,
 };
-use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{TaskError, Usage};
 use millrace_protocol::subject;
+use millrace_protocol::wait::ProviderStatus;
 
 use crate::oracle::ReservationOvershoot;
 use crate::random::{self, RandomDraws, RegisteredTestCapabilities};

@@ -16,20 +16,21 @@ use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::ops::metrics::names::QUEUE_REPAIRS;
 use millrace_runtime::store::retention::read_deletion;
 use millrace_runtime::store::{admission, archive};
-use millrace_runtime::work::queue_state::{self, QueueSnapshot};
-use millrace_runtime::work::{queue, registry};
+use millrace_runtime::work::queue::{self, QueueSnapshot};
+use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault, log};
 use ractor::ActorRef;
 use tokio::sync::{Mutex, Semaphore, watch};
 use tracing::{debug, info, warn};
 
+use super::bookkeeping::SummaryBatch;
 use super::queue_audit::SuspectedOrder;
-use super::summaries::SummaryBatch;
 use super::{DemandOutcome, LaneMessage};
-use crate::capability_snapshot::CapabilitySnapshot;
-use crate::closing::{self, EndedRun};
-use crate::lost_runs::{self, LiveRunIndex};
-use crate::reader::{self, ArchivedRun, LaneFeed, LogPosition};
+use crate::closing::{self, EndedRun, LiveRunIndex};
+use crate::queues::CapabilitySnapshot;
+use crate::reader::fold::{self, ArchivedRun};
+use crate::reader::outline::fold_lane;
+use crate::reader::{self, LaneFeed, LogPosition};
 use crate::session_turn;
 use crate::strays::delete_strays;
 
@@ -39,6 +40,7 @@ const MAX_LOOKUPS: usize = 64;
 const MAX_BATCHES: usize = 8;
 /// The pause before orders that could not be offered are offered again.
 const OFFER_RETRY: Duration = Duration::from_millis(200);
+const NEVER_CLOSED: &str = "the semaphore is never closed";
 /// The interval of ticks; backoffs are checked at each.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -56,11 +58,18 @@ impl LaneOwnerIo {
         Self { bus, lane, owner, lookups: Arc::new(Semaphore::new(MAX_LOOKUPS)) }
     }
 
-    /// Sends a result to the owner, which may have stopped meanwhile.
-    fn send_to_owner(&self, message: LaneMessage) {
-        if self.owner.cast(message).is_err() {
-            debug!(lane = %self.lane, "lane owner has stopped; discarding a result");
-        }
+    /// Starts an operation whose result goes to the owner, which may have stopped meanwhile. Without the result of an operation that
+    /// fails, the owner can't continue.
+    fn start<F>(&self, operation: impl FnOnce(Self) -> F)
+    where
+        F: Future<Output = Result<LaneMessage, Fault>> + Send + 'static,
+    {
+        let (operation, owner, lane) = (operation(self.clone()), self.owner.clone(), self.lane);
+        tokio::spawn(async move {
+            if owner.cast(operation.await.unwrap_or_else(LaneMessage::Broken)).is_err() {
+                debug!(%lane, "lane owner has stopped; discarding a result");
+            }
+        });
     }
 
     /// Sends a message to the owner after a pause.
@@ -82,10 +91,10 @@ impl LaneOwnerIo {
     /// Reads and folds the whole lane.
     pub(super) async fn read_lane(self) {
         let server = self.connected_server().unwrap_or_default();
-        match reader::fold_lane(&self.bus, self.lane).await {
-            Ok(folded) => self.send_to_owner(LaneMessage::CaughtUp(folded, server)),
-            Err(fault) => self.send_to_owner(LaneMessage::Broken(fault)),
-        }
+        let folded = fold_lane(&self.bus, self.lane).await;
+        let folded = folded.map(|folded| LaneMessage::CaughtUp(folded, server));
+        // The owner may have stopped meanwhile.
+        drop(self.owner.cast(folded.unwrap_or_else(LaneMessage::Broken)));
     }
 
     /// Reads the messages that are appended to the lane after the sequence `through`.
@@ -134,36 +143,30 @@ impl LaneOwnerIo {
 
     /// Checks whether the log of this server contains the message at a position.
     pub(super) fn check_log(&self, server: String, position: LogPosition) {
-        let io = self.clone();
-        tokio::spawn(async move {
+        self.start(move |io| async move {
             let checked = reader::has_position(&io.bus, io.lane, position).await;
             let is_complete = checked
                 .inspect_err(|fault| debug!(lane = %io.lane, %fault, "failed to check the log; retrying"));
-            io.send_to_owner(LaneMessage::LogChecked(server, is_complete.ok()));
+            Ok(LaneMessage::LogChecked(server, is_complete.ok()))
         });
     }
 
     /// Checks whether the archive holds a run, and whether the lane continues it. `is_submitted` says whether the lane holds its submission.
     pub(super) fn check_archive(&self, run: RunId, is_submitted: bool) {
-        let io = self.clone();
-        tokio::spawn(async move {
-            let Ok(_permit) = io.lookups.acquire().await else { return };
-            match read_archived_run(&io.bus, io.lane, &run, is_submitted).await {
-                Ok(archived) => io.send_to_owner(LaneMessage::ArchiveChecked(run, archived)),
-                Err(fault) => io.send_to_owner(LaneMessage::Broken(fault)),
-            }
+        self.start(move |io| async move {
+            let _permit = io.lookups.acquire().await.expect(NEVER_CLOSED);
+            let archived = read_archived_run(&io.bus, io.lane, &run, is_submitted).await?;
+            Ok(LaneMessage::ArchiveChecked(run, archived))
         });
     }
 
     pub(super) fn read_summaries(&self, runs: &[RunId]) {
         for batch in runs.chunks(registry::MAX_SUMMARIES) {
-            let (io, batch) = (self.clone(), batch.to_vec());
-            tokio::spawn(async move {
-                let Ok(_permit) = io.lookups.acquire().await else { return };
-                match registry::read_summaries(&io.bus, &batch).await {
-                    Ok(summaries) => io.send_to_owner(LaneMessage::SummariesRead(batch, summaries)),
-                    Err(fault) => io.send_to_owner(LaneMessage::Broken(fault)),
-                }
+            let batch = batch.to_vec();
+            self.start(move |io| async move {
+                let _permit = io.lookups.acquire().await.expect(NEVER_CLOSED);
+                let summaries = registry::read_summaries(&io.bus, &batch).await?;
+                Ok(LaneMessage::SummariesRead(batch, summaries))
             });
         }
     }
@@ -172,7 +175,7 @@ impl LaneOwnerIo {
     pub(super) fn report_lost_runs(&self, index: Arc<LiveRunIndex>, known: HashSet<RunId>) {
         let io = self.clone();
         tokio::spawn(async move {
-            if let Err(fault) = lost_runs::report_lost_runs(&io.bus, io.lane, &index, &known).await {
+            if let Err(fault) = closing::report_lost_runs(&io.bus, io.lane, &index, &known).await {
                 warn!(lane = %io.lane, %fault, "failed to look for lost runs");
             }
         });
@@ -189,7 +192,7 @@ impl LaneOwnerIo {
                 if summary.log_damage.as_ref() == Some(&damage) {
                     return Ok(());
                 }
-                lost_runs::report_damage(&io.bus, summary, damage).await
+                closing::report_damage(&io.bus, summary, damage).await
             };
             if let Err::<(), Fault>(fault) = report.await {
                 warn!(%run, %fault, "failed to report that the log of a run is damaged");
@@ -209,30 +212,24 @@ impl LaneOwnerIo {
 
     /// Deletes stray messages of the lane.
     pub(super) fn delete_strays(&self, strays: Vec<SequenceRange>) {
-        let io = self.clone();
-        tokio::spawn(async move {
-            let rest = delete_strays(&io.bus, &lane_stream(io.lane), strays).await;
-            io.send_to_owner(LaneMessage::StraysDeleted(rest));
+        self.start(move |io| async move {
+            Ok(LaneMessage::StraysDeleted(delete_strays(&io.bus, &lane_stream(io.lane), strays).await))
         });
     }
 
     /// Reads and folds a run again.
     pub(super) fn refold_run(&self, run: RunId) {
-        let io = self.clone();
-        tokio::spawn(async move {
-            match reader::fold_run(&io.bus, io.lane, &run).await {
-                Ok(live) => io.send_to_owner(LaneMessage::Refolded(run, Box::new(live))),
-                Err(fault) => io.send_to_owner(LaneMessage::Broken(fault)),
-            }
+        self.start(move |io| async move {
+            let live = fold::fold_run(&io.bus, io.lane, &run).await?;
+            Ok(LaneMessage::Refolded(run, Box::new(live)))
         });
     }
 
     /// Appends a decision to the plan of a run whose last message in the lane has the sequence `last`.
     pub(super) fn append_decision(&self, run: RunId, decision: Decision, last: u64) {
-        let io = self.clone();
-        tokio::spawn(async move {
+        self.start(move |io| async move {
             let result = log::append_message(&io.bus, io.lane, &run, &Topic::Plan, &decision, last).await;
-            io.send_to_owner(LaneMessage::Appended(run, result));
+            Ok(LaneMessage::Appended(run, result))
         });
     }
 
@@ -284,7 +281,7 @@ impl LaneOwnerIo {
         let bus = self.bus.clone();
         tokio::spawn(async move {
             for subject in subjects {
-                if let Err(fault) = queue_state::remove_order(&bus, &subject).await {
+                if let Err(fault) = queue::remove_order(&bus, &subject).await {
                     debug!(subject, %fault, "failed to remove an order; the next comparison finds it again");
                 }
             }
@@ -300,7 +297,7 @@ impl LaneOwnerIo {
         tokio::spawn(async move {
             let mut stranded = Vec::new();
             for SuspectedOrder { subject, run, work, is_overdue } in suspected {
-                match queue_state::remove_if_stranded(&io.bus, &subject, is_overdue).await {
+                match queue::remove_if_stranded(&io.bus, &subject, is_overdue).await {
                     Ok(true) => stranded.push((run, work)),
                     Ok(false) => {}
                     Err(fault) => debug!(subject, %fault, "failed to look up an order; retrying"),
@@ -310,36 +307,33 @@ impl LaneOwnerIo {
                 let orders = stranded.len();
                 warn!(lane = %io.lane, orders, "orders were stranded in their queues; publishing them again");
                 count_repairs("stranded", orders);
-                io.send_to_owner(LaneMessage::StrandedOrdersRemoved(stranded));
+                drop(io.owner.cast(LaneMessage::StrandedOrdersRemoved(stranded)));
             }
         });
     }
 
     /// Prepares the turn of a run with these parameters in its session.
     pub(super) fn prepare_session_turn(&self, run: RunId, session: SessionId, start: RunParameters) {
-        let io = self.clone();
-        tokio::spawn(async move {
+        self.start(move |io| async move {
             let turn = session_turn::prepare_session_turn(&io.bus, &run, &session, &start).await;
-            io.send_to_owner(LaneMessage::SessionTurnPrepared(run, Box::new(turn)));
+            Ok(LaneMessage::SessionTurnPrepared(run, Box::new(turn)))
         });
     }
 
     /// Claims the lane on the board of admission.
     pub(super) fn claim_lane_on_board(&self) {
-        let io = self.clone();
-        tokio::spawn(async move {
+        self.start(move |io| async move {
             let claimed = admission::claim_lane(&io.bus, io.lane).await;
             if let Err(fault) = &claimed {
                 debug!(lane = %io.lane, %fault, "failed to claim the lane on the board of admission; retrying");
             }
-            io.send_to_owner(LaneMessage::ClaimedOnBoard(claimed.ok()));
+            Ok(LaneMessage::ClaimedOnBoard(claimed.ok()))
         });
     }
 
     /// Reports the runs of the lane, and gets their places.
     pub(super) fn report_demand(&self, report: DemandReport) {
-        let io = self.clone();
-        tokio::spawn(async move {
+        self.start(move |io| async move {
             let outcome = match admission::report_lane(&io.bus, &report).await {
                 Ok(Ok((grant, revision))) => DemandOutcome::Assigned(grant, revision),
                 Ok(Err(rejection)) => {
@@ -351,27 +345,24 @@ impl LaneOwnerIo {
                     DemandOutcome::Failed
                 }
             };
-            io.send_to_owner(LaneMessage::PlacesAssigned(outcome));
+            Ok(LaneMessage::PlacesAssigned(outcome))
         });
     }
 
     pub(super) fn write_summaries(&self, batch: SummaryBatch) {
-        let io = self.clone();
-        tokio::spawn(async move {
-            let failed = write_summary_batch(&io.bus, batch).await;
-            io.send_to_owner(LaneMessage::SummariesWritten(failed));
+        self.start(move |io| async move {
+            Ok(LaneMessage::SummariesWritten(write_summary_batch(&io.bus, batch).await))
         });
     }
 
     /// Archives a run that has ended. It waits for `summary_lock` first, so that no older summary is written over the
     /// final one.
     pub(super) fn archive_run(&self, summary: RunSummary, ended: EndedRun, summary_lock: Arc<Mutex<()>>) {
-        let io = self.clone();
-        tokio::spawn(async move {
+        self.start(move |io| async move {
             let run = summary.run.clone();
             drop(summary_lock.lock().await);
             let closed = closing::close_ended_run(&io.bus, summary, ended).await;
-            io.send_to_owner(LaneMessage::Closed(run, closed));
+            Ok(LaneMessage::Closed(run, closed))
         });
     }
 }
@@ -397,14 +388,14 @@ async fn read_archived_run(
     } else if read_deletion(bus, run).await?.is_some_and(|deletion| deletion.state.is_pending()) {
         return Ok(ArchivedRun::None);
     }
-    let archived = match reader::fold_run_with_archive(bus, lane, run).await {
+    let archived = match fold::fold_run_with_archive(bus, lane, run).await {
         // A damaged archive is no reason for the whole lane to wait.
         Err(fault) if !archive::is_archived(bus, run).await? => {
             warn!(%run, %fault, "failed to read the archive of a run");
             if let Some(summary) =
                 summary.filter(|summary| !is_submitted && !summary.archived && archive::has_archive(summary))
             {
-                lost_runs::report_damage(bus, summary, "its archive is incomplete or damaged".into()).await?;
+                closing::report_damage(bus, summary, "its archive is incomplete or damaged".into()).await?;
             }
             ArchivedRun::None
         }

@@ -14,24 +14,17 @@
 //! |---|---|
 //! | `state` | [`LaneOwnerState`]: the steps of the actor, in the order in which a run passes through them |
 //! | `io` | [`LaneOwnerIo`]: NATS operations as tasks that send their result to the actor |
-//! | `offers` | [`LaneWorkOffers`]: the orders of the runs and their queues |
-//! | `fair_share` | limits the unclaimed orders of each run in a queue |
+//! | `offers` | [`LaneWorkOffers`]: the orders of the runs and their queues, each run within its share |
 //! | `queue_audit` | [`QueueAudit`]: compares the queues with the plans |
-//! | `log_check` | [`LogCheck`]: notices that a server has lost messages of the lane |
-//! | `claims` | [`ClaimBatcher`]: claims that wait briefly, to share an append |
-//! | `admission` | [`LaneAdmission`]: claims the lane on the board of admission, and reports its runs |
-//! | `sessions` | [`SessionQueues`]: which run of each session is next |
-//! | `summaries` | [`SummaryBatcher`]: the summaries of changed runs, one batch at a time |
+//! | `holds` | [`LaneAdmission`] and [`SessionQueues`]: which runs may start |
+//! | `bookkeeping` | claims that wait briefly, counts of messages, stale summaries, and the server that holds the log |
 //!
 //! [`LaneOwnerState`]: state::LaneOwnerState
 //! [`LaneOwnerIo`]: io::LaneOwnerIo
 //! [`LaneWorkOffers`]: offers::LaneWorkOffers
 //! [`QueueAudit`]: queue_audit::QueueAudit
-//! [`LogCheck`]: log_check::LogCheck
-//! [`ClaimBatcher`]: claims::ClaimBatcher
-//! [`LaneAdmission`]: admission::LaneAdmission
-//! [`SessionQueues`]: sessions::SessionQueues
-//! [`SummaryBatcher`]: summaries::SummaryBatcher
+//! [`LaneAdmission`]: holds::LaneAdmission
+//! [`SessionQueues`]: holds::SessionQueues
 //!
 //! # Invariants
 //!
@@ -39,17 +32,12 @@
 //!   (`tests/tests/fencing.rs::server_rejects_decisions_of_a_stale_owner`,
 //!   `tests/tests/fencing.rs::suspended_supervisor_steps_down_when_it_wakes`)
 
-mod admission;
-mod claims;
-mod fair_share;
+mod bookkeeping;
+mod holds;
 mod io;
-mod log_check;
-mod message_counts;
 mod offers;
 mod queue_audit;
-mod sessions;
 mod state;
-mod summaries;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,18 +48,19 @@ use millrace_protocol::plan::{Attendance, SessionTurn, Work};
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::log::AppendError;
 use millrace_runtime::nats::strays::SequenceRange;
-use millrace_runtime::ops::long_work::{LONG_PLAN, run_possibly_long};
+use millrace_runtime::ops::runtime::{LONG_PLAN, run_possibly_long};
 use millrace_runtime::work::lane_lease::LaneLease;
-use millrace_runtime::work::queue_state::QueueSnapshot;
+use millrace_runtime::work::queue::QueueSnapshot;
 use millrace_runtime::{Bus, Fault};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::{OwnedSemaphorePermit, watch};
+use tracing::info;
 
-use crate::capability_snapshot::CapabilitySnapshot;
-use crate::closing::ClosedRun;
+use crate::closing::{ClosedRun, LiveRunIndex};
 use crate::live::LiveRun;
-use crate::lost_runs::LiveRunIndex;
-use crate::reader::{ArchivedRun, FoldedLane, LaneMessageItems, LogPosition};
+use crate::queues::CapabilitySnapshot;
+use crate::reader::fold::{ArchivedRun, FoldedLane};
+use crate::reader::{LaneMessageItems, LogPosition};
 use crate::status::LaneStatus;
 use state::LaneOwnerState;
 
@@ -183,7 +172,7 @@ impl Actor for LaneOwner {
         _myself: ActorRef<LaneMessage>,
         state: &mut LaneOwnerState,
     ) -> Result<(), ActorProcessingErr> {
-        state.log_stop();
+        info!(lane = %state.args.lane, runs = state.runs.len(), "stopped owning the lane");
         Ok(())
     }
 }
@@ -199,11 +188,11 @@ impl LaneOwnerState {
             LaneMessage::ArchiveChecked(run, archived) => self.on_archive_checked(&run, archived),
             LaneMessage::Appended(run, result) => self.on_decision_appended(&run, result)?,
             LaneMessage::Refolded(run, live) => self.on_run_refolded(run, *live),
-            LaneMessage::NotOffered(works) => self.on_offer_failed(works),
+            LaneMessage::NotOffered(works) => self.offers.put_back_unoffered_work(works),
             LaneMessage::QueuesRead(queues) => self.repair_queues(&queues),
             LaneMessage::StrandedOrdersRemoved(works) => self.publish_dispatched_orders(&works),
             LaneMessage::SessionTurnPrepared(run, turn) => self.on_session_turn_prepared(&run, turn),
-            LaneMessage::ClaimedOnBoard(owner) => self.on_lane_claimed(owner),
+            LaneMessage::ClaimedOnBoard(owner) => self.admission.finish_claim(owner),
             LaneMessage::PlacesAssigned(outcome) => self.on_places_assigned(outcome),
             LaneMessage::SummariesWritten(failed) => self.on_summaries_written(&failed),
             LaneMessage::StraysDeleted(rest) => self.on_strays_deleted(rest),
@@ -223,7 +212,7 @@ impl LaneOwnerState {
             LaneMessage::ArchiveChecked(run, _)
             | LaneMessage::Appended(run, _)
             | LaneMessage::SessionTurnPrepared(run, _)
-            | LaneMessage::Closed(run, _) => self.task_count_of_run(run),
+            | LaneMessage::Closed(run, _) => self.runs.get(run).map_or(0, LiveRun::task_count),
             LaneMessage::Broken(_)
             | LaneMessage::Items(..)
             | LaneMessage::LogChecked(..)
@@ -237,7 +226,7 @@ impl LaneOwnerState {
             | LaneMessage::StraysDeleted(_)
             | LaneMessage::ClusterChanged
             | LaneMessage::FlushClaims
-            | LaneMessage::Tick => self.task_count(),
+            | LaneMessage::Tick => self.task_count,
         }
     }
 }

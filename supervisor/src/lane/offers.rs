@@ -1,15 +1,18 @@
 //! The orders of a lane's runs. The plans decide which work is pending; this part turns it into orders for the queues,
 //! within each run's share. No I/O.
+//!
+//! The share limits the orders that each run may have in each queue. A run of ten thousand tasks must not block a run of three: no run
+//! keeps more unclaimed orders in a queue than its share of the live slots. The rest waits here, in order. All of it is
+//! derived from plans and can be rebuilt.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use foldhash::HashSet;
+use foldhash::{HashMap, HashSet};
 use millrace_protocol::ids::{Capability, Lane, RunId, TaskId};
 use millrace_protocol::plan::{JournalKey, Plan, TaskState, Work, is_order_pending, work_in_flight};
-use millrace_protocol::subject::{CRITIC, Topic};
+use millrace_protocol::subject::CRITIC;
 use millrace_protocol::work::Order;
 
-use super::fair_share::FairShareScheduler;
 use crate::live::LiveRun;
 use crate::order::{build_order, builtin_capability};
 
@@ -17,7 +20,7 @@ use crate::order::{build_order, builtin_capability};
 #[derive(Debug)]
 pub(super) struct LaneWorkOffers {
     lane: Lane,
-    fair_share: FairShareScheduler,
+    pub(super) fair_share: FairShareScheduler,
     critic: Capability,
 }
 
@@ -62,11 +65,10 @@ impl LaneWorkOffers {
         &mut self,
         run: &RunId,
         plan: &Plan,
-        topic: &Topic,
+        journal: &JournalKey,
     ) -> Option<Capability> {
-        let Topic::Journal(journal) = topic else { return None };
         let capability = plan.queue_of_journal(journal)?;
-        self.fair_share.free_place_of_claimed_work(&capability, run, topic).then_some(capability)
+        self.fair_share.free_place_of_claimed_work(&capability, run, journal).then_some(capability)
     }
 
     /// Frees the places of work that the plan no longer waits for, even if its claim was never read.
@@ -77,22 +79,17 @@ impl LaneWorkOffers {
                 self.fair_share.free_place_of_claimed_work(
                     &task.spec.capability,
                     run,
-                    &Topic::Journal(JournalKey::Task(id.clone(), attempt)),
+                    &JournalKey::Task(id.clone(), attempt),
                 );
             }
             if task.state() != TaskState::NeedsReview && !task.review_policy().is_none() {
                 self.fair_share.free_place_of_claimed_work(
                     &self.critic,
                     run,
-                    &Topic::Journal(JournalKey::Review(id.clone(), attempt)),
+                    &JournalKey::Review(id.clone(), attempt),
                 );
             }
         }
-    }
-
-    /// Removes work that the plan has withdrawn.
-    pub(super) fn remove_withdrawn_work(&mut self, capability: &Capability, run: &RunId, work: &Work) {
-        self.fair_share.remove_withdrawn_work(capability, run, work);
     }
 
     /// Makes work wait again that could not be put into its queue, in its old order.
@@ -100,26 +97,6 @@ impl LaneWorkOffers {
         for (capability, run, work) in works.into_iter().rev() {
             self.fair_share.put_back_unoffered_work(&capability, &run, work);
         }
-    }
-
-    /// Removes a run that has ended or is being folded again.
-    pub(super) fn remove_run(&mut self, run: &RunId) {
-        self.fair_share.remove_run(run);
-    }
-
-    /// Sets the number of slots that live workers have for each capability.
-    pub(super) fn set_live_slots(&mut self, slots: BTreeMap<Capability, usize>) {
-        self.fair_share.set_live_slots(slots);
-    }
-
-    /// Returns the queues and runs that have work waiting.
-    pub(super) fn runs_with_waiting_work(&self) -> Vec<(Capability, RunId)> {
-        self.fair_share.runs_with_waiting_work()
-    }
-
-    /// Returns the work of a run that waits for a place in a queue.
-    pub(super) fn waiting_work(&self, run: &RunId) -> HashSet<&Work> {
-        self.fair_share.waiting_work(run)
     }
 
     /// Returns the tasks of a run that are running, offered or `held` by a queue, if all others that could be claimed wait for a
@@ -141,18 +118,150 @@ impl LaneWorkOffers {
         let all: u32 = claimable.iter().map(|state| plan.task_count_in_state(*state)).sum();
         (all as usize <= known + self.fair_share.waiting_count(run)).then_some(tasks)
     }
+}
 
-    /// Returns all work that is offered and not claimed.
-    #[cfg(test)]
-    pub(super) fn unclaimed_work(&self) -> Vec<(RunId, Work)> {
-        self.fair_share.unclaimed_work()
+/// The number of orders that a run may keep in a queue however small its share is: enough to hide the round trip.
+const MIN_SHARE: usize = 16;
+/// The number of slots assumed for a queue before the first heartbeat of its workers.
+const UNKNOWN_SLOTS: usize = 64;
+
+/// The work that waits for a queue or is offered in one, by queue and run.
+#[derive(Debug, Default)]
+pub(super) struct FairShareScheduler {
+    queues: BTreeMap<Capability, QueueBacklogs>,
+    slots: BTreeMap<Capability, usize>,
+}
+
+#[derive(Debug, Default)]
+struct QueueBacklogs {
+    runs: BTreeMap<RunId, RunBacklog>,
+}
+
+#[derive(Debug, Default)]
+struct RunBacklog {
+    waiting: VecDeque<Work>,
+    offered: HashMap<JournalKey, Work>,
+}
+
+impl FairShareScheduler {
+    /// Adds work to offer; a later [`Self::take_next_work`] returns it.
+    pub(super) fn add_work(&mut self, capability: &Capability, run: &RunId, work: Work) {
+        let queue = match self.queues.get_mut(capability) {
+            Some(queue) => queue,
+            None => self.queues.entry(capability.clone()).or_default(),
+        };
+        let backlog = match queue.runs.get_mut(run) {
+            Some(backlog) => backlog,
+            None => queue.runs.entry(run.clone()).or_default(),
+        };
+        backlog.waiting.push_back(work);
+    }
+
+    /// Returns the waiting work of a run that fits into its share, and counts it as offered. Work for which `is_pending`
+    /// is false is dropped: no claim would ever free its place. The share is twice the run's part of the slots, so that
+    /// a worker that finishes finds the next order in the queue.
+    pub(super) fn take_next_work(
+        &mut self,
+        capability: &Capability,
+        run: &RunId,
+        is_pending: impl Fn(&Work) -> bool,
+    ) -> Vec<Work> {
+        let slots = self.slots.get(capability).copied().unwrap_or(UNKNOWN_SLOTS);
+        let Some(queue) = self.queues.get_mut(capability) else { return Vec::new() };
+        let share = (2 * slots / queue.runs.len().max(1)).max(MIN_SHARE);
+        let Some(backlog) = queue.runs.get_mut(run) else { return Vec::new() };
+        let mut next = Vec::new();
+        while backlog.offered.len() < share
+            && let Some(work) = backlog.waiting.pop_front()
+        {
+            if is_pending(&work) {
+                backlog.offered.insert(work.journal_key(), work.clone());
+                next.push(work);
+            }
+        }
+        if backlog.offered.is_empty() && backlog.waiting.is_empty() {
+            queue.runs.remove(run);
+        }
+        next
+    }
+
+    /// Frees the place of claimed work. Returns `true` if it was offered here.
+    pub(super) fn free_place_of_claimed_work(
+        &mut self,
+        capability: &Capability,
+        run: &RunId,
+        journal: &JournalKey,
+    ) -> bool {
+        let Some(queue) = self.queues.get_mut(capability) else { return false };
+        let Some(backlog) = queue.runs.get_mut(run) else { return false };
+        let was_offered = backlog.offered.remove(journal).is_some();
+        if backlog.offered.is_empty() && backlog.waiting.is_empty() {
+            queue.runs.remove(run);
+        }
+        was_offered
+    }
+
+    /// Removes work that the plan has withdrawn.
+    pub(super) fn remove_withdrawn_work(&mut self, capability: &Capability, run: &RunId, work: &Work) {
+        if let Some(backlog) = self.queues.get_mut(capability).and_then(|queue| queue.runs.get_mut(run)) {
+            backlog.waiting.retain(|waiting| waiting != work);
+        }
+        self.free_place_of_claimed_work(capability, run, &work.journal_key());
+    }
+
+    /// Makes offered work wait again, before the rest: it could not be put into the queue.
+    pub(super) fn put_back_unoffered_work(&mut self, capability: &Capability, run: &RunId, work: Work) {
+        if let Some(backlog) = self.queues.get_mut(capability).and_then(|queue| queue.runs.get_mut(run))
+            && backlog.offered.remove(&work.journal_key()).is_some()
+        {
+            backlog.waiting.push_front(work);
+        }
+    }
+
+    /// Removes a run that has ended or is being folded again.
+    pub(super) fn remove_run(&mut self, run: &RunId) {
+        for queue in self.queues.values_mut() {
+            queue.runs.remove(run);
+        }
+    }
+
+    /// Sets the number of slots that live workers have for each capability.
+    pub(super) fn set_live_slots(&mut self, slots: BTreeMap<Capability, usize>) {
+        self.slots = slots;
+    }
+
+    /// Returns the queues and runs that have work waiting.
+    pub(super) fn runs_with_waiting_work(&self) -> Vec<(Capability, RunId)> {
+        let waiting = |(capability, queue): (&Capability, &QueueBacklogs)| {
+            let runs = queue.runs.iter().filter(|(_, backlog)| !backlog.waiting.is_empty());
+            runs.map(|(run, _)| (capability.clone(), run.clone())).collect::<Vec<_>>()
+        };
+        self.queues.iter().flat_map(waiting).collect()
+    }
+
+    /// Returns the work of a run that waits to be offered.
+    pub(super) fn waiting_work(&self, run: &RunId) -> HashSet<&Work> {
+        let backlogs = self.queues.values().filter_map(|queue| queue.runs.get(run));
+        backlogs.flat_map(|backlog| &backlog.waiting).collect()
+    }
+
+    /// The number of pieces of work of a run that wait to be offered.
+    pub(super) fn waiting_count(&self, run: &RunId) -> usize {
+        let backlogs = self.queues.values().filter_map(|queue| queue.runs.get(run));
+        backlogs.map(|backlog| backlog.waiting.len()).sum()
+    }
+
+    /// Returns the work of a run that is offered and not claimed.
+    pub(super) fn offered_work(&self, run: &RunId) -> impl Iterator<Item = &Work> {
+        let backlogs = self.queues.values().filter_map(|queue| queue.runs.get(run));
+        backlogs.flat_map(|backlog| backlog.offered.values())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
-    use millrace_protocol::ids::WorkerId;
+    use millrace_protocol::ids::{TaskId, WorkerId};
     use millrace_protocol::plan::{
         Attendance, CapabilityRegistry, CommandAction, Effect, Fact, PlanningMode, RunCommand, Submission,
         TaskSpec, UnknownCapabilityStatus,
@@ -160,6 +269,15 @@ mod tests {
 
     use super::*;
     use crate::live::QueuedFact;
+
+    impl FairShareScheduler {
+        /// Returns all work that is offered and not claimed.
+        fn unclaimed_work(&self) -> Vec<(RunId, Work)> {
+            let runs = self.queues.values().flat_map(|queue| &queue.runs);
+            runs.flat_map(|(run, backlog)| backlog.offered.values().map(|work| (run.clone(), work.clone())))
+                .collect()
+        }
+    }
 
     /// A run in memory, and the offers of its lane.
     struct OfferTestCase {
@@ -206,9 +324,9 @@ mod tests {
                 match effect {
                     Effect::Offer(work) => drop(self.offers.add_work(&self.run, &self.live.plan, work)),
                     Effect::Withdraw(work, queue) => {
-                        self.offers.remove_withdrawn_work(&queue, &self.run, &work)
+                        self.offers.fair_share.remove_withdrawn_work(&queue, &self.run, &work)
                     }
-                    Effect::Close => self.offers.remove_run(&self.run),
+                    Effect::Close => self.offers.fair_share.remove_run(&self.run),
                 }
             }
         }
@@ -247,14 +365,14 @@ mod tests {
         let mut case = OfferTestCase::with_submitted_tasks(&["a", "b"]);
         assert_eq!(case.take_next_work(), [first_attempt("a"), first_attempt("b")]);
         assert_eq!(case.take_next_work(), []);
-        assert_eq!(case.offers.unclaimed_work().len(), 2);
+        assert_eq!(case.offers.fair_share.unclaimed_work().len(), 2);
     }
 
     #[test]
     fn claim_frees_the_place_of_offered_work_only() {
         let mut case = OfferTestCase::with_submitted_tasks(&["a"]);
         case.take_next_work();
-        let topic = Topic::journal_of_work(&first_attempt("a"));
+        let topic = first_attempt("a").journal_key();
         assert_eq!(
             case.offers.free_place_of_claimed_work(&case.run, &case.live.plan, &topic),
             Some(echo_capability())
@@ -264,7 +382,6 @@ mod tests {
             None,
             "it is free already"
         );
-        assert_eq!(case.offers.free_place_of_claimed_work(&case.run, &case.live.plan, &Topic::Plan), None);
     }
 
     #[test]
@@ -272,7 +389,7 @@ mod tests {
         let mut case = OfferTestCase::with_submitted_tasks(&["a", "b"]);
         case.take_next_work();
         case.claim_task("a");
-        assert_eq!(case.offers.unclaimed_work(), [(case.run.clone(), first_attempt("b"))]);
+        assert_eq!(case.offers.fair_share.unclaimed_work(), [(case.run.clone(), first_attempt("b"))]);
     }
 
     #[test]
@@ -281,7 +398,7 @@ mod tests {
         case.take_next_work();
         case.claim_task("a");
         assert_eq!(work_of_orders(case.offers.orders_in_flight(&case.run, &case.live)), [first_attempt("a")]);
-        assert_eq!(case.offers.unclaimed_work().len(), 1);
+        assert_eq!(case.offers.fair_share.unclaimed_work().len(), 1);
     }
 
     #[test]
@@ -299,7 +416,7 @@ mod tests {
         let tasks = listed(&case, &["t299"]).unwrap();
         assert_eq!(tasks.len(), offered + 1, "those that were offered, and the one in the queue");
         assert!(tasks.contains(&task_id("t0")) && tasks.contains(&task_id("t299")));
-        case.offers.remove_withdrawn_work(&echo_capability(), &case.run, &first_attempt("t280"));
+        case.offers.fair_share.remove_withdrawn_work(&echo_capability(), &case.run, &first_attempt("t280"));
         assert!(listed(&case, &[]).is_none(), "t280 is neither offered nor does it wait");
     }
 
@@ -324,7 +441,81 @@ mod tests {
             .map(|work| (echo_capability(), case.run.clone(), work))
             .collect();
         case.offers.put_back_unoffered_work(failed);
-        assert_eq!(case.offers.runs_with_waiting_work(), [(echo_capability(), case.run.clone())]);
+        assert_eq!(case.offers.fair_share.runs_with_waiting_work(), [(echo_capability(), case.run.clone())]);
         assert_eq!(case.take_next_work(), [first_attempt("a"), first_attempt("b"), first_attempt("c")]);
+    }
+
+    fn numbered_work(n: u32) -> Work {
+        Work::Task { task: TaskId::new(format!("t{n}")).unwrap(), attempt: 1 }
+    }
+
+    fn always_pending(_: &Work) -> bool {
+        true
+    }
+
+    #[test]
+    fn work_that_is_no_longer_pending_takes_no_place() {
+        let (echo, run) = (Capability::new("echo").unwrap(), RunId::new("r").unwrap());
+        let mut shares = FairShareScheduler::default();
+        shares.set_live_slots([(echo.clone(), 8)].into());
+        (0..40).for_each(|n| shares.add_work(&echo, &run, numbered_work(n)));
+        let is_pending = |work: &Work| (30..40).any(|n| *work == numbered_work(n));
+        assert_eq!(
+            shares.take_next_work(&echo, &run, is_pending),
+            (30..40).map(numbered_work).collect::<Vec<_>>()
+        );
+        (30..40).for_each(|n| {
+            assert!(shares.free_place_of_claimed_work(&echo, &run, &numbered_work(n).journal_key()))
+        });
+        shares.add_work(&echo, &run, numbered_work(50));
+        assert_eq!(shares.take_next_work(&echo, &run, |_| false), []);
+        assert!(shares.queues[&echo].runs.is_empty(), "a run without work takes no share");
+    }
+
+    #[test]
+    fn large_run_does_not_block_a_small_one() {
+        let (echo, large, small) =
+            (Capability::new("echo").unwrap(), RunId::new("large").unwrap(), RunId::new("small").unwrap());
+        let mut shares = FairShareScheduler::default();
+        shares.set_live_slots([(echo.clone(), 20)].into());
+        (0..10_000).for_each(|n| shares.add_work(&echo, &large, numbered_work(n)));
+        assert_eq!(
+            shares.take_next_work(&echo, &large, always_pending).len(),
+            40,
+            "alone it gets twice the slots"
+        );
+        (0..3).for_each(|n| shares.add_work(&echo, &small, numbered_work(n)));
+        assert_eq!(shares.take_next_work(&echo, &small, always_pending).len(), 3);
+        assert!(shares.free_place_of_claimed_work(&echo, &large, &numbered_work(0).journal_key()));
+        assert_eq!(
+            shares.take_next_work(&echo, &large, always_pending),
+            [],
+            "39 is more than its half of 40"
+        );
+    }
+
+    #[test]
+    fn work_is_offered_in_order_and_a_claim_frees_a_place() {
+        let (echo, run) = (Capability::new("echo").unwrap(), RunId::new("r").unwrap());
+        let mut shares = FairShareScheduler::default();
+        shares.set_live_slots([(echo.clone(), 8)].into());
+        (0..18).for_each(|n| shares.add_work(&echo, &run, numbered_work(n)));
+        assert_eq!(
+            shares.take_next_work(&echo, &run, always_pending),
+            (0..16).map(numbered_work).collect::<Vec<_>>()
+        );
+        assert_eq!(shares.take_next_work(&echo, &run, always_pending), []);
+        assert!(shares.free_place_of_claimed_work(&echo, &run, &numbered_work(3).journal_key()));
+        assert!(
+            !shares.free_place_of_claimed_work(&echo, &run, &numbered_work(3).journal_key()),
+            "a second claim frees nothing"
+        );
+        assert_eq!(shares.take_next_work(&echo, &run, always_pending), [numbered_work(16)]);
+        shares.put_back_unoffered_work(&echo, &run, numbered_work(16));
+        assert_eq!(
+            shares.take_next_work(&echo, &run, always_pending),
+            [numbered_work(16)],
+            "work that was put back comes first"
+        );
     }
 }

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::Work;
 use millrace_protocol::subject;
-use millrace_runtime::work::queue_state::{ConsumerPosition, QueueSnapshot};
+use millrace_runtime::work::queue::{ConsumerPosition, QueueSnapshot};
 
 /// The maximum number of suspected orders that one comparison returns: each costs requests to the server.
 const MAX_SUSPECTS: usize = 200;

@@ -148,23 +148,12 @@ pub enum RunMilestone {
 
 impl RunMilestone {
     fn from_event(event: &Event) -> Option<Self> {
-        let Event::Run(event) = event else { return None };
-        match event {
-            RunEvent::Started { .. } => Some(Self::Started),
-            RunEvent::Reopened => Some(Self::Reopened),
-            RunEvent::Ended { .. } => Some(Self::Ended),
-            RunEvent::Held { .. }
-            | RunEvent::SessionTurnCame { .. }
-            | RunEvent::PlaceGranted
-            | RunEvent::PlaceRefused { .. }
-            | RunEvent::PlanQuestionAsked { .. }
-            | RunEvent::PlanQuestionEnded { .. }
-            | RunEvent::ClocksStopped(_)
-            | RunEvent::Paused
-            | RunEvent::Interrupted
-            | RunEvent::Resumed { .. }
-            | RunEvent::WindingDown { .. }
-            | RunEvent::Retired => None,
+        if matches!(event, Event::Run(RunEvent::Started { .. })) {
+            Some(Self::Started)
+        } else if matches!(event, Event::Run(RunEvent::Reopened)) {
+            Some(Self::Reopened)
+        } else {
+            matches!(event, Event::Run(RunEvent::Ended { .. })).then_some(Self::Ended)
         }
     }
 }

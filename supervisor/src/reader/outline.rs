@@ -29,11 +29,13 @@ use jiff::Timestamp;
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{JournalKey, TaskState};
 use millrace_protocol::subject::{self, Topic};
-use millrace_runtime::log::lane_outline::{self, read_run_with_last, read_subject_range};
+use millrace_runtime::log::lane::{self, read_run_with_last, read_subject_range};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::{Bus, Fault, clock, log};
+use tracing::debug;
 
-use super::{FoldedLane, LaneFold, LogPosition};
+use super::LogPosition;
+use super::fold::{FoldedLane, LaneFold, fold_whole_lane};
 use crate::live::LiveRun;
 
 /// The number of subjects that are read at the same time.
@@ -83,12 +85,25 @@ impl RunOutline {
     }
 }
 
+/// Reads and folds a lane. A run begins with its submission, or with a decision: an earlier message of the run is a
+/// stray. Large journals are left out, as far as decisions have answered them.
+/// Errors: the server does not answer. An unreadable decision is no error: it parks its run.
+pub async fn fold_lane(bus: &Bus, lane: Lane) -> Result<FoldedLane, Fault> {
+    if lane::has_large_journals(bus, lane).await? {
+        match fold_lane_without_journals(bus, lane).await {
+            Ok(folded) => return Ok(folded),
+            Err(fault) => {
+                debug!(%lane, %fault, "failed to read the lane without its journals; reading all of it")
+            }
+        }
+    }
+    fold_whole_lane(bus, lane).await
+}
+
 /// Reads and folds a lane without the journals that its decisions have answered.
-///
-/// # Errors
-/// The server does not answer, or messages were removed meanwhile. An unreadable decision is no error: it parks its run.
+/// Fails also if messages were removed meanwhile. An unreadable decision is no error: it parks its run.
 pub async fn fold_lane_without_journals(bus: &Bus, lane: Lane) -> Result<FoldedLane, Fault> {
-    let outline = LaneOutline::from_last_messages(lane_outline::read_last_of_subjects(bus, lane).await?);
+    let outline = LaneOutline::from_last_messages(lane::read_last_of_subjects(bus, lane).await?);
     let mut fold = LaneFold { position: outline.position, ..LaneFold::default() };
     fold_decisions(bus, lane, &outline, &mut fold).await?;
     let (complete, incomplete): (Vec<_>, Vec<_>) =
@@ -113,7 +128,7 @@ async fn fold_decisions(
     outline: &LaneOutline,
     fold: &mut LaneFold,
 ) -> Result<(), Fault> {
-    let mut decisions = lane_outline::scan_decisions(bus, lane).await?;
+    let mut decisions = lane::scan_decisions(bus, lane).await?;
     loop {
         let records = decisions.next_records().await?;
         if records.is_empty() {

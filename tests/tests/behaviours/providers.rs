@@ -10,7 +10,7 @@ use millrace_protocol::plan::{
     AttemptEvent, Budget, BudgetEvent, EndReason, Event, Plan, PlanningEvent, PlanningMode, ProviderEvent,
     ResourceAmounts, RunEvent, Submission, TaskSpec, TaskState,
 };
-use millrace_protocol::provider::ProviderWait;
+use millrace_protocol::wait::ProviderWait;
 use millrace_runtime::Bus;
 use millrace_runtime::work::registry;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millrace_protocol::ids::Capability;
 use millrace_protocol::subject::CRITIC;
-use millrace_runtime::duration;
+use millrace_runtime::clock;
 use millrace_runtime::nats::connect::MIN_SERVER;
 use millrace_runtime::nats::topology;
 use millrace_runtime::ops::metrics::names::ALL;
@@ -209,7 +209,7 @@ fn pods_have_more_time_to_stop_than_their_process_needs() {
             "worker" | "critic" => {
                 let grace =
                     container.resolved_environment().remove("MILLRACE_GRACE").expect("it has a grace period");
-                duration::parse_duration(&grace).expect("a time") + millrace_host::SHUTDOWN_TIMEOUT
+                clock::parse_duration(&grace).expect("a time") + millrace_host::SHUTDOWN_TIMEOUT
             }
             "nats" => {
                 let parts = ["lame_duck_grace_period", "lame_duck_duration"];

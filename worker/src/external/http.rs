@@ -10,9 +10,9 @@ use jiff::{SignedDuration, Timestamp};
 use millrace_agent::spec::CapabilityFields;
 use millrace_agent::tool::Effect;
 use millrace_models::http_client::shared_client;
-use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::secrets::{SecretRedactor, redact_bytes, redact_text, remember_secrets};
+use millrace_protocol::wait::ProviderWait;
 use millrace_strict_yaml::{
     FileDuration, ValueMistake, YamlMistakes, YamlNode, tidy_schema, without_defaults,
 };

@@ -14,7 +14,7 @@ use millrace_client::webhooks::{self, NewWebhook, SECRET_OVERLAP, WebhookChange,
 use millrace_protocol::audit::Actor;
 use millrace_protocol::labels::LabelSelector;
 use millrace_protocol::webhook::{SigningSecret, StoredDelivery, StoredWebhook, WebhookEventKind};
-use millrace_runtime::duration::{format_duration, parse_duration};
+use millrace_runtime::clock::{format_duration, parse_duration};
 use millrace_runtime::store::webhooks::read_webhooks;
 use millrace_runtime::{Bus, clock};
 

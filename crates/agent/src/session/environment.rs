@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts, TaskSpec};
-use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::result::{ErrorKind, TaskError};
-use millrace_protocol::wait::Wait;
+use millrace_protocol::wait::{ProviderWait, Wait};
 
 use crate::files::Files;
 use crate::hooks::Hook;

@@ -19,9 +19,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::ResourceAmounts;
-use millrace_protocol::provider::ProviderStatus;
 use millrace_protocol::result::{CriterionOutcome, ErrorKind, TaskError, Verdict};
 use millrace_protocol::subject::CRITIC;
+use millrace_protocol::wait::ProviderStatus;
 use millrace_protocol::work::{Assignment, InputResult, JudgePanel, Order, ReviewBrief};
 use serde_json::Value;
 

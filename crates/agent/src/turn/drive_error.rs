@@ -1,9 +1,8 @@
 //! The reason that the work could not be finished, and the form of a step's value in the journal.
 
 use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
-use millrace_protocol::provider::ProviderWait;
 use millrace_protocol::result::TaskError;
-use millrace_protocol::wait::Wait;
+use millrace_protocol::wait::{ProviderWait, Wait};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use millrace_models::model::ProviderDeadline;
 use millrace_models::resilience::outage_delay;
-use millrace_protocol::provider::ProviderWait;
+use millrace_protocol::wait::ProviderWait;
 use tokio::time::Instant;
 
 use crate::model::ModelError;

@@ -12,7 +12,7 @@ use millrace_agent::turn::{DriveError, MemoryHost, PlainText};
 use millrace_models::resilience::breaker::CircuitBreaker;
 use millrace_models::resilience::{ResilientModel, RetryPolicy};
 use millrace_models::table::ModelTariff;
-use millrace_protocol::provider::{ProviderStatus, ProviderWait};
+use millrace_protocol::wait::{ProviderStatus, ProviderWait};
 use tokio::time::{Instant, sleep};
 
 use super::support::{conversation, drive, says, toolbox};

@@ -6,21 +6,18 @@
 
 pub mod probe;
 mod provision;
-mod version;
 
-use std::env;
 use std::ffi::OsString;
-use std::fmt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::{env, fmt};
 
 use serde::Serialize;
 
+pub use probe::ServerVersion;
 pub use provision::{FetchError, PythonWithPip, find_python};
-pub use version::ServerVersion;
 
-use crate::Launcher;
-use crate::folders;
+use crate::{Launcher, folders};
 
 /// The oldest supported server: the first with scheduled messages, which timers need.
 pub const MIN_VERSION: ServerVersion = ServerVersion(2, 12, 0);

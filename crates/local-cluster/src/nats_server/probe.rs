@@ -1,16 +1,19 @@
 //! Runs a short-lived program with a timeout and captures its output.
 //!
 //! Programs on a user's `PATH` may hang, print without end or leave child processes running. None of that may block this
-//! process.
+//! process. Versions of nats-server are queried so.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+use crate::nats_server::probe;
 
 /// The interval at which the program is polled: it ends within milliseconds or runs for many seconds.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -95,6 +98,48 @@ fn collect_output(output: Option<Receiver<String>>) -> String {
     output.and_then(|output| output.recv_timeout(DRAIN_TIMEOUT).ok()).unwrap_or_default()
 }
 
+/// Timeout of `nats-server -v`, which takes milliseconds even on a busy machine.
+const VERSION_LIMIT: Duration = Duration::from_secs(10);
+
+/// A released version. A suffix (`-RC.1`) is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServerVersion(pub u16, pub u16, pub u16);
+
+impl ServerVersion {
+    /// Runs the program at `path` with `-v`. The error says why it is not a usable nats-server.
+    pub fn query_program(path: &Path) -> Result<Self, String> {
+        let mut command = Command::new(path);
+        command.arg("-v").stdin(Stdio::null());
+        let output =
+            probe::run_with_timeout(&mut command, VERSION_LIMIT).map_err(|error| error.to_string())?;
+        if !output.status.success() {
+            return Err(format!("`-v` ended with {}: {}", output.status, output.last_line()));
+        }
+        Self::parse_output(&output.stdout)
+            .ok_or_else(|| format!("not a nats-server: `-v` printed {:?}", output.last_line()))
+    }
+
+    /// Parses the output of `nats-server -v`: `nats-server: v2.15.1`.
+    fn parse_output(text: &str) -> Option<Self> {
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("nats-server:"))?;
+        Self::parse(line.trim().trim_start_matches('v'))
+    }
+
+    /// Parses `2.15.1`, with or without a suffix such as `-RC.1`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let numbers = text.split(['-', '+']).next()?;
+        let mut numbers = numbers.split('.').map(|number| number.parse().ok());
+        let version = Self(numbers.next()??, numbers.next()??, numbers.next()??);
+        numbers.next().is_none().then_some(version)
+    }
+}
+
+impl fmt::Display for ServerVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0, self.1, self.2)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,5 +186,28 @@ mod tests {
         )
         .unwrap();
         assert_eq!(output.last_line(), "luck");
+    }
+
+    #[test]
+    fn version_output_is_parsed() {
+        for (text, version) in [
+            ("nats-server: v2.15.1\n", Some(ServerVersion(2, 15, 1))),
+            ("nats-server: v2.12.0-RC.3\n", Some(ServerVersion(2, 12, 0))),
+            ("a warning\nnats-server: 2.9.10", Some(ServerVersion(2, 9, 10))),
+            ("nats-server: v2.15", None),
+            ("nats-server: v2.15.1.4", None),
+            ("nats-server: latest", None),
+            ("pyenv: nats-server: command not found", None),
+            ("", None),
+        ] {
+            assert_eq!(ServerVersion::parse_output(text), version, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn versions_compare_as_numbers() {
+        assert!(ServerVersion(2, 9, 10) < ServerVersion(2, 12, 0));
+        assert!(ServerVersion(2, 12, 0) <= ServerVersion(2, 12, 0));
+        assert!(ServerVersion(3, 0, 0) > ServerVersion(2, 15, 1));
     }
 }

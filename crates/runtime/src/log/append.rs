@@ -4,6 +4,8 @@
 //! writers. If the acknowledgement of an append is lost, its outcome is unknown: the writer reads the last message of
 //! the subject to find out whether it is its own, before it retries or returns.
 //!
+//! Metrics of appends to the log. The handles of a topic are created at its first append.
+//!
 //! # Invariants
 //!
 //! - I7: Of two writers that follow the same message the server refuses one; an append whose acknowledgement was lost is there
@@ -12,6 +14,8 @@
 //! - I8: With three replicas any one server may die without losing an acknowledged append.
 //!   (`crates/runtime/tests/runtime.rs::three_replicas_lose_no_append_when_any_server_dies`)
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::header::{NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, NATS_MESSAGE_ID};
@@ -26,14 +30,14 @@ use millrace_protocol::wire::{
     MAX_INLINE, WireMessage, encode_body, encode_with_inline_body, encode_with_stored_body,
 };
 
-use super::append_metrics::count_append;
 use crate::Fault;
-use crate::fault::backoff;
+use crate::fault::{backoff, fault_from_client_error};
 use crate::nats::bus::Bus;
-use crate::nats::error::fault_from_client_error;
-use crate::nats::provenance::ID_HEADER;
 use crate::nats::publish::publish_to_stream;
+use crate::nats::record::ID_HEADER;
 use crate::nats::topology::lane_stream;
+use crate::ops::metrics::names::{APPEND_SECONDS, APPENDS};
+use crate::ops::metrics::{Counter, Histogram};
 
 /// The period in which an append is retried before it fails.
 const RETRY_PERIOD: Duration = Duration::from_secs(60);
@@ -56,9 +60,7 @@ pub enum AppendError {
 
 /// Appends a message to a topic of a run and returns its sequence. `last` is the expected sequence of the topic's last
 /// message, 0 if the topic must be empty. A body that is too large for a message goes to the blob store first.
-///
-/// # Errors
-/// Another writer has appended, or the server does not accept the message for a minute.
+/// Errors: another writer has appended, or the server does not accept the message for a minute.
 pub async fn append_message<M: WireMessage>(
     bus: &Bus,
     lane: Lane,
@@ -240,5 +242,40 @@ pub async fn publish_message<M: WireMessage>(
         }
         tries += 1;
         tokio::time::sleep(backoff(tries)).await;
+    }
+}
+
+static TOPICS: Mutex<BTreeMap<&'static str, Arc<TopicMetrics>>> = Mutex::new(BTreeMap::new());
+
+struct TopicMetrics {
+    written: Counter,
+    fenced: Counter,
+    failed: Counter,
+    seconds: Histogram,
+}
+
+impl TopicMetrics {
+    fn new(name: &str) -> Self {
+        let counter = |outcome| APPENDS.with_labels(&[name, outcome]);
+        Self {
+            written: counter("written"),
+            fenced: counter("fenced"),
+            failed: counter("failed"),
+            seconds: APPEND_SECONDS.with_labels(&[name]),
+        }
+    }
+}
+
+/// Counts an append to a topic and records its duration.
+pub(crate) fn count_append(topic: &'static str, result: &Result<u64, AppendError>, duration: Duration) {
+    let topic = {
+        let mut topics = TOPICS.lock().unwrap_or_else(PoisonError::into_inner);
+        topics.entry(topic).or_insert_with(|| Arc::new(TopicMetrics::new(topic))).clone()
+    };
+    topic.seconds.record(duration);
+    match result {
+        Ok(_) => topic.written.increment(),
+        Err(AppendError::Fenced { .. }) => topic.fenced.increment(),
+        Err(AppendError::Fault(_)) => topic.failed.increment(),
     }
 }

@@ -16,10 +16,9 @@ use std::sync::Arc;
 use millrace_protocol::child::Delegation;
 use millrace_protocol::ids::{Lane, RunId, WorkerId};
 use millrace_protocol::plan::{ResourceAmounts, TaskSpec};
-use millrace_protocol::provider::{ProviderStatus, ProviderWait};
 use millrace_protocol::result::{Build, ErrorKind, MAX_MESSAGE, TaskError};
 use millrace_protocol::subject::Topic;
-use millrace_protocol::wait::Wait;
+use millrace_protocol::wait::{ProviderStatus, ProviderWait, Wait};
 use millrace_protocol::wire::InlineOrStoredBytes;
 use millrace_protocol::work::{Assignment, JournalEntry, Order, WorkOutcome};
 use tracing::{info, warn};
@@ -198,9 +197,7 @@ impl Journal {
     }
 
     /// Records a step: from here on it is never executed again.
-    ///
-    /// # Errors
-    /// Another worker has claimed the work, or the server does not respond.
+    /// Errors: another worker has claimed the work, or the server does not respond.
     pub async fn append_step(
         &mut self,
         name: String,
@@ -236,34 +233,27 @@ impl Journal {
     /// journal when it is resumed. Nothing may be appended after it.
     pub async fn release_for_provider(&mut self, wait: ProviderWait) -> Result<(), JournalError> {
         let why = format!("the provider of {} does not answer: {}", wait.model, wait.error);
-        let why = why.chars().take(MAX_MESSAGE).collect();
-        let provider = Some(ProviderStatus::GivenUp(wait));
-        self.append_entry(&JournalEntry::Released {
-            worker: self.worker.clone(),
-            why,
-            provider,
-            needs: ResourceAmounts::default(),
-        })
-        .await
+        self.release(&why, Some(ProviderStatus::GivenUp(wait)), ResourceAmounts::default()).await
     }
 
     /// Releases the claim with a reason, so that it does not count against the work. Nothing may be appended after it.
     pub async fn append_release(&mut self, why: &str) -> Result<(), JournalError> {
-        let why = why.chars().take(MAX_MESSAGE).collect();
-        self.append_entry(&JournalEntry::Released {
-            worker: self.worker.clone(),
-            why,
-            provider: None,
-            needs: ResourceAmounts::default(),
-        })
-        .await
+        self.release(why, None, ResourceAmounts::default()).await
     }
 
     /// Releases the claim because the first request needs more than was reserved. Nothing may be appended after it.
     pub async fn release_for_reservation(&mut self, needs: ResourceAmounts) -> Result<(), JournalError> {
-        let why = format!("the first request needs {needs}, more than was reserved");
-        self.append_entry(&JournalEntry::Released { worker: self.worker.clone(), why, provider: None, needs })
-            .await
+        self.release(&format!("the first request needs {needs}, more than was reserved"), None, needs).await
+    }
+
+    async fn release(
+        &mut self,
+        why: &str,
+        provider: Option<ProviderStatus>,
+        needs: ResourceAmounts,
+    ) -> Result<(), JournalError> {
+        let (worker, why) = (self.worker.clone(), why.chars().take(MAX_MESSAGE).collect());
+        self.append_entry(&JournalEntry::Released { worker, why, provider, needs }).await
     }
 
     /// Parks the attempt: it continues from this journal when all of these waits have ended. Nothing may be appended after it.

@@ -2,19 +2,13 @@
 //! sequence.
 
 mod append;
-mod append_metrics;
 pub mod journal;
-mod lane_consumer;
-pub mod lane_outline;
-pub mod lane_scan;
-pub mod lane_tail;
+pub mod lane;
 mod read;
-mod submissions;
 
 pub(crate) use append::append_payload;
 pub use append::{AppendError, append_message, publish_message};
 pub use read::{
-    has_submission, list_submitted_runs, measure_lane_lag, purge_run, read_lane_end, read_message, read_run,
-    read_run_pages, read_topic, scan_lane,
+    SubmittedRun, SubmittedRuns, has_submission, list_submitted_runs, measure_lane_lag, purge_run,
+    read_lane_end, read_message, read_run, read_run_pages, read_topic,
 };
-pub use submissions::{SubmittedRun, SubmittedRuns};

@@ -17,14 +17,14 @@ use millrace_protocol::wire::{
 };
 use tracing::warn;
 
-use super::buckets::open_bucket;
 use super::connect::{DeniedPermissions, RetryPeriod, connect_with_retries, jetstream_context};
 use super::connection::{ConnectionSettings, without_passwords};
 use super::record::StreamRecord;
+use super::topology::streams::open_bucket;
 use super::topology::{self, ClusterOptions};
 use crate::Fault;
 use crate::fault::max_replica_lag;
-use crate::ops::long_work::{LONG_MESSAGE, run_possibly_long};
+use crate::ops::runtime::{LONG_MESSAGE, run_possibly_long};
 use crate::store::blobs::BlobStore;
 
 /// The period in which a starting supervisor retries to reach a server: where everything starts at the same time, a
@@ -57,9 +57,7 @@ struct BusInner {
 impl Bus {
     /// Connects, checks that the server is new enough and has JetStream, and creates the cluster where it does not
     /// exist. For supervisors, which alone have permission to create streams.
-    ///
-    /// # Errors
-    /// The server can't be reached, refuses the credentials, has no JetStream or is too old, or the cluster does not
+    /// Errors: the server can't be reached, refuses the credentials, has no JetStream or is too old, or the cluster does not
     /// have the requested settings.
     pub fn connect_and_ensure_cluster<'a>(
         connection: &'a ConnectionSettings,
@@ -96,9 +94,7 @@ impl Bus {
 
     /// Connects to an existing cluster, and waits up to `patience` for it to be created. For workers, critics and
     /// clients.
-    ///
-    /// # Errors
-    /// As for [`Self::connect_and_ensure_cluster`], or there is no cluster.
+    /// Errors: As for [`Self::connect_and_ensure_cluster`], or there is no cluster.
     pub fn join_existing_cluster<'a>(
         connection: &'a ConnectionSettings,
         name: &'a str,
@@ -184,9 +180,7 @@ impl Bus {
     }
 
     /// Creates the buckets of the cluster that do not exist.
-    ///
-    /// # Errors
-    /// The server does not respond or has no storage left, or a bucket differs.
+    /// Errors: the server does not respond or has no storage left, or a bucket differs.
     pub async fn ensure_buckets(&self) -> Result<(), Fault> {
         Box::pin(topology::ensure_buckets(&self.0.control, &self.0.settings)).await
     }
@@ -211,9 +205,7 @@ impl Bus {
     }
 
     /// Returns a bucket. Opening one requests its stream from the server, so that each is opened once.
-    ///
-    /// # Errors
-    /// The server does not respond, or the cluster has no such bucket.
+    /// Fails also if the cluster has no such bucket.
     pub(crate) async fn bucket(&self, name: &'static str) -> Result<Arc<kv::Store>, Fault> {
         let opened = self.lock_buckets().get(name).cloned();
         if let Some(bucket) = opened {
@@ -233,9 +225,7 @@ impl Bus {
     }
 
     /// Decodes a message, and reads its body from the blob store if it is stored there.
-    ///
-    /// # Errors
-    /// The message is forged, is none of this type, or its body can't be read.
+    /// Errors: the message is forged, is none of this type, or its body can't be read.
     pub async fn decode_record<M: WireMessage>(&self, record: &StreamRecord) -> Result<M, Fault> {
         let invalid = |error| Fault::InvalidMessage {
             subject: record.subject.to_string(),

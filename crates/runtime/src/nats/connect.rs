@@ -9,10 +9,9 @@ use async_nats::{ConnectError, ConnectErrorKind, Event, ServerError};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use super::certificate_expiry::export_certificate_expiry;
-use super::connection::{ConnectionSettings, without_passwords};
-use super::connection_metrics::ConnectionMetrics;
-use super::tls_error;
+use super::connection::{ConnectionMetrics, ConnectionSettings, without_passwords};
+use super::tls;
+use super::tls::export_certificate_expiry;
 use crate::Fault;
 use crate::fault::backoff;
 
@@ -127,7 +126,7 @@ async fn connect_once(
 /// Converts a connection error to the fault that says what to change.
 fn connect_fault(connection: &ConnectionSettings, error: ConnectError) -> Fault {
     let url = without_passwords(&connection.url);
-    if let Some(why) = tls_error::explain_handshake_failure(&error) {
+    if let Some(why) = tls::explain_handshake_failure(&error) {
         return Fault::Unsuitable { url, why };
     }
     match error.kind() {

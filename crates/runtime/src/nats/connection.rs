@@ -1,13 +1,18 @@
 //! The parameters of a connection: address, credentials and TLS, as the environment names them, and as the client
 //! library needs them. This module opens no connection.
+//!
+//! Metrics of the connection to the server.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_nats::ConnectOptions;
 use millrace_protocol::secrets::{SecretRedactor, remember_secrets};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::Fault;
+use crate::ops::metrics::names::{NATS_CONNECTED, NATS_RECONNECTS, NATS_REFUSED};
+use crate::ops::metrics::{Counter, Gauge};
 
 /// The parameters of a connection to a cluster.
 #[derive(Clone)]
@@ -116,9 +121,7 @@ impl ConnectionSettings {
     }
 
     /// Returns the options of the client library for this connection.
-    ///
-    /// # Errors
-    /// A file can't be read or contains no credentials, or a certificate is configured without its key or the other way
+    /// Errors: a file can't be read or contains no credentials, or a certificate is configured without its key or the other way
     /// round.
     pub async fn build_connect_options(&self) -> Result<ConnectOptions, Fault> {
         let mut options = ConnectOptions::new();
@@ -201,9 +204,7 @@ fn inbox_prefix_of_seed(seed: &str) -> Result<String, String> {
 }
 
 /// Validates the URLs of NATS servers, separated by commas; for use as a parser of arguments.
-///
-/// # Errors
-/// A URL is empty, malformed, or has another scheme than `nats`, `tls`, `ws` or `wss`.
+/// Errors: a URL is empty, malformed, or has another scheme than `nats`, `tls`, `ws` or `wss`.
 pub fn parse_server_urls(text: &str) -> Result<String, String> {
     for url in text.split(',').map(str::trim) {
         if url.is_empty() {
@@ -225,6 +226,43 @@ pub fn without_passwords(urls: &str) -> String {
         (_, None) => url.to_owned(),
     };
     urls.split(',').map(|url| shown(url.trim())).collect::<Vec<_>>().join(",")
+}
+
+/// The metrics of one connection, for as long as it lives.
+pub(crate) struct ConnectionMetrics {
+    is_connected: Gauge,
+    reconnects: Counter,
+    denials: Counter,
+    was_connected: AtomicBool,
+}
+
+impl ConnectionMetrics {
+    pub fn new() -> Self {
+        Self {
+            is_connected: NATS_CONNECTED.with_labels(&[]),
+            reconnects: NATS_RECONNECTS.with_labels(&[]),
+            denials: NATS_REFUSED.with_labels(&[]),
+            was_connected: AtomicBool::new(false),
+        }
+    }
+
+    /// Records that the connection was established, for the first time or again.
+    pub fn record_connected(&self) {
+        self.is_connected.set(1.0);
+        if self.was_connected.swap(true, Ordering::Relaxed) {
+            self.reconnects.increment();
+        }
+    }
+
+    /// Records that the connection was lost or closed.
+    pub fn record_disconnected(&self) {
+        self.is_connected.set(0.0);
+    }
+
+    /// Records that the server denied a permission.
+    pub fn count_denial(&self) {
+        self.denials.increment();
+    }
 }
 
 #[cfg(test)]

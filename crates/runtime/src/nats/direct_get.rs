@@ -1,6 +1,8 @@
 //! Batched direct gets of a stream (ADR-31), which the client library does not support. On a replicated stream, a
 //! replica that lags behind its leader may respond, so every caller must tolerate missing messages. Appends are safe:
 //! the leader checks them.
+//!
+//! Reads a stream again and again, each time what was added since.
 
 use std::time::Duration;
 
@@ -9,8 +11,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 
 use crate::Fault;
-use crate::nats::provenance::{DeliveryPath, Provenance};
-use crate::nats::record::{StreamRecord, encoding_from_headers};
+use crate::nats::record::{DeliveryPath, Provenance, StreamRecord, encoding_from_headers};
 
 /// The filter of a read of a whole stream. With any other wildcard, or if messages between the first and the last were removed, a
 /// server looks at all subjects of the stream for each page, to count the messages that remain.
@@ -355,4 +356,53 @@ fn record_from_response(message: Message) -> Option<StreamRecord> {
         is_deletion,
         provenance,
     })
+}
+
+/// The sequence from which on a pass begins with single messages: the stream may have so many subjects that a page costs a server as
+/// much time as ten of them.
+const MANY: u64 = 50_000;
+
+/// The messages of a stream from a sequence on, read in passes: each pass ends with the last message of its time. A pass with few
+/// messages costs a server little, however many subjects the stream has.
+pub(crate) struct StreamTail {
+    stream: String,
+    filter: String,
+    /// The sequence after the last message that was read.
+    next: u64,
+    /// The pass in progress.
+    pages: Option<PagedReader>,
+}
+
+impl StreamTail {
+    /// Starts at sequence `from`.
+    pub fn new(stream: String, filter: String, from: u64) -> Self {
+        Self { stream, filter, next: from.max(1), pages: None }
+    }
+
+    /// The sequence up to which messages were read.
+    pub fn seen(&self) -> u64 {
+        self.next - 1
+    }
+
+    /// Continues after a sequence, with a new pass.
+    pub fn continue_after(&mut self, sequence: u64) {
+        self.next = sequence + 1;
+        self.pages = None;
+    }
+
+    /// Returns the next messages, oldest first; none at the end of a pass. The call after that starts the next pass.
+    /// Errors: the server does not respond. The next call continues after the messages that were returned.
+    pub async fn next_page(&mut self, client: &Client) -> Result<Vec<StreamRecord>, Fault> {
+        let Self { stream, filter, next, pages } = self;
+        let reader = pages.get_or_insert_with(|| {
+            let reader = PagedReader::new(client, stream.clone(), filter.clone(), *next);
+            if *next < MANY { reader } else { reader.with_single_reads() }
+        });
+        let records = reader.next_page().await?;
+        match records.last() {
+            Some(last) => self.next = last.sequence + 1,
+            None => self.pages = None,
+        }
+        Ok(records)
+    }
 }

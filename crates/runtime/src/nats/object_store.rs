@@ -18,11 +18,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::direct_get::{self, PagedReader};
-use super::error::{fault_from_client_error, jetstream_error_code};
-use super::provenance::{ID_HEADER, Provenance, new_id};
-use super::record::StreamRecord;
-use super::topology::names::object_stream;
+use super::record::{ID_HEADER, Provenance, StreamRecord, new_id};
+use super::topology::streams::object_stream;
 use crate::Fault;
+use crate::fault::{ClientResult, fault_from_client_error, jetstream_error_code};
 
 /// The size of a part in bytes, as in other clients.
 const PART_SIZE: usize = 128 * 1024;
@@ -256,9 +255,7 @@ impl ObjectContent<'_> {
     }
 
     /// Computes its SHA-256. A file is read on another thread.
-    ///
-    /// # Errors
-    /// The file can't be read, or is shorter than its size.
+    /// Errors: the file can't be read, or is shorter than its size.
     pub async fn digest(&self) -> std::io::Result<Vec<u8>> {
         match self {
             Self::Bytes(bytes) => Ok(Sha256::digest(bytes).to_vec()),
@@ -304,9 +301,7 @@ fn read_batch(file: &File, at: u64, size: u64) -> std::io::Result<Vec<u8>> {
 
 /// Writes an object with this SHA-256. `last` is the sequence of its last description, 0 if there is none. Returns
 /// `false` if another description was added meanwhile.
-///
-/// # Errors
-/// The server does not respond or is full, or the content can't be read or has changed since its digest was computed.
+/// Errors: the server does not respond or is full, or the content can't be read or has changed since its digest was computed.
 pub(crate) async fn write_object(
     context: &Context,
     bucket: &str,
@@ -326,10 +321,10 @@ pub(crate) async fn write_object(
         for start in (0..batch.len()).step_by(PART_SIZE) {
             let part = message_with_id(batch.slice(start..batch.len().min(start + PART_SIZE)));
             let sent = context.send_publish(subject.clone(), part).await;
-            in_flight.push(sent.map_err(|error| fault_from_client_error(&what, error))?);
+            in_flight.push(sent.or_fault(&what)?);
         }
         for acknowledgement in in_flight {
-            acknowledgement.await.map_err(|error| fault_from_client_error(&what, error))?;
+            acknowledgement.await.or_fault(&what)?;
         }
         at += batch.len() as u64;
     }
@@ -360,7 +355,7 @@ pub(crate) async fn append_description(
     let payload = serde_json::to_vec(info).expect("an object's description serialises to JSON");
     let message = message_with_id(payload.into()).expected_last_subject_sequence(last);
     let sent = context.send_publish(object_info_subject(bucket, &info.name), message).await;
-    match sent.map_err(|error| fault_from_client_error(&what, error))?.await {
+    match sent.or_fault(&what)?.await {
         Ok(acknowledgement) => Ok(Some(acknowledgement.sequence)),
         Err(error) if jetstream_error_code(&error) == Some(WRONG_LAST_SEQUENCE) => Ok(None),
         Err(error) => Err(fault_from_client_error(&what, error)),
@@ -385,14 +380,13 @@ async fn purge_subject(
     before: Option<u64>,
 ) -> Result<(), Fault> {
     let what = format!("removing {subject} from bucket {bucket}");
-    let stream = context.get_stream_no_info(object_stream(bucket)).await;
-    let stream = stream.map_err(|error| fault_from_client_error(&what, error))?;
+    let stream = context.get_stream_no_info(object_stream(bucket)).await.or_fault(&what)?;
     let purge = stream.purge().filter(subject);
     let purged = match before {
         Some(before) => purge.sequence(before).await,
         None => purge.await,
     };
-    purged.map(|_| ()).map_err(|error| fault_from_client_error(&what, error))
+    purged.map(|_| ()).or_fault(&what)
 }
 
 /// Removes the content of a version of an object.

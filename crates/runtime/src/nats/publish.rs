@@ -47,9 +47,7 @@ struct StreamReply {
 }
 
 /// Publishes a message to the stream with this subject, and returns its sequence when it is stored.
-///
-/// # Errors
-/// The server refuses the message, or does not acknowledge it in time.
+/// Errors: the server refuses the message, or does not acknowledge it in time.
 pub(crate) async fn publish_to_stream(
     bus: &Bus,
     subject: String,

@@ -15,9 +15,9 @@ use tokio::time::Instant;
 
 use super::bus::Bus;
 use super::direct_get::{ALL_SUBJECTS, PagedReader};
-use super::error::{fault_from_client_error, response_fault};
-use super::topology::names::{FILES, object_stream};
+use super::topology::streams::{FILES, object_stream};
 use crate::Fault;
+use crate::fault::{ClientResult, response_fault};
 
 /// The time in which strays with consecutive sequences are collected as one range.
 const RANGE_PERIOD: Duration = Duration::from_secs(2);
@@ -202,7 +202,7 @@ async fn delete_message(bus: &Bus, stream: &str, sequence: u64) -> Result<bool, 
         .request_context()
         .request(format!("STREAM.MSG.DELETE.{stream}"), &request)
         .await
-        .map_err(|error| fault_from_client_error(&what(), error))?;
+        .or_fault_with(&what)?;
     match response {
         Response::Ok(_) => Ok(true),
         Response::Err { error } if error.error_code() == NOT_DELETED => Ok(false),

@@ -3,8 +3,6 @@
 pub mod cluster_metrics;
 pub mod cluster_status;
 pub mod health;
-pub mod log_limit;
-pub mod long_work;
 pub mod metrics;
-pub mod shutdown;
+pub mod runtime;
 pub mod telemetry;

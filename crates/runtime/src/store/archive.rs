@@ -30,8 +30,7 @@ use crate::fault::{backoff, max_replica_lag};
 use crate::nats::bus::Bus;
 use crate::nats::direct_get;
 use crate::nats::object_store::{self, ObjectContent, StoredObjectInfo};
-use crate::nats::provenance::Provenance;
-use crate::nats::record::StreamRecord;
+use crate::nats::record::{Provenance, StreamRecord};
 use crate::nats::topology::{ARCHIVE, lane_stream};
 use crate::work::registry;
 use crate::{Fault, log};
@@ -111,9 +110,7 @@ impl ArchiveWriter {
 /// has archived the run and is removing it, possibly during this read: then nothing is written, and the span is empty.
 /// `messages` is the expected number of its messages in the lane, 0 if it is not known: a server that has sent that many does not
 /// search the rest of the lane.
-///
-/// # Errors
-/// The server does not respond or is full, or another process has archived the run meanwhile.
+/// Errors: the server does not respond or is full, or another process has archived the run meanwhile.
 pub async fn archive_run(
     bus: &Bus,
     lane: Lane,
@@ -188,9 +185,7 @@ pub async fn prepare_archive(
 
 impl NewArchive {
     /// Writes the archive. Returns the sequences of the archived messages.
-    ///
-    /// # Errors
-    /// The server does not respond or is full, or another process has archived the run since it was read.
+    /// Errors: the server does not respond or is full, or another process has archived the run since it was read.
     pub async fn write(self, bus: &Bus) -> Result<ArchivedSpan, Fault> {
         let Self { run, span, bytes, earlier } = self;
         let (digest, content) = (Sha256::digest(&bytes), ObjectContent::Bytes(&bytes));
@@ -239,9 +234,7 @@ async fn read_joinable_archive(
 }
 
 /// Returns the messages of an archived run, oldest first; `None` if the run is not archived.
-///
-/// # Errors
-/// The server does not respond, or the archive can't be read.
+/// Fails also if the archive can't be read.
 pub async fn read_archived_run(bus: &Bus, run: &RunId) -> Result<Option<Vec<StreamRecord>>, Fault> {
     let what = || format!("reading the archive of run {run}");
     let read = || async {
@@ -323,9 +316,7 @@ pub struct JoinedLog {
 ///
 /// `summary` is the run's summary, read after `in_lane`: an archive that is older than it says comes from a replica that lags, and is
 /// read again.
-///
-/// # Errors
-/// The server does not respond, or the archive can't be read.
+/// Fails also if the archive can't be read.
 pub async fn join_with_archive(
     bus: &Bus,
     run: &RunId,

@@ -103,9 +103,7 @@ impl BlobStream {
     }
 
     /// Returns the next part; `None` after the last one. A reader that gets the last part has got the content of the blob.
-    ///
-    /// # Errors
-    /// The content is damaged or incomplete, or the server does not respond. The last part was not returned.
+    /// Errors: the content is damaged or incomplete, or the server does not respond. The last part was not returned.
     pub async fn next_part(&mut self) -> Result<Option<Bytes>, Fault> {
         while !self.is_over {
             if let Some(part) = self.parts.next_part(&|_| true).await? {
@@ -143,9 +141,7 @@ impl BlobStore {
     }
 
     /// Stores a value.
-    ///
-    /// # Errors
-    /// It is larger than [`MAX_BLOB`], or the server does not respond or is full.
+    /// Errors: it is larger than [`MAX_BLOB`], or the server does not respond or is full.
     pub fn put_blob<'a>(&'a self, bytes: &'a [u8]) -> BoxFuture<'a, Result<BlobRef, Fault>> {
         async move {
             let digest = Sha256::digest(bytes);
@@ -156,9 +152,8 @@ impl BlobStore {
     }
 
     /// Stores the content of a file, one batch of parts in memory at a time. The file must not change meanwhile.
-    ///
-    /// # Errors
-    /// It is larger than [`MAX_STREAMED_BLOB`], can't be read, or has changed; or the server does not respond or is full.
+    /// Errors: it is larger than [`MAX_STREAMED_BLOB`], can't be read, or has changed; or the server does not respond or is
+    /// full.
     pub fn put_blob_from_file<'a>(&'a self, file: Arc<File>) -> BoxFuture<'a, Result<BlobRef, Fault>> {
         async move {
             let unreadable = |error| Fault::unavailable("reading a file to store it", error);
@@ -226,9 +221,7 @@ impl BlobStore {
     }
 
     /// Returns the value with this name. Objects that are larger than [`MAX_BLOB`] are not read. On a replicated stream it waits for an incomplete value to arrive.
-    ///
-    /// # Errors
-    /// The value is missing, incomplete or damaged, or the server does not answer.
+    /// Errors: the value is missing, incomplete or damaged, or the server does not answer.
     pub fn get<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<u8>, Fault>> {
         self.get_with_size(name, None)
     }
@@ -249,9 +242,7 @@ impl BlobStore {
 
     /// Opens a blob of any size up to [`MAX_STREAMED_BLOB`], to read it part by part; objects of another size than `size`
     /// are not read. On a replicated stream it waits for an incomplete value to arrive.
-    ///
-    /// # Errors
-    /// The value is too large, missing, incomplete or damaged, or the server does not respond.
+    /// Errors: the value is too large, missing, incomplete or damaged, or the server does not respond.
     pub fn open_blob<'a>(
         &'a self,
         name: &'a str,

@@ -1,6 +1,11 @@
 //! Buckets of typed entries. The entries of most buckets count only if a client with permission to write them has published them:
-//! a redirected server reply (see [`crate::nats::provenance`]) is ignored, and so is an entry under the key of another one. A write can
+//! a redirected server reply (see [`crate::nats::record`]) is ignored, and so is an entry under the key of another one. A write can
 //! expect the sequence of the entry that it replaces.
+//!
+//! # Invariants
+//!
+//! - I265: A follower of the summaries of runs gets every change once, whether it reads few changes one by one or many in pages.
+//!   (`crates/runtime/tests/summary_changes.rs::each_pass_returns_every_summary_that_was_written_since`)
 
 use async_nats::header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE;
 use async_nats::jetstream::ErrorCode;
@@ -10,17 +15,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Fault;
-use crate::fault::{backoff, max_replica_lag};
+use crate::fault::{backoff, fault_from_client_error, jetstream_error_code, max_replica_lag};
 use crate::log::{AppendError, append_payload};
 use crate::nats::bus::Bus;
-use crate::nats::direct_get;
-use crate::nats::error::{fault_from_client_error, jetstream_error_code};
-use crate::nats::provenance::{ID_HEADER, new_id};
+use crate::nats::direct_get::{self, ALL_SUBJECTS, StreamTail};
 use crate::nats::publish::publish_to_stream;
-use crate::nats::record::StreamRecord;
-use crate::nats::stream_tail::StreamTail;
+use crate::nats::record::{ID_HEADER, StreamRecord, new_id};
 use crate::nats::topology::bucket_stream;
-use crate::ops::log_limit::LogLimit;
+use crate::ops::telemetry::LogLimit;
 
 /// The error code of the server for "the last sequence of the subject is another one".
 const WRONG_LAST_SEQUENCE: ErrorCode = ErrorCode(10071);
@@ -187,15 +189,18 @@ impl<T: DeserializeOwned> Bucket<T> {
     }
 
     /// Returns a reader of all changes, from the first one on.
-    pub fn changes(&'static self, bus: &Bus) -> BucketChanges<T> {
-        self.changes_below(bus, "", 0)
+    pub fn changes(&'static self) -> BucketChanges<T> {
+        self.changes_below("", 0)
     }
 
     /// Returns a reader of the changes of keys that begin with `part`, which is empty or ends with a dot, after a sequence.
-    pub fn changes_below(&'static self, bus: &Bus, part: &str, after: u64) -> BucketChanges<T> {
-        let filter = self.subject(part) + ">";
+    pub fn changes_below(&'static self, part: &str, after: u64) -> BucketChanges<T> {
+        let filter = match self.prefix.is_empty() && part.is_empty() {
+            true => ALL_SUBJECTS.to_owned(),
+            false => self.subject(part) + ">",
+        };
         let tail = StreamTail::new(bucket_stream(self.name), filter, after + 1);
-        BucketChanges { bus: bus.clone(), bucket: self, tail }
+        BucketChanges { bucket: self, tail }
     }
 }
 
@@ -214,9 +219,7 @@ impl<T: Serialize> Bucket<T> {
 
     /// Writes a value, if the last message of the key has this sequence, 0 if there is none. Finds out the outcome if an
     /// acknowledgement is lost. `topic` is the label in metrics.
-    ///
-    /// # Errors
-    /// The key has another entry, or the server does not accept the value for a minute.
+    /// Errors: the key has another entry, or the server does not accept the value for a minute.
     pub async fn append(
         &self,
         bus: &Bus,
@@ -275,9 +278,7 @@ pub enum Change<T, R> {
 
 impl<T: Serialize + DeserializeOwned> Bucket<T> {
     /// Changes the value of a key by compare-and-set, and returns the result of the change that was written.
-    ///
-    /// # Errors
-    /// The server does not respond, or others change the key all the time.
+    /// Fails also if others change the key all the time.
     pub async fn change<R>(
         &self,
         bus: &Bus,
@@ -307,7 +308,6 @@ impl<T: Serialize + DeserializeOwned> Bucket<T> {
 
 /// The changes of the keys of a bucket, from a sequence on.
 pub struct BucketChanges<T: 'static> {
-    bus: Bus,
     bucket: &'static Bucket<T>,
     tail: StreamTail,
 }
@@ -319,24 +319,20 @@ impl<T: DeserializeOwned> BucketChanges<T> {
     }
 
     /// Returns the next changes; `None` if there were no more at this time. Forged and unreadable entries are left out.
-    ///
-    /// # Errors
-    /// The server does not respond. The next call continues after the changes that were returned.
-    pub async fn next_page(&mut self) -> Result<Option<Vec<BucketChange<T>>>, Fault> {
-        let records = self.tail.next_page(self.bus.client()).await?;
+    /// Errors: the server does not respond. The next call continues after the changes that were returned.
+    pub async fn next_page(&mut self, bus: &Bus) -> Result<Option<Vec<BucketChange<T>>>, Fault> {
+        let records = self.tail.next_page(bus.client()).await?;
         let changes = || records.iter().filter_map(|record| self.bucket.parse_change(record)).collect();
         Ok((!records.is_empty()).then(changes))
     }
 
     /// Returns all changes up to now.
-    ///
-    /// # Errors
-    /// The server does not respond. The next call returns the changes that this one has read.
-    pub async fn read_new(&mut self) -> Result<Vec<BucketChange<T>>, Fault> {
+    /// Errors: the server does not respond. The next call returns the changes that this one has read.
+    pub async fn read_new(&mut self, bus: &Bus) -> Result<Vec<BucketChange<T>>, Fault> {
         let seen = self.seen();
         let mut all = Vec::new();
         loop {
-            match self.next_page().await {
+            match self.next_page(bus).await {
                 Ok(None) => return Ok(all),
                 Ok(Some(changes)) => all.extend(changes),
                 Err(fault) => {

@@ -2,15 +2,12 @@
 
 pub mod admission;
 pub mod archive;
-pub mod audit;
 pub mod backup;
 pub mod blobs;
 pub mod bucket;
-pub mod export_position;
-pub mod idempotency;
+pub mod keys;
 pub mod rate_limits;
 pub mod retention;
-pub mod sessions;
 pub mod tokens;
 pub mod webhooks;
 pub mod workspace;

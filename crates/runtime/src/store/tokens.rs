@@ -1,9 +1,12 @@
 //! The tokens of the HTTP API, in a bucket: the key is the id. A message that no program with permission published is no token
-//! ([`crate::nats::provenance`]): otherwise whoever may write any stream could make one.
+//! ([`crate::nats::record`]): otherwise whoever may write any stream could make one.
+//!
+//! Also the record of administrative actions, in a bucket: each has a key that sorts by time, and none is ever written again.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
+use millrace_protocol::audit::AuditRecord;
 use millrace_protocol::tenant::TenantName;
 use millrace_protocol::token::{Revocation, ScopeSet, StoredToken, TokenId, TokenState, TokenText};
 use rustls::crypto::ring;
@@ -11,8 +14,8 @@ use rustls::crypto::ring;
 use crate::fault::max_replica_lag;
 use crate::log::AppendError;
 use crate::nats::bus::Bus;
-use crate::nats::topology::TOKENS;
-use crate::store::bucket::Bucket;
+use crate::nats::topology::{AUDIT, TOKENS};
+use crate::store::bucket::{Bucket, BucketChange};
 use crate::{Fault, clock};
 
 static STORE: Bucket<StoredToken> = Bucket::new(TOKENS, "").with_key(|token| token.id.to_string());
@@ -48,9 +51,7 @@ pub enum CreateTokenError {
 }
 
 /// Creates a token, and returns its text, which can't be read again.
-///
-/// # Errors
-/// There are too many tokens, or the server does not respond.
+/// Errors: there are too many tokens, or the server does not respond.
 pub async fn create_token(bus: &Bus, new: NewToken) -> Result<(TokenText, StoredToken), CreateTokenError> {
     let now = clock::now();
     let active =
@@ -123,4 +124,36 @@ pub async fn revoke_token(bus: &Bus, id: &TokenId, by: &str) -> Result<Option<St
     let revoked = StoredToken { revoked: Some(Revocation { at: clock::now(), by: by.to_owned() }), ..token };
     write_token(bus, &revoked, sequence).await?;
     Ok(Some(revoked))
+}
+
+static ACTIONS: Bucket<AuditRecord> = Bucket::new(AUDIT, "");
+
+/// Records an action, before it is carried out.
+/// Fails also if the cluster has no such bucket: its supervisors are older.
+pub async fn record_action(bus: &Bus, record: &AuditRecord) -> Result<(), Fault> {
+    let key = uuid::Uuid::now_v7().simple().to_string();
+    match ACTIONS.append(bus, &key, record, 0, "audit").await {
+        Ok(_) => Ok(()),
+        Err(AppendError::Fault(fault)) => Err(fault),
+        Err(AppendError::Fenced { last }) => {
+            Err(Fault::unavailable("recording an action", format!("its key is taken (sequence {last})")))
+        }
+    }
+}
+
+/// Returns the actions after a sequence, oldest first, each with its sequence, at most `limit`. Those that only a newer release can
+/// read are left out.
+pub async fn read_actions(bus: &Bus, after: u64, limit: usize) -> Result<Vec<(u64, AuditRecord)>, Fault> {
+    let mut changes = ACTIONS.changes_below("", after);
+    let mut actions = Vec::new();
+    while let Some(page) = changes.next_page(bus).await? {
+        for change in page {
+            let BucketChange::Set(entry) = change else { continue };
+            if actions.len() == limit {
+                return Ok(actions);
+            }
+            actions.push((entry.sequence, entry.value));
+        }
+    }
+    Ok(actions)
 }

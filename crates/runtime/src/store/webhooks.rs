@@ -179,9 +179,9 @@ pub async fn read_deliveries(
     limit: usize,
     is_wanted: impl Fn(&StoredDelivery) -> bool,
 ) -> Result<Vec<Entry<StoredDelivery>>, Fault> {
-    let mut changes = SENT.changes_below(bus, &format!("{webhook}."), 0);
+    let mut changes = SENT.changes_below(&format!("{webhook}."), 0);
     let mut last = std::collections::VecDeque::new();
-    'pages: while let Some(page) = changes.next_page().await? {
+    'pages: while let Some(page) = changes.next_page(bus).await? {
         for change in page {
             let BucketChange::Set(entry) = change else { continue };
             if before.is_some_and(|before| entry.sequence >= before) {
@@ -200,12 +200,12 @@ pub async fn read_deliveries(
 
 /// Returns a reader of the changes of all webhooks and push configs, which begins with the first one.
 #[must_use]
-pub fn follow_subscriptions(bus: &Bus) -> BucketChanges<StoredSubscription> {
-    SUBSCRIPTIONS.changes(bus)
+pub fn follow_subscriptions() -> BucketChanges<StoredSubscription> {
+    SUBSCRIPTIONS.changes()
 }
 
 /// Returns a reader of the changes of all deliveries, which begins with the first one.
 #[must_use]
-pub fn follow_deliveries(bus: &Bus) -> BucketChanges<StoredDelivery> {
-    SENT.changes(bus)
+pub fn follow_deliveries() -> BucketChanges<StoredDelivery> {
+    SENT.changes()
 }

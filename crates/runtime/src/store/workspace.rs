@@ -17,11 +17,10 @@ use serde_bytes::ByteBuf;
 use tracing::warn;
 
 use crate::Fault;
-use crate::fault::backoff;
+use crate::fault::{ClientResult, backoff, fault_from_client_error};
 use crate::log::{AppendError, append_payload};
 use crate::nats::bus::Bus;
 use crate::nats::direct_get;
-use crate::nats::error::fault_from_client_error;
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::FILES;
 use crate::store::blobs::{BlobStream, sha256_hex};
@@ -75,9 +74,7 @@ enum FileParts {
 
 impl FileStream {
     /// Returns the next part; `None` after the last one. The last part is returned only if the whole content is right.
-    ///
-    /// # Errors
-    /// The content is damaged or incomplete, or the server does not respond.
+    /// Errors: the content is damaged or incomplete, or the server does not respond.
     pub async fn next_part(&mut self) -> Result<Option<Bytes>, Fault> {
         match &mut self.parts {
             FileParts::Inline(bytes) => Ok(bytes.take()),
@@ -223,9 +220,7 @@ impl RunWorkspace {
     }
 
     /// Returns the current version of a file; `None` if there is no file.
-    ///
-    /// # Errors
-    /// The server does not respond, or the content can't be read, or not as a whole: see [`RunWorkspace::open_file`].
+    /// Fails also if the content can't be read, or not as a whole: see [`RunWorkspace::open_file`].
     pub fn read_file<'a>(
         &'a self,
         path: &'a FilePath,
@@ -257,9 +252,7 @@ impl RunWorkspace {
 
     /// Opens the current version of a file, or an earlier one, to read it part by part; `None` if there is no such version,
     /// or it is a deletion.
-    ///
-    /// # Errors
-    /// The server does not respond, or the content is missing or damaged.
+    /// Fails also if the content is missing or damaged.
     pub fn open_file<'a>(
         &'a self,
         path: &'a FilePath,
@@ -308,9 +301,7 @@ impl RunWorkspace {
 
     /// Writes a file and returns its new version. A write with the same key and the same expected version is the same
     /// write, and returns the version that it created. A write with another expected version needs a new key.
-    ///
-    /// # Errors
-    /// See [`FileWriteError`]; nothing was written.
+    /// Errors: See [`FileWriteError`]; nothing was written.
     pub fn write_file<'a>(
         &'a self,
         path: &'a FilePath,
@@ -329,9 +320,7 @@ impl RunWorkspace {
     }
 
     /// Like [`RunWorkspace::write_file`], with a content that is in the blob store already and may be larger.
-    ///
-    /// # Errors
-    /// See [`FileWriteError`]; nothing was written.
+    /// Errors: See [`FileWriteError`]; nothing was written.
     pub fn write_stored_file<'a>(
         &'a self,
         path: &'a FilePath,
@@ -350,9 +339,7 @@ impl RunWorkspace {
     }
 
     /// Deletes a file and returns the version of the deletion.
-    ///
-    /// # Errors
-    /// See [`FileWriteError`]; nothing was deleted.
+    /// Errors: See [`FileWriteError`]; nothing was deleted.
     pub fn delete_file<'a>(
         &'a self,
         path: &'a FilePath,
@@ -506,8 +493,7 @@ impl RunWorkspace {
         let subject = subject::file_subject(&self.space, path);
         let what = || format!("reading {path} of {}", self.space);
         for tries in 1.. {
-            let stream = self.bus.request_context().get_stream_no_info(FILES).await;
-            let stream = stream.map_err(|error| fault_from_client_error(&what(), error))?;
+            let stream = self.bus.request_context().get_stream_no_info(FILES).await.or_fault_with(&what)?;
             let error = match stream.get_last_raw_message_by_subject(&subject).await {
                 Ok(message) => return Ok(Some(message.into())),
                 Err(error) => error,

@@ -14,9 +14,9 @@ use millrace_protocol::ids::{Lane, WorkerId};
 use tokio::time::Instant;
 
 use crate::Fault;
-use crate::nats::buckets::read_bucket_entries;
+use crate::fault::{ClientResult, fault_from_client_error};
 use crate::nats::bus::Bus;
-use crate::nats::error::fault_from_client_error;
+use crate::nats::topology::streams::read_bucket_entries;
 use crate::nats::topology::{LEASES, MEMBERS};
 
 /// The lane leases of one supervisor, and its membership among the supervisors. Cheap to clone.
@@ -56,7 +56,7 @@ impl LaneLeaseManager {
         self.members
             .put(self.id.as_str(), "".into())
             .await
-            .map_err(|error| fault_from_client_error("renewing the membership of this supervisor", error))?;
+            .or_fault("renewing the membership of this supervisor")?;
         let mut members = BTreeSet::from([self.id.clone()]);
         for (key, _) in read_bucket_entries(self.bus.client(), MEMBERS).await? {
             members.extend(WorkerId::new(key).ok());
@@ -81,9 +81,7 @@ impl LaneLeaseManager {
     }
 
     /// Renews a lease; `false` if it was lost.
-    ///
-    /// # Errors
-    /// The server does not respond: the lease may still be valid.
+    /// Errors: the server does not respond: the lease may still be valid.
     pub async fn renew_lease(&self, lease: &mut LaneLease) -> Result<bool, Fault> {
         let renewed = Instant::now();
         let value = self.id.to_string().into();
@@ -102,9 +100,11 @@ impl LaneLeaseManager {
     /// Reads the lease after a rejected renewal: if the response to an earlier renewal was lost, the revision differs
     /// although this supervisor still holds the lease.
     async fn reread_after_conflict(&self, lease: &mut LaneLease, now: Instant) -> Result<bool, Fault> {
-        let entry = self.leases.entry(lease_key(lease.lane)).await.map_err(|error| {
-            fault_from_client_error(&format!("reading the lease of lane {}", lease.lane), error)
-        })?;
+        let entry = self
+            .leases
+            .entry(lease_key(lease.lane))
+            .await
+            .or_fault_with(|| format!("reading the lease of lane {}", lease.lane))?;
         match entry {
             Some(entry) if entry.value == self.id.as_str() && entry.operation == kv::Operation::Put => {
                 (lease.revision, lease.renewed) = (entry.revision, now);
@@ -119,15 +119,12 @@ impl LaneLeaseManager {
         self.leases
             .delete_expect_revision(lease_key(lease.lane), Some(lease.revision))
             .await
-            .map_err(|error| fault_from_client_error(&format!("releasing lane {}", lease.lane), error))
+            .or_fault_with(|| format!("releasing lane {}", lease.lane))
     }
 
     /// Removes the membership of this supervisor.
     pub async fn leave_members(&self) -> Result<(), Fault> {
-        self.members
-            .delete(self.id.as_str())
-            .await
-            .map_err(|error| fault_from_client_error("removing the membership of this supervisor", error))
+        self.members.delete(self.id.as_str()).await.or_fault("removing the membership of this supervisor")
     }
 }
 

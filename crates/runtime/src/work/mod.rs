@@ -2,6 +2,4 @@
 
 pub mod lane_lease;
 pub mod queue;
-pub mod queue_state;
 pub mod registry;
-pub mod summary_changes;

@@ -9,16 +9,16 @@ use millrace_protocol::registry::{Heartbeat, RunSummary};
 use millrace_protocol::result::CapabilityDescription;
 
 use crate::Fault;
+use crate::fault::ClientResult;
 use crate::nats::bus::Bus;
-use crate::nats::error::fault_from_client_error;
 use crate::nats::topology::{CAPABILITIES, HEARTBEATS, RUNS, bucket_stream};
-use crate::store::bucket::{Bucket, Change, Entry, ExpectedEntry};
+use crate::store::bucket::{Bucket, BucketChanges, Change, Entry, ExpectedEntry};
 
 static REGISTERED: Bucket<CapabilityDescription> =
     Bucket::new(CAPABILITIES, "").with_key(|capability: &CapabilityDescription| capability.name.to_string());
 /// Below the role of a process, so that permissions keep one role from sending the heartbeats of another.
 static BEATS: Bucket<Heartbeat> = Bucket::new(HEARTBEATS, "").with_key(heartbeat_key).open();
-pub(super) static SUMMARIES: Bucket<RunSummary> =
+static SUMMARIES: Bucket<RunSummary> =
     Bucket::new(RUNS, "").with_key(|summary: &RunSummary| summary.run.to_string()).open();
 
 /// The maximum number of capabilities of a cluster. Each has a queue, and a stream has a limited number of consumers.
@@ -80,16 +80,13 @@ pub async fn remove_invalid_capabilities(bus: &Bus, age: Duration) -> Result<u64
     if old.is_empty() {
         return Ok(0);
     }
-    let stream = bus
-        .request_context()
-        .get_stream_no_info(bucket_stream(CAPABILITIES))
-        .await
-        .map_err(|error| fault_from_client_error(what, error))?;
+    let stream =
+        bus.request_context().get_stream_no_info(bucket_stream(CAPABILITIES)).await.or_fault(what)?;
     let mut removed = 0;
     for record in old {
         // A newer entry of that key stays.
         let purged = stream.purge().filter(record.subject.as_str()).sequence(record.sequence + 1).await;
-        removed += purged.map_err(|error| fault_from_client_error(what, error))?.purged;
+        removed += purged.or_fault(what)?.purged;
     }
     Ok(removed)
 }
@@ -175,6 +172,11 @@ pub async fn read_run_summaries(bus: &Bus) -> Result<Vec<RunSummary>, Fault> {
         SUMMARIES.read_all(bus).await?.into_iter().map(|entry| entry.value).collect();
     runs.sort_by(|a, b| (a.started, &a.run).cmp(&(b.started, &b.run)));
     Ok(runs)
+}
+
+/// Returns a reader of the changes of summaries after a revision, which is their sequence in the bucket; 0 is before the first.
+pub fn follow_summaries(revision: u64) -> BucketChanges<RunSummary> {
+    SUMMARIES.changes_below("", revision)
 }
 
 /// Returns the name of this machine.

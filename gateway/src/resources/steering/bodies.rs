@@ -8,7 +8,7 @@ use millrace_plan_file::{
 };
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan, TaskLimits, TaskPatch};
-use millrace_runtime::duration::parse_duration;
+use millrace_runtime::clock::parse_duration;
 use millrace_runtime::work::registry;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,8 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::ids::WorkerId;
 use crate::plan::PlanningEvent;
-use crate::plan::state::{MAX_NOTES, Plan, PlannerTrigger, PlanningTurn, UncountedTime};
+use crate::plan::attendance::UncountedTime;
+use crate::plan::state::{MAX_NOTES, Plan, PlannerTrigger, PlanningTurn};
 use crate::subject::PLANNER;
 
 impl Plan {

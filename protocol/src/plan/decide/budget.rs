@@ -11,37 +11,25 @@
 //! - I39: A run that ended for lack of budget survives every process and resumes with more.
 //!   (`tests/tests/behaviours/crashes.rs::run_out_of_budget_survives_a_full_restart`)
 
-use std::collections::{BTreeMap, btree_set};
+use std::collections::btree_set;
 use std::iter::Peekable;
-use std::sync::Arc;
-use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
-
-use super::super::budget::{Budget, BudgetExhaustionPolicy, ElapsedRunTime, ResourceAmounts, ResourceKind};
+use super::super::budget::{Budget, ResourceAmounts, ResourceKind};
 use super::super::reserved::{AmountSums, Reservations};
-use super::super::spec::{OnFailedDependency, TaskSpec};
-use super::super::state::{
-    AttemptEnd, EndReason, ErroredTaskWait, Plan, PlannerTrigger, PlanningTurn, Task, TaskState,
-};
-use super::super::{BudgetEvent, Event, GraphEvent, PlanningEvent, Refusal, RunEvent, TaskEvent, Work};
+use super::super::state::{AttemptEnd, EndReason, Plan, PlanningTurn, Task, TaskState};
+use super::super::{BudgetEvent, Event, TaskEvent, Work};
 use super::turn::give_up_turn;
-use super::usage_of_work_in_flight;
 use super::wave::append_consequences_of_task_ends;
-use crate::ids::{Capability, TaskId};
+use super::winding_down::{percentage_of, wind_down_run};
+use crate::ids::Capability;
 use crate::result::{ExceededLimit, Usage};
 
 /// The divisor of the rest of its pool that an attempt reserves: a quarter.
-const SHARE: u64 = 4;
+pub(super) const SHARE: u64 = 4;
 /// The divisor for a task's own budget: an attempt reserves half, and leaves the rest for its review.
 const TASK_SHARE: u64 = 2;
 /// The divisor of a limit below which a pool counts as exhausted: a sixteenth.
 const LEAST: u64 = 16;
-
-/// Returns a percentage of an amount, without overflow.
-fn percentage_of(amount: u64, percent: u64) -> u64 {
-    amount / 100 * percent + amount % 100 * percent / 100
-}
 
 /// The result of a reservation request.
 enum ReservationDecision {
@@ -54,7 +42,7 @@ enum ReservationDecision {
 
 /// The owner of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BudgetPool {
+pub(super) enum BudgetPool {
     Run,
     Capability,
     Task,
@@ -70,20 +58,20 @@ impl BudgetPool {
     }
 }
 
-struct BudgetPoolState<'a> {
-    pool: BudgetPool,
-    limits: ResourceAmounts,
-    used: Usage,
-    reserved: Option<&'a AmountSums>,
+pub(super) struct BudgetPoolState<'a> {
+    pub pool: BudgetPool,
+    pub limits: ResourceAmounts,
+    pub used: Usage,
+    pub reserved: Option<&'a AmountSums>,
     /// The percentage of the limits that this work may not use.
-    held_back: u64,
-    share: u64,
+    pub held_back: u64,
+    pub share: u64,
     /// The requested reservation of an attempt, if there is one.
-    requested: ResourceAmounts,
+    pub requested: ResourceAmounts,
     /// What the first request of the work needs, as far as that is known.
-    needs: ResourceAmounts,
+    pub needs: ResourceAmounts,
     /// The same of the final task.
-    needs_of_final: ResourceAmounts,
+    pub needs_of_final: ResourceAmounts,
 }
 
 impl BudgetPoolState<'_> {
@@ -118,7 +106,7 @@ impl BudgetPoolState<'_> {
     }
 
     /// Returns the limits that stop work, each at least doubled, until work fits that uses a quarter of it.
-    fn larger_limits(&self) -> ResourceAmounts {
+    pub fn larger_limits(&self) -> ResourceAmounts {
         let mut larger = ResourceAmounts::default();
         for (dimension, limit) in self.limits.iter() {
             if self.unused_amount(dimension, limit) < self.least_reservation(dimension, limit) {
@@ -128,7 +116,7 @@ impl BudgetPoolState<'_> {
         larger
     }
 
-    fn sufficient_limit(&self, dimension: ResourceKind, limit: u64) -> u64 {
+    pub fn sufficient_limit(&self, dimension: ResourceKind, limit: u64) -> u64 {
         let is_enough = |limit: &u64| {
             let usable = limit - self.held_back_of(dimension, *limit);
             let wanted = self.least_reservation(dimension, *limit).max(usable / SHARE);
@@ -163,7 +151,7 @@ impl BudgetPoolState<'_> {
 }
 
 /// The reservations of the run while more are added.
-struct ReservationLedger<'a> {
+pub(super) struct ReservationLedger<'a> {
     plan: &'a Plan,
     budget: &'a Budget,
     reserved: Reservations,
@@ -171,7 +159,7 @@ struct ReservationLedger<'a> {
 }
 
 impl<'a> ReservationLedger<'a> {
-    fn new(plan: &'a Plan, budget: &'a Budget) -> Self {
+    pub fn new(plan: &'a Plan, budget: &'a Budget) -> Self {
         Self { plan, budget, reserved: plan.budget.reserved.without_single_reservations(), made: Vec::new() }
     }
 
@@ -235,7 +223,7 @@ impl<'a> ReservationLedger<'a> {
     }
 
     /// Returns what the first request of work needs, as far as that is known.
-    fn needs_of(&self, work: &Work) -> ResourceAmounts {
+    pub fn needs_of(&self, work: &Work) -> ResourceAmounts {
         let needs =
             self.plan.queue_of_work(work).and_then(|queue| self.plan.budget.needs.get(&queue).copied());
         needs.unwrap_or_default()
@@ -243,14 +231,14 @@ impl<'a> ReservationLedger<'a> {
 
     /// Returns what the first request of the final task needs: what is known of its capability, or else the most that is
     /// known of any.
-    fn needs_of_final_task(&self) -> ResourceAmounts {
+    pub fn needs_of_final_task(&self) -> ResourceAmounts {
         let known = &self.plan.budget.needs;
         let own = self.plan.final_task().and_then(|task| known.get(&task.spec.capability));
         own.copied()
             .unwrap_or_else(|| known.values().copied().fold(ResourceAmounts::default(), ResourceAmounts::max))
     }
 
-    fn run_pool(&self, task: Option<&Task>, share: u64) -> Option<BudgetPoolState<'_>> {
+    pub fn run_pool(&self, task: Option<&Task>, share: u64) -> Option<BudgetPoolState<'_>> {
         if self.budget.amounts.is_empty() {
             return None;
         }
@@ -269,7 +257,7 @@ impl<'a> ReservationLedger<'a> {
         })
     }
 
-    fn capability_pool(&self, work: &Work, share: u64) -> Option<BudgetPoolState<'_>> {
+    pub fn capability_pool(&self, work: &Work, share: u64) -> Option<BudgetPoolState<'_>> {
         if self.budget.capabilities.is_empty() {
             return None;
         }
@@ -288,7 +276,7 @@ impl<'a> ReservationLedger<'a> {
         })
     }
 
-    fn task_pool(&self, task: Option<&Task>) -> Option<BudgetPoolState<'_>> {
+    pub fn task_pool(&self, task: Option<&Task>) -> Option<BudgetPoolState<'_>> {
         let task = task.filter(|task| !task.spec.budget.is_empty())?;
         Some(BudgetPoolState {
             pool: BudgetPool::Task,
@@ -461,241 +449,4 @@ pub(super) fn wind_down_at_default_tokens(plan: &Plan) -> Vec<Event> {
         "{used} tokens are used, and without a budget of tokens a run may use {limit} for the tasks of this plan"
     );
     wind_down_run(plan, EndReason::BudgetExhausted, &detail)
-}
-
-/// Returns the limits that a run which has ended needs to be raised, with values with which it continues; `None` if no limit
-/// stops it. Reservations count nothing: after the end nothing is in flight.
-#[must_use]
-pub fn suggest_larger_limits(plan: &Plan) -> Option<Budget> {
-    let (end, start) = (plan.run.end.as_ref()?, plan.run.start.as_ref()?);
-    let old = &start.budget;
-    let ledger = ReservationLedger::new(plan, old);
-    let known = plan.budget.needs.values().copied();
-    let needs = known.fold(ResourceAmounts::default(), ResourceAmounts::max);
-    let needs_of_final = ledger.needs_of_final_task();
-    // The final task may have run already; resumed, the run needs its share again.
-    let held_back = u64::from(old.final_percent);
-    let run_pool = ledger.run_pool(None, SHARE);
-    let run_pool = run_pool.map(|pool| BudgetPoolState { needs, needs_of_final, held_back, ..pool });
-    let mut larger = Budget {
-        amounts: run_pool.as_ref().map(BudgetPoolState::larger_limits).unwrap_or_default(),
-        attempt: larger_attempt_limits(plan, old),
-        capabilities: larger_capability_limits(plan, &ledger),
-        wall_time: old.wall_time.and_then(|limit| larger_wall_time(plan.worked_time(end.at), limit)),
-        steps: (end.reason == EndReason::MaxSteps).then(|| plan.max_planning_turns().saturating_mul(2)),
-        ..Budget::default()
-    };
-    if end.reason == EndReason::BudgetExhausted && larger.is_default() {
-        let limited = run_pool.as_ref().filter(|_| plan.default_token_limit().is_none());
-        larger.amounts = limited.map_or_else(|| larger_default_tokens(plan), nearest_limit_doubled);
-    }
-    (!larger.is_default()).then_some(larger)
-}
-
-/// `true` if a failed task could run again with larger limits of its capability or of an attempt: `millrace resume --budget` can
-/// raise these after the end of the run.
-pub(super) fn has_task_stopped_by_limits(plan: &Plan) -> bool {
-    plan.run.start.as_ref().is_some_and(|start| {
-        let ledger = ReservationLedger::new(plan, &start.budget);
-        !larger_attempt_limits(plan, &start.budget).is_empty()
-            || !larger_capability_limits(plan, &ledger).is_empty()
-    })
-}
-
-/// Returns the failed tasks of a run that have used up a budget of their own. Nothing raises it after the submission, so they fail
-/// again if they are retried or their run is resumed.
-#[must_use]
-pub fn tasks_without_budget(plan: &Plan) -> Vec<&TaskId> {
-    let Some(start) = &plan.run.start else { return Vec::new() };
-    let ledger = ReservationLedger::new(plan, &start.budget);
-    let failed = plan.tasks.iter().filter(|task| task.state() == TaskState::Failed && !task.spec.is_child());
-    let is_spent =
-        |task: &&Task| ledger.task_pool(Some(task)).is_some_and(|pool| !pool.larger_limits().is_empty());
-    failed.filter(is_spent).map(|task| &task.spec.id).collect()
-}
-
-/// Returns the limits of the capabilities of lost work that stop it, each with those that stay.
-fn larger_capability_limits(
-    plan: &Plan,
-    ledger: &ReservationLedger<'_>,
-) -> BTreeMap<Capability, ResourceAmounts> {
-    let lost_turn = plan.planning.lost.as_ref();
-    let lost_turn = lost_turn.map(|_| Work::Planning { turn: plan.planning.turns, attempt: 1 });
-    let lost = plan.tasks.iter().filter(|task| task.state() == TaskState::Failed);
-    let lost_tasks = lost.flat_map(|task| {
-        let (task, attempt) = (task.spec.id.clone(), task.attempt.max(1));
-        [Work::Task { task: task.clone(), attempt }, Work::Review { task, attempt, review: 1 }]
-    });
-    let larger = lost_turn.into_iter().chain(lost_tasks).filter_map(|work| {
-        let pool = ledger.capability_pool(&work, SHARE)?;
-        let mut limits = pool.limits;
-        let larger = BudgetPoolState { needs: ledger.needs_of(&work), ..pool }.larger_limits();
-        larger.iter().for_each(|(dimension, limit)| limits.set(dimension, Some(limit)));
-        (!larger.is_empty()).then(|| Some((plan.queue_of_work(&work)?, limits)))?
-    });
-    larger.collect()
-}
-
-/// Returns the limits of one attempt that are below what the first request of a failed task needs.
-fn larger_attempt_limits(plan: &Plan, old: &Budget) -> ResourceAmounts {
-    let mut larger = ResourceAmounts::default();
-    let lost = plan.tasks.iter().filter(|task| task.state() == TaskState::Failed);
-    for needs in lost.filter_map(|task| plan.budget.needs.get(&task.spec.capability)) {
-        for (dimension, limit) in old.attempt.iter() {
-            let needed = needs.get(dimension).unwrap_or(0);
-            if needed > limit {
-                let raised = needed.saturating_mul(2).max(larger.get(dimension).unwrap_or(0));
-                larger.set(dimension, Some(raised));
-            }
-        }
-    }
-    larger
-}
-
-fn larger_wall_time(worked: SignedDuration, limit: Duration) -> Option<Duration> {
-    let worked = worked.unsigned_abs();
-    let doubled = |limit: &Duration| limit.checked_mul(2);
-    let mut longer = std::iter::successors(Some(limit), doubled);
-    (worked >= limit).then(|| longer.find(|limit| *limit > worked && *limit - worked >= *limit / 4))?
-}
-
-fn larger_default_tokens(plan: &Plan) -> ResourceAmounts {
-    let used = ResourceKind::Tokens.amount_used(&plan.budget.spend.total);
-    let tokens = plan.default_token_limit().unwrap_or(used).max(used).max(1).saturating_mul(2);
-    ResourceAmounts { tokens: Some(tokens), ..ResourceAmounts::default() }
-}
-
-/// Doubles the limit of which the largest share is used.
-fn nearest_limit_doubled(pool: &BudgetPoolState<'_>) -> ResourceAmounts {
-    let share = |(dimension, limit): &(ResourceKind, u64)| {
-        u128::from(dimension.amount_used(&pool.used)) * 1_000_000 / u128::from((*limit).max(1))
-    };
-    let mut larger = ResourceAmounts::default();
-    if let Some((dimension, limit)) = pool.limits.iter().max_by_key(share) {
-        larger.set(dimension, Some(pool.sufficient_limit(dimension, limit)));
-    }
-    larger
-}
-
-/// Warns once that the soft limit of the budget has been reached.
-pub(super) fn warn_once_at_soft_limit(plan: &Plan, now: Timestamp) -> Vec<Event> {
-    if plan.budget.is_low || plan.run.winding_down.is_some() {
-        return Vec::new();
-    }
-    let Some(detail) = soft_limit_detail(plan, now) else { return Vec::new() };
-    let low = Event::Budget(BudgetEvent::Low { detail: detail.clone() });
-    let trigger =
-        Event::Planning(PlanningEvent::TriggerRaised { trigger: PlannerTrigger::BudgetLow { detail } });
-    std::iter::once(low).chain(plan.has_planner().then_some(trigger)).collect()
-}
-
-fn soft_limit_detail(plan: &Plan, now: Timestamp) -> Option<String> {
-    let budget = &plan.run.start.as_ref()?.budget;
-    let soft = u64::from(budget.soft_percent);
-    let amounts = budget.amounts.iter().find_map(|(dimension, limit)| {
-        let used = dimension.amount_used(&plan.budget.spend.total);
-        (used >= percentage_of(limit, soft))
-            .then(|| format!("{} of {} used", dimension.format_amount(used), dimension.format_amount(limit)))
-    });
-    amounts.or_else(|| {
-        let time = plan.elapsed_time(now).filter(ElapsedRunTime::is_past_soft_limit)?;
-        Some(format!("{:#} of {:#} elapsed", round_to_seconds(time.worked), round_to_seconds(time.limit)))
-    })
-}
-
-fn round_to_seconds(time: SignedDuration) -> SignedDuration {
-    SignedDuration::from_secs(time.as_secs())
-}
-
-/// Handles the run's time limit or its soft limit.
-pub(super) fn handle_time_limit(plan: &Plan, now: Timestamp) -> Result<Vec<Event>, Refusal> {
-    match plan.elapsed_time(now) {
-        Some(time) if time.is_past_limit() && plan.run.winding_down.is_none() => {
-            let detail = format!("the time limit of {:#} has passed", round_to_seconds(time.limit));
-            Ok(wind_down_run(plan, EndReason::BudgetExhausted, &detail))
-        }
-        Some(_) => match warn_once_at_soft_limit(plan, now) {
-            events if events.is_empty() => Err(Refusal::WrongMoment("the time limit has not passed".into())),
-            events => Ok(events),
-        },
-        None => Err(Refusal::WrongMoment("the run has no time limit".into())),
-    }
-}
-
-/// Winds the run down: no task starts except the final one, which runs without its missing dependencies.
-pub(super) fn wind_down_run(plan: &Plan, reason: EndReason, detail: &str) -> Vec<Event> {
-    let finishes = plan
-        .run
-        .start
-        .as_ref()
-        .is_some_and(|start| start.budget.when_spent == BudgetExhaustionPolicy::Finish);
-    let stays = |task: &Task| {
-        let is_in_flight = matches!(task.state(), TaskState::Running | TaskState::NeedsReview)
-            || task.waits_for_children_only();
-        finishes && is_in_flight && !task.spec.is_final
-    };
-    let can_succeed = |task: &&Task| !plan.needs_approval() && can_final_task_succeed(plan, task, &stays);
-    let last = plan.final_task().filter(can_succeed);
-    let mut events = vec![Event::Run(RunEvent::WindingDown { reason, detail: detail.to_owned() })];
-    events.extend(give_up_turn(plan, detail));
-    if let Some(task) = last.filter(|task| task.state() == TaskState::Pending) {
-        let spec = TaskSpec { on_failed_dependency: OnFailedDependency::Skip, ..TaskSpec::clone(&task.spec) };
-        events.push(Event::Graph(GraphEvent::TaskPatched { spec: Arc::new(spec), attempt: 0 }));
-    }
-    let is_last = |task: &Task| last.is_some_and(|last| last.spec.id == task.spec.id);
-    for task in plan.tasks.iter().filter(|task| !task.state().is_terminal() && !stays(task) && !is_last(task))
-    {
-        events.push(Event::Task(TaskEvent::Cancelled {
-            task: task.spec.id.clone(),
-            reason: format!("the run is winding down: {detail}"),
-            with: None,
-            usage: usage_of_work_in_flight(plan, task),
-        }));
-    }
-    if let Some(task) = last.filter(|task| task.state() == TaskState::Pending) {
-        let dependencies = task.spec.depends_on.iter().filter_map(|id| plan.task(id));
-        if !dependencies.into_iter().any(&stays) {
-            let attempt = task.attempt.max(1);
-            events.push(Event::Task(TaskEvent::Ready { task: task.spec.id.clone(), attempt }));
-        }
-    }
-    events
-}
-
-/// `true` if the final task can still produce the deliverable: it is in flight, or a result that it uses exists or is about
-/// to.
-fn can_final_task_succeed(plan: &Plan, task: &Task, stays: &impl Fn(&Task) -> bool) -> bool {
-    let has_something = || {
-        let mut dependencies = task.spec.depends_on.iter().filter_map(|id| plan.task(id));
-        task.spec.depends_on.is_empty()
-            || dependencies.any(|dependency| dependency.state() == TaskState::Completed || stays(dependency))
-    };
-    match task.state() {
-        TaskState::Running | TaskState::NeedsReview | TaskState::Ready | TaskState::Rerun => true,
-        TaskState::Errored => matches!(task.errored_wait(), Some(ErroredTaskWait::Retry(_))),
-        TaskState::Pending => has_something(),
-        // Any other wait may take longer than any limit of the run.
-        TaskState::Waiting => task.waits_for_children_only(),
-        TaskState::Completed | TaskState::Failed | TaskState::Cancelled => false,
-    }
-}
-
-/// Gives up a final task that was to run without its missing dependencies, if all of them are missing.
-pub(super) fn cancel_final_task_without_inputs(plan: &Plan) -> Vec<Event> {
-    if plan.run.winding_down.is_none() {
-        return Vec::new();
-    }
-    let waits = |task: &&Task| matches!(task.state(), TaskState::Ready | TaskState::Pending);
-    let Some(task) = plan.final_task().filter(waits) else { return Vec::new() };
-    let dependencies = || task.spec.depends_on.iter().filter_map(|id| plan.task(id));
-    let is_lost = |dependency: &Task| matches!(dependency.state(), TaskState::Failed | TaskState::Cancelled);
-    if task.spec.depends_on.is_empty() || !dependencies().all(is_lost) {
-        return Vec::new();
-    }
-    vec![Event::Task(TaskEvent::Cancelled {
-        task: task.spec.id.clone(),
-        reason: "none of its dependencies has a result".into(),
-        with: None,
-        usage: Usage::default(),
-    })]
 }

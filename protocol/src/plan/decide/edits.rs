@@ -15,7 +15,7 @@ use super::begin::{is_dependency_met, task_added_event};
 use super::run_end::{self, finish_run};
 use super::wave::append_consequences_of_task_ends;
 use super::{
-    children, find_task, has_work_in_progress, refuse_program_checks, repetition, truncate_for_plan,
+    children, find_task, has_work_in_progress, refuse_program_checks, truncate_for_plan, turn,
     usage_of_work_in_flight, wrong_state_refusal,
 };
 use crate::ids::TaskId;
@@ -91,7 +91,7 @@ fn add_tasks(plan: &Plan, tasks: &[TaskSpec], by: EditAuthor) -> Result<Vec<Even
     }
     if by == EditAuthor::Planner {
         tasks.iter().try_for_each(|task| refuse_program_checks(&task.review))?;
-        tasks.iter().try_for_each(|task| repetition::refuse_lost_task(plan, task))?;
+        tasks.iter().try_for_each(|task| turn::refuse_lost_task(plan, task))?;
         let budget = plan.run.start.as_ref().map(|start| &start.budget);
         let limit = budget.and_then(|budget| budget.tasks).unwrap_or(DEFAULT_TASKS);
         let has_limit = budget.is_some_and(|budget| budget.tasks.is_some());

@@ -3,47 +3,37 @@
 //!
 //! | file | rules of |
 //! |---|---|
-//! | `begin` | the submission of a run |
-//! | `holds` | waits of a run before its first task |
+//! | `begin` | the submission of a run, and waits before its first task |
 //! | `children` | delegated tasks: adding them, their ends, and the end of their parent |
 //! | `planning` | a planning turn, from the request to the valid edits of its answer |
 //! | `edits` | edits of a plan, by the planner or a user |
-//! | `repetition` | tasks that a planner plans again although they were lost |
-//! | `approval` | the approval of the plan by a person |
-//! | `attempts` | claims, outcomes and clocks of attempts |
-//! | `reviews` | verdicts of critics |
-//! | `votes` | reviews by persons |
-//! | `provider` | waits for models' providers |
-//! | `waits` | waits of parked attempts |
-//! | `questions` | answers of persons |
+//! | `attempts` | claims, outcomes and clocks of attempts, and waits for models' providers |
+//! | `reviews` | verdicts of critics, and reviews by persons |
+//! | `waits` | waits of parked attempts, starts that wait, and questions that nobody has to answer |
 //! | `wave` | consequences of a task's end for other tasks |
-//! | `steering` | commands of users |
+//! | `turn` | whether the planner gets a turn, and tasks that it plans again although they were lost |
+//! | `run_end` | the approval of the plan by a person, the end of the run, and larger limits with which it continues |
+//! | `steering` | commands and answers of users |
 //! | `registry` | changes of the capability registry |
-//! | `budget` | reservations, and what happens when the budget is exhausted |
+//! | `budget` | reservations |
+//! | `winding_down` | the limits of the run as a whole, and winding it down |
 //! | `settle` | the next planning turn, and the end of the run |
 
-mod answers;
-mod approval;
 mod attempts;
 mod begin;
 mod budget;
 mod children;
 mod edits;
-mod holds;
 mod planning;
-mod provider;
-mod questions;
 mod registry;
-mod repetition;
 mod reviews;
 mod run_end;
 mod settle;
-mod starts;
 mod steering;
 mod turn;
-mod votes;
 mod waits;
 mod wave;
+mod winding_down;
 
 use std::sync::Arc;
 
@@ -62,14 +52,13 @@ use super::{
 };
 use crate::child::Delegation;
 use crate::ids::{TaskId, WorkerId};
-use crate::provider::ProviderStatus;
 use crate::question::RunAnswer;
 use crate::result::{Build, ErrorKind, MAX_MESSAGE, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
-use crate::wait::Wait;
+use crate::wait::{ProviderStatus, Wait};
 
 pub use begin::{find_criteria_problem, find_earlier_runs_problem};
-pub use budget::{suggest_larger_limits, tasks_without_budget};
 pub(super) use edits::{EditAuthor, decide_edit};
+pub use run_end::{suggest_larger_limits, tasks_without_budget};
 
 /// The maximum number of failed attempts at a planning turn before the planner counts as unavailable.
 pub const MAX_PLANNING_ATTEMPTS: u32 = 3;
@@ -274,25 +263,7 @@ pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<
         return begin::start_run(plan, submission);
     }
     if let Some(end) = &plan.run.end {
-        return match input {
-            DecisionInput::Fact(Fact::Control(command)) => {
-                steering::continue_ended_run(plan, command, end, now)
-            }
-            DecisionInput::Retire if end.is_resumable => retire_run(end, now),
-            DecisionInput::Fact(_)
-            | DecisionInput::Retry(_)
-            | DecisionInput::WaitTime(_)
-            | DecisionInput::RetryReview(_)
-            | DecisionInput::RetryPlanning
-            | DecisionInput::Clock(..)
-            | DecisionInput::StaleJournal(_)
-            | DecisionInput::Absence(_)
-            | DecisionInput::WallTime
-            | DecisionInput::Retire
-            | DecisionInput::Hold(_)
-            | DecisionInput::Cluster(..)
-            | DecisionInput::Settle => Err(Refusal::RunAlreadyEnded(end.reason)),
-        };
+        return decide_after_end(plan, input, end, now);
     }
     if plan.run.start.is_none() {
         return Err(Refusal::NotSubmitted);
@@ -325,13 +296,39 @@ pub fn decide(plan: &Plan, input: &DecisionInput<'_>, now: Timestamp) -> Result<
         DecisionInput::StaleJournal(Work::Planning { turn, attempt }) => {
             planning::replace_attempt_with_stale_journal(plan, *turn, *attempt, now)
         }
-        DecisionInput::WallTime => budget::handle_time_limit(plan, now),
+        DecisionInput::WallTime => winding_down::handle_time_limit(plan, now),
         DecisionInput::Retire => Err(Refusal::WrongMoment("the run has not ended".into())),
-        DecisionInput::Hold(change) => holds::change_hold(plan, change),
+        DecisionInput::Hold(change) => begin::change_hold(plan, change),
         DecisionInput::Cluster(cluster, unknown_status) => {
             Ok(registry::check_tasks_against_registry(plan, cluster, *unknown_status))
         }
         DecisionInput::Settle => Ok(settle::settle_plan(plan, now)),
+    }
+}
+
+/// Decides on an input of a run that has ended.
+fn decide_after_end(
+    plan: &Plan,
+    input: &DecisionInput<'_>,
+    end: &RunEnd,
+    now: Timestamp,
+) -> Result<Vec<Event>, Refusal> {
+    match input {
+        DecisionInput::Fact(Fact::Control(command)) => steering::continue_ended_run(plan, command, end, now),
+        DecisionInput::Retire if end.is_resumable => retire_run(end, now),
+        DecisionInput::Fact(_)
+        | DecisionInput::Retry(_)
+        | DecisionInput::WaitTime(_)
+        | DecisionInput::RetryReview(_)
+        | DecisionInput::RetryPlanning
+        | DecisionInput::Clock(..)
+        | DecisionInput::StaleJournal(_)
+        | DecisionInput::Absence(_)
+        | DecisionInput::WallTime
+        | DecisionInput::Retire
+        | DecisionInput::Hold(_)
+        | DecisionInput::Cluster(..)
+        | DecisionInput::Settle => Err(Refusal::RunAlreadyEnded(end.reason)),
     }
 }
 
@@ -359,12 +356,12 @@ fn decide_fact(plan: &Plan, fact: &Fact, now: Timestamp) -> Result<Vec<Event>, R
         Fact::Delegated { task, attempt, worker: _, delegation } => {
             children::handle_delegation(plan, task, *attempt, delegation)
         }
-        Fact::Provider(journal, status) => provider::handle_status(plan, journal, status),
+        Fact::Provider(journal, status) => attempts::handle_status(plan, journal, status),
         Fact::ReservationTooSmall(journal, needs) => {
-            provider::handle_small_reservation(plan, journal, *needs)
+            attempts::handle_small_reservation(plan, journal, *needs)
         }
         Fact::Control(command) => steering::handle_command(plan, command),
-        Fact::Answered(answer) => answers::handle_answer(plan, answer),
+        Fact::Answered(answer) => steering::handle_answer(plan, answer),
     }
 }
 

@@ -15,10 +15,10 @@ use super::super::{AttemptClock, Edit, EndReason, Event, PlanningEvent, Refusal,
 use super::edits::{EditAuthor, decide_edit, why_run_cannot_finish};
 use super::turn::{find_open_turn, turn_errored_event, usage_of_turn_in_flight};
 use super::{
-    MAX_PLANNING_ATTEMPTS, PlanningResult, STALE_JOURNAL, has_work_in_progress, repetition, timeout_error,
-    timestamp_after, truncate_for_plan,
+    MAX_PLANNING_ATTEMPTS, PlanningResult, STALE_JOURNAL, has_work_in_progress, timeout_error,
+    timestamp_after, truncate_for_plan, turn,
 };
-use crate::result::{ErrorKind, ExceededLimit, TaskError};
+use crate::result::{ErrorKind, ExceededLimit, PlanProposal, TaskError};
 
 /// The maximum number of rejected edits of one turn that the planner is shown.
 const MAX_REFUSED: usize = 20;
@@ -48,7 +48,7 @@ fn wind_down_for_planner_budget(plan: &Plan, planning: &PlanningTurn, error: &Ta
     after.planning.turn = None;
     let detail =
         format!("the planner needs more than the rest of the budget: {}", truncate_for_plan(&error.message));
-    let end = super::budget::wind_down_run(&after, EndReason::BudgetExhausted, &detail);
+    let end = super::winding_down::wind_down_run(&after, EndReason::BudgetExhausted, &detail);
     std::iter::once(over).chain(end).collect()
 }
 
@@ -99,17 +99,23 @@ fn fail_turn(planning: &PlanningTurn, error: &TaskError, now: Timestamp) -> Even
     turn_errored_event(planning, error, (!is_last).then(|| timestamp_after(now, next)))
 }
 
-fn complete_turn(
-    plan: &Plan,
-    planning: &PlanningTurn,
-    planned: &PlanningResult,
-    now: Timestamp,
-) -> Vec<Event> {
-    let (turn, attempt) = (planning.turn, planning.attempt);
-    let PlanningResult { proposal, usage, models } = planned;
+/// The result of carrying out a proposal on a copy of the plan.
+struct TriedProposal {
+    plan: Plan,
+    events: Vec<Event>,
+    /// The first refusals, as text, and the number of the others.
+    refused: Vec<String>,
+    accepted: usize,
+    /// The number of accepted edits that only repeat a lost task.
+    repeated: usize,
+    /// The reason for which the run is not over although the proposal says so.
+    not_the_end: Option<String>,
+}
+
+fn try_proposal(plan: &Plan, proposal: &PlanProposal, now: Timestamp) -> TriedProposal {
     let mut trial = plan.clone();
     trial.planning.turn = None;
-    let (mut events, mut refused, mut accepted, mut repeated) = (Vec::new(), Vec::new(), 0_usize, 0_usize);
+    let (mut events, mut refused, mut accepted, mut repeated) = (Vec::new(), Vec::new(), 0, 0);
     let mut not_the_end = None;
     for wanted in proposal.all_edits() {
         if let Edit::Finish { .. } = &wanted
@@ -121,7 +127,7 @@ fn complete_turn(
         match decide_edit(&trial, &wanted, EditAuthor::Planner) {
             Ok(made) => {
                 accepted += 1;
-                repeated += usize::from(repetition::is_repetition(plan, &wanted));
+                repeated += usize::from(turn::is_repetition(plan, &wanted));
                 made.iter().for_each(|event| apply(&mut trial, event, now));
                 events.extend(made);
                 if trial.run.end.is_some() {
@@ -132,6 +138,19 @@ fn complete_turn(
         }
     }
     let refused = truncate_refusals(refused, MAX_REFUSED);
+    TriedProposal { plan: trial, events, refused, accepted, repeated, not_the_end }
+}
+
+fn complete_turn(
+    plan: &Plan,
+    planning: &PlanningTurn,
+    planned: &PlanningResult,
+    now: Timestamp,
+) -> Vec<Event> {
+    let (turn, attempt) = (planning.turn, planning.attempt);
+    let PlanningResult { proposal, usage, models } = planned;
+    let TriedProposal { plan: trial, events, refused, accepted, repeated, not_the_end } =
+        try_proposal(plan, proposal, now);
     let nothing = accepted == 0 && not_the_end.is_none();
     if nothing && (!refused.is_empty() || trial.tasks().is_empty()) {
         let why = refused.first().cloned().unwrap_or_else(|| "the plan has no tasks".into());

@@ -1,18 +1,29 @@
-//! Verdicts.
+//! Verdicts of critics, and reviews by persons: the questions that they get, their votes, and the verdict. A result waits for them in state
+//! `waiting`, as a parked attempt does; the waits of its attempt are the questions.
+//!
+//! # Invariants
+//!
+//! - I118: A result that persons judge is decided by the vote that decides it, of the persons and the critic, and no person has
+//!   two votes on it. (`protocol/tests/rules/judgement.rs::quorum_counts_persons_and_the_critic`,
+//!   `protocol/tests/rules/judgement.rs::person_votes_once_on_a_result`,
+//!   `tests/tests/questions.rs::person_approves_the_plan_and_judges_results`)
 
 use jiff::Timestamp;
+use sha2::{Digest, Sha256};
 
 use super::super::spec::{PersonReview, ReviewPolicy};
+use super::super::start::PLAN_WAIT_PREFIX;
 use super::super::state::{Attempt, Plan, Task, TaskState};
-use super::super::{AttemptClock, Event, Refusal, ReviewEvent, TaskEvent};
-use super::votes::{Votes, ask_persons, consequence_of_verdict};
+use super::super::{AttemptClock, AttemptEvent, Event, Refusal, ReviewEvent, TaskEvent};
 use super::wave::append_consequences_of_task_ends;
 use super::{
     MAX_REVIEWS, STALE_JOURNAL, find_task, find_task_with_attempt, timeout_error, timestamp_after,
     truncate_for_plan, usage_of_work_in_flight, wrong_state_refusal,
 };
 use crate::ids::{TaskId, WorkerId};
-use crate::result::{ErrorKind, TaskError, Verdict};
+use crate::question::{Answer, AnswerKind, MAX_QUESTION_TEXT, Question, QuestionSubject, hex_digest};
+use crate::result::{CriterionOutcome, ErrorKind, JudgeOpinion, TaskError, Usage, Verdict};
+use crate::wait::{EndedWait, Wait, WaitCondition, WaitEnd};
 
 pub(super) fn find_task_under_review<'a>(
     plan: &'a Plan,
@@ -169,4 +180,216 @@ fn fail_review(
         models: error.models.clone(),
     });
     Ok(append_consequences_of_task_ends(plan, std::iter::once(event).chain(failed).collect()))
+}
+
+/// The author of a verdict of persons, in place of the id of a critic.
+const PERSONS: &str = "persons";
+
+/// The votes on a result.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Votes {
+    accepting: u32,
+    rejecting: u32,
+}
+
+impl Votes {
+    pub(super) fn count(&mut self, accepts: bool) {
+        let votes = if accepts { &mut self.accepting } else { &mut self.rejecting };
+        *votes = votes.saturating_add(1);
+    }
+
+    /// The outcome, if the votes that are missing cannot change it: `true` if the result is accepted.
+    pub(super) fn outcome(self, review: &PersonReview) -> Option<bool> {
+        let required = review.required_votes();
+        if self.accepting >= required {
+            return Some(true);
+        }
+        (self.rejecting > review.vote_count().saturating_sub(required)).then_some(false)
+    }
+}
+
+/// Asks persons to judge a result. `critic` is the verdict of the critic that reviewed it before, if one did. While the run
+/// winds down the task is cancelled instead: a person may need longer than the run has.
+pub(super) fn ask_persons(
+    plan: &Plan,
+    task: &Task,
+    mut events: Vec<Event>,
+    (review, summary, critic): (&PersonReview, &str, Option<&Verdict>),
+) -> Vec<Event> {
+    if plan.run.winding_down.is_some() {
+        events.push(Event::Task(TaskEvent::Cancelled {
+            task: task.spec.id.clone(),
+            reason: "the run is winding down, and persons would have to judge its result".into(),
+            with: None,
+            usage: Usage::default(),
+        }));
+        return append_consequences_of_task_ends(plan, events);
+    }
+    let question = question_about_result(task, review, summary, critic);
+    let waits = review.ask.iter().enumerate().map(|(at, to)| {
+        let question = Question { to: to.clone(), ..question.clone() };
+        Wait::new(format!("{PLAN_WAIT_PREFIX}review.{}", at + 1), WaitCondition::Answer(Box::new(question)))
+    });
+    let (id, attempt) = (task.spec.id.clone(), task.attempt);
+    events.push(Event::Attempt(AttemptEvent::Parked { task: id, attempt, waits: waits.collect() }));
+    events
+}
+
+fn question_about_result(
+    task: &Task,
+    review: &PersonReview,
+    summary: &str,
+    critic: Option<&Verdict>,
+) -> Question {
+    let mut criteria = review.criteria.clone();
+    if let ReviewPolicy::Critic { criteria: of_critic, .. } = &review.first {
+        criteria.extend(of_critic.iter().cloned());
+    }
+    let subject = QuestionSubject::Review {
+        summary: summary.to_owned(),
+        criteria,
+        critic: critic.map(|verdict| truncate_for_plan(&describe_verdict(verdict))).unwrap_or_default(),
+    };
+    let mut digest = Sha256::new();
+    for part in [task.spec.id.as_str(), &task.attempt.to_string(), summary] {
+        digest.update(part);
+        digest.update([0]);
+    }
+    Question {
+        subject,
+        text: task.spec.objective.chars().take(MAX_QUESTION_TEXT / 4).collect(),
+        digest: hex_digest(digest),
+        decisions: vec![AnswerKind::Pass, AnswerKind::Fail],
+        to: String::new(),
+        expiry: review.expiry.clone(),
+    }
+}
+
+fn describe_verdict(verdict: &Verdict) -> String {
+    format!("{}: {}", if verdict.passed { "accepted" } else { "rejected" }, verdict.reasoning)
+}
+
+/// The review by persons on which the current result of a task waits; `None` if there is none.
+pub(super) fn open_person_review<'a>(task: &'a Task, attempt: &Attempt) -> Option<&'a PersonReview> {
+    match task.review_policy() {
+        ReviewPolicy::Persons(review) if attempt.end.is_some() => Some(review),
+        ReviewPolicy::None
+        | ReviewPolicy::Checks { .. }
+        | ReviewPolicy::Critic { .. }
+        | ReviewPolicy::Persons(_) => None,
+    }
+}
+
+/// Counts the votes in the ends of questions about a result, and gives the verdict if they decide it.
+pub(super) fn count_votes(
+    plan: &Plan,
+    task: &Task,
+    (attempt, review): (&Attempt, &PersonReview),
+    mut events: Vec<Event>,
+    ended: Vec<EndedWait>,
+) -> Vec<Event> {
+    let opinions = collect_opinions(attempt, &ended);
+    let critic = critic_verdict(attempt, review);
+    let mut votes = Votes::default();
+    opinions.iter().map(|opinion| opinion.passed).for_each(|accepts| votes.count(accepts));
+    critic.into_iter().for_each(|verdict| votes.count(verdict.passed));
+    let (id, number) = (&task.spec.id, attempt.number);
+    let end = |ended| Event::Attempt(AttemptEvent::WaitEnded { task: id.clone(), attempt: number, ended });
+    events.extend(ended.into_iter().map(end));
+    let Some(passed) = votes.outcome(review) else { return events };
+    let verdict = combined_verdict(passed, review, critic, opinions);
+    let next = consequence_of_verdict(plan, task, &verdict);
+    events.extend([verdict_given(id.clone(), number, verdict), next]);
+    append_consequences_of_task_ends(plan, events)
+}
+
+fn verdict_given(task: TaskId, attempt: u32, verdict: Verdict) -> Event {
+    let critic = WorkerId::new(PERSONS).expect("it is letters");
+    Event::Review(ReviewEvent::VerdictGiven { task, attempt, critic, verdict: Box::new(verdict) })
+}
+
+/// The verdict of the critic, if its vote counts.
+fn critic_verdict<'a>(attempt: &'a Attempt, review: &PersonReview) -> Option<&'a Verdict> {
+    let is_critic = matches!(review.first, ReviewPolicy::Critic { .. });
+    attempt.verdict().filter(|_| is_critic).map(|(_, verdict)| verdict)
+}
+
+/// The opinions of persons about the result of an attempt, those of these ends included.
+fn collect_opinions(attempt: &Attempt, ended: &[EndedWait]) -> Vec<JudgeOpinion> {
+    let earlier = attempt.judgements().filter_map(|wait| wait.end.as_ref());
+    earlier.chain(ended.iter().map(|ended| &ended.end)).filter_map(opinion_of_end).collect()
+}
+
+fn opinion_of_end(end: &WaitEnd) -> Option<JudgeOpinion> {
+    let WaitEnd::Answered { by, answer } = end else { return None };
+    let (passed, reasoning) = match answer {
+        Answer::Pass => (true, String::new()),
+        Answer::Fail { feedback } => (false, feedback.clone()),
+        Answer::Approve
+        | Answer::Edit { .. }
+        | Answer::Reject { .. }
+        | Answer::Respond { .. }
+        | Answer::Answer { .. }
+        | Answer::Decline => return None,
+    };
+    let model = if by.is_empty() { "a person".to_owned() } else { by.clone() };
+    Some(JudgeOpinion { model, passed, reasoning, confidence: None })
+}
+
+fn combined_verdict(
+    passed: bool,
+    review: &PersonReview,
+    critic: Option<&Verdict>,
+    persons: Vec<JudgeOpinion>,
+) -> Verdict {
+    let mut opinions: Vec<JudgeOpinion> = Vec::with_capacity(persons.len() + 1);
+    opinions.extend(critic.map(|verdict| JudgeOpinion {
+        model: "the critic".into(),
+        passed: verdict.passed,
+        reasoning: verdict.feedback.as_ref().unwrap_or(&verdict.reasoning).clone(),
+        confidence: verdict.confidence,
+    }));
+    opinions.extend(persons);
+    let describe = |opinion: &JudgeOpinion| match (opinion.passed, opinion.reasoning.as_str()) {
+        (true, "") => format!("{} accepted it", opinion.model),
+        (false, "") => format!("{} rejected it", opinion.model),
+        (true, why) => format!("{} accepted it: {why}", opinion.model),
+        (false, why) => format!("{} rejected it: {why}", opinion.model),
+    };
+    let (required, all) = (review.required_votes(), review.vote_count());
+    let accepting = opinions.iter().filter(|opinion| opinion.passed).count();
+    let lines =
+        |all: &mut dyn Iterator<Item = &JudgeOpinion>| all.map(describe).collect::<Vec<_>>().join("; ");
+    Verdict {
+        passed,
+        criteria: vec![CriterionOutcome {
+            criterion: match all {
+                1 => "the person accepts it".into(),
+                _ => format!("{required} of {all} votes accept it"),
+            },
+            met: passed,
+            gap: (!passed).then(|| format!("{accepting} accepted it")),
+        }],
+        reasoning: lines(&mut opinions.iter()),
+        feedback: (!passed).then(|| lines(&mut opinions.iter().filter(|opinion| !opinion.passed))),
+        confidence: None,
+        opinions,
+        ..Verdict::default()
+    }
+}
+
+/// The consequence of a verdict on the current result of a task: it is accepted, or another attempt starts, or the task
+/// fails.
+pub(super) fn consequence_of_verdict(plan: &Plan, task: &Task, verdict: &Verdict) -> Event {
+    let (id, attempt) = (task.spec.id.clone(), task.attempt);
+    let may_rerun = plan.run.winding_down.is_none() || task.spec.is_final;
+    if verdict.passed {
+        return Event::Task(TaskEvent::Accepted { task: id, attempt });
+    }
+    if attempt < task.granted && may_rerun {
+        return Event::Task(TaskEvent::Rerun { task: id, attempt: attempt + 1 });
+    }
+    let why = verdict.feedback.as_ref().unwrap_or(&verdict.reasoning);
+    let reason = format!("its result was rejected at attempt {attempt} of {attempt}: {why}");
+    Event::Task(TaskEvent::Failed { task: id, reason: truncate_for_plan(&reason) })
 }

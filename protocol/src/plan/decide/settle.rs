@@ -6,12 +6,11 @@ use jiff::Timestamp;
 use super::super::spec::{OnFailedDependency, PlanningMode};
 use super::super::state::{DeliverableRule, EndReason, MAX_BLOCKED, Plan, PlannerTrigger, Task, TaskState};
 use super::super::{Event, PlanningEvent};
-use super::approval::ask_about_plan;
-use super::run_end::{choose_deliverable, ended_event, mention_plain_plan};
+use super::run_end::{ask_about_plan, choose_deliverable, ended_event, mention_plain_plan};
 use super::turn::can_call_planner;
 use super::waits::end_waits_for_children;
 use super::wave::append_consequences_of_task_ends;
-use super::{budget, children, has_work_in_progress, starts};
+use super::{budget, children, has_work_in_progress, waits, winding_down};
 
 /// The detail of the end of a run whose deliverable does not answer its question.
 const UNANSWERED: &str = "no passage of the documents answers the question";
@@ -22,10 +21,10 @@ pub(super) fn settle_plan(plan: &Plan, now: Timestamp) -> Vec<Event> {
         return some(settle_children(plan)).unwrap_or_else(|| end_run_if_idle(plan));
     }
     some(settle_children(plan))
-        .or_else(|| some(starts::park_before_start(plan, now)))
+        .or_else(|| some(waits::park_before_start(plan, now)))
         .or_else(|| some(settle_budget_of_open_run(plan)))
-        .or_else(|| some(budget::warn_once_at_soft_limit(plan, now)))
-        .or_else(|| some(budget::cancel_final_task_without_inputs(plan)))
+        .or_else(|| some(winding_down::warn_once_at_soft_limit(plan, now)))
+        .or_else(|| some(winding_down::cancel_final_task_without_inputs(plan)))
         .or_else(|| some(request_planning_turn(plan)))
         .or_else(|| some(ask_about_plan(plan)))
         .or_else(|| some(end_run_if_idle(plan)))
@@ -106,7 +105,7 @@ fn end_run_if_idle(plan: &Plan) -> Vec<Event> {
     }
     let (reason, detail) = end_reason_without_planner(plan);
     if open > 0 {
-        return budget::wind_down_run(plan, reason, &detail);
+        return winding_down::wind_down_run(plan, reason, &detail);
     }
     ended(reason, detail)
 }

@@ -1,4 +1,4 @@
-//! Commands of users. A command is applied once; its first event names the command.
+//! Commands of users, and answers of persons to open questions. A command is applied once; its first event names the command.
 //!
 //! # Invariants
 //!
@@ -8,7 +8,13 @@
 //! - I67: A run that failed, made no progress or lost its planner is resumed as it is; a provider's refusal ends the work after
 //!   one request. (`tests/tests/behaviours/providers.rs::refused_requests_end_a_run_at_once_and_it_resumes_when_that_is_mended`,
 //!   `tests/tests/behaviours/providers.rs::run_whose_planner_was_refused_resumes_and_failed_tasks_are_retried`)
+//! - I114: Of all answers to a question, the first in the log that fits it counts. Every other is refused, with the author, the
+//!   answer and the time that count, and an answer that does not fit leaves the question open.
+//!   (`protocol/tests/rules/questions.rs::every_answer_to_every_state_of_a_question`,
+//!   `tests/tests/questions.rs::of_three_answers_at_once_one_wins_and_the_others_are_told_who`,
+//!   `tests/tests/questions.rs::answers_that_do_not_fit_leave_the_question_open`)
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -18,18 +24,22 @@ use super::super::due::work_in_flight;
 use super::super::edit::{CommandAction, Edit, MAX_TEXT, RunCommand};
 use super::super::graph::check_patched_task;
 use super::super::spec::{OnFailedDependency, TaskSpec};
-use super::super::state::{EndReason, Plan, PlannerTrigger, RunEnd, Task, TaskState};
+use super::super::state::{
+    AttemptWait, EndReason, Plan, PlannerTrigger, QuestionState, RunEnd, RunQuestion, Task, TaskState,
+};
 use super::super::{
     Budget, Event, GraphError, GraphEvent, PlanningEvent, Refusal, RunEvent, TaskEvent, UserEvent, apply,
 };
 use super::edits::{
     EditAuthor, LostDependents, cancel_task, decide_edit, is_dependency_lost, reopen_tasks, retry_task,
 };
-use super::run_end::cancel_run;
+use super::run_end::{answer_plan_question, cancel_run};
 use super::turn::accepts_messages;
-use super::waits;
+use super::waits::{end_waits, end_waits_of_attempt, ends_by_standing_answers};
+use super::{truncate_for_plan, waits};
 use crate::ids::TaskId;
-use crate::wait::Signal;
+use crate::question::{AnswerScope, Question, QuestionId, RunAnswer, StandingAnswer};
+use crate::wait::{EndedWait, Signal, Wait, WaitEnd};
 
 pub(super) fn handle_command(plan: &Plan, command: &RunCommand) -> Result<Vec<Event>, Refusal> {
     let mut events = vec![command_event(plan, command)?];
@@ -353,4 +363,107 @@ fn handle_user_message(plan: &Plan, by: &str, text: &str) -> Result<Vec<Event>, 
         Event::User(UserEvent::MessageReceived { by, text }),
         Event::Planning(PlanningEvent::TriggerRaised { trigger }),
     ])
+}
+
+/// The maximum length of the name of an author, in bytes.
+const MAX_AUTHOR: usize = 256;
+/// The largest number of standing answers that a run keeps.
+const MAX_STANDING_ANSWERS: usize = 1_000;
+
+/// Handles the answer of a person.
+pub(super) fn handle_answer(plan: &Plan, given: &RunAnswer) -> Result<Vec<Event>, Refusal> {
+    let RunAnswer { id, by, question: asked, digest, answer, scope } = given;
+    if plan.run.commands.contains(id) {
+        return Err(Refusal::AlreadyApplied(id.clone()));
+    }
+    let refuse = |why: Cow<'static, str>| Refusal::Question { question: asked.clone(), why: why.into() };
+    let found = plan.question(asked).ok_or_else(|| refuse("there is no such question".into()))?;
+    check_is_open(&found, asked).map_err(|why| refuse(why.into()))?;
+    let question = found.question;
+    if question.digest != *digest {
+        let why = "the answer is for other arguments than those of the question; look at it again";
+        return Err(refuse(why.into()));
+    }
+    question.check_answer(answer, *scope).map_err(|why| refuse(why.into()))?;
+    if by.trim().is_empty() || by.len() > MAX_AUTHOR || by.chars().any(char::is_control) {
+        let why = format!("the name of its author must be 1 to {MAX_AUTHOR} bytes of text in one line");
+        return Err(refuse(why.into()));
+    }
+    let what = truncate_for_plan(&format!("answer the question {asked}: {answer}"));
+    let events = vec![Event::User(UserEvent::Commanded { id: id.clone(), by: by.clone(), what })];
+    let Some((task, attempt)) = found.task.and_then(|task| Some((task, task.current_attempt()?))) else {
+        return answer_plan_question(plan, events, by, answer).map_err(|why| refuse(why.into()));
+    };
+    if attempt.judgements().any(|wait| is_answered_by(wait, by)) {
+        return Err(refuse(
+            format!("{by} has judged this result already; another person must answer").into(),
+        ));
+    }
+    let end = WaitEnd::Answered { by: by.clone(), answer: answer.clone() };
+    let ended = EndedWait { key: found.wait.wait.key.clone(), end };
+    match standing_answer(task, question, given) {
+        None => Ok(end_waits_of_attempt(plan, (task, attempt), events, vec![ended])),
+        Some(_) if plan.run.standing_answers.len() >= MAX_STANDING_ANSWERS => Err(refuse(
+            format!("a run keeps at most {MAX_STANDING_ANSWERS} answers for further calls").into(),
+        )),
+        Some(standing) => Ok(apply_standing_answer(plan, task, events, (standing, ended))),
+    }
+}
+
+fn is_answered_by(wait: &AttemptWait, person: &str) -> bool {
+    matches!(&wait.end, Some(WaitEnd::Answered { by, .. }) if by == person)
+}
+
+/// Ends a wait, and the other open questions that the same answer decides.
+fn apply_standing_answer(
+    plan: &Plan,
+    task: &Task,
+    mut events: Vec<Event>,
+    (standing, ended): (StandingAnswer, EndedWait),
+) -> Vec<Event> {
+    events.push(Event::User(UserEvent::StandingAnswerGiven(standing.clone())));
+    for (other, attempt) in plan.parked_attempts() {
+        let is_it = other.spec.id == task.spec.id;
+        let mut all: Vec<EndedWait> = is_it.then(|| ended.clone()).into_iter().collect();
+        let open: Vec<Wait> =
+            attempt.open_waits().filter(|wait| !is_it || wait.key != ended.key).cloned().collect();
+        all.extend(ends_by_standing_answers(other, &open, std::slice::from_ref(&standing)));
+        events = end_waits(other, events, attempt.open_waits(), all);
+    }
+    events
+}
+
+/// The answer for further calls, if this is one.
+fn standing_answer(task: &Task, question: &Question, given: &RunAnswer) -> Option<StandingAnswer> {
+    let digest = match given.scope {
+        AnswerScope::Once => return None,
+        AnswerScope::ThisCallInRun => Some(question.digest.clone()),
+        AnswerScope::ThisToolInRun => None,
+    };
+    Some(StandingAnswer {
+        capability: task.spec.capability.clone(),
+        tool: question.tool()?.to_owned(),
+        digest,
+        by: given.by.clone(),
+        answer: given.answer.clone(),
+    })
+}
+
+/// # Errors
+/// The question is closed; the error says why, since when, and by whom.
+fn check_is_open(found: &RunQuestion<'_>, asked: &QuestionId) -> Result<(), String> {
+    let at = |at: Option<Timestamp>| match at {
+        Some(at) => format!(" at {}", at.strftime("%Y-%m-%d %H:%M:%S UTC")),
+        None => String::new(),
+    };
+    match &found.state {
+        QuestionState::Answered { by, answer } => Err(format!("{by} {answer}{}", at(found.wait.ended_at))),
+        QuestionState::Expired => Err(format!("it expired{}", at(found.wait.ended_at))),
+        QuestionState::Withdrawn(reason) => Err(format!("it was withdrawn: {reason}")),
+        QuestionState::Open if asked.round < found.id.round => {
+            let what = if found.task.is_some() { "it expired and" } else { "the plan has changed, and it" };
+            Err(format!("{what} was renewed as {}{}", found.id, at(Some(found.wait.since))))
+        }
+        QuestionState::Open => Ok(()),
+    }
 }

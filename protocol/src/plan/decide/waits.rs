@@ -1,5 +1,11 @@
 //! Parked attempts: their waits, and the ends of these.
 //!
+//! The start of tasks that wait for a time or an event. Each attempt at such a task is parked once, before its first dispatch:
+//! the conditions that are met end at once, and the attempt starts when all have ended. The next step of
+//! settling finds every task that became ready, so that no attempt is dispatched too early.
+//!
+//! Questions of parked attempts that nobody has to answer: those that an earlier answer decides, and those that have expired.
+//!
 //! # Invariants
 //!
 //! - I103: A parked attempt holds no slot, no order and no lease, and continues as the same attempt when its last wait has ended,
@@ -11,6 +17,16 @@
 //! - I270: Of a group of waits, the first end wakes the attempt, and the same decision withdraws the others.
 //!   (`protocol/tests/rules/table.rs::first_end_of_a_group_withdraws_the_others`,
 //!   `tests/tests/waiting.rs::first_of_several_waits_goes_on_whatever_dies`)
+//! - I130: No attempt at a task with start conditions is dispatched before its time and without its event, by any path that makes
+//!   the task ready; until then it holds no worker, no place in a queue and no reservation.
+//!   (`protocol/tests/rules/properties.rs::every_run_of_a_fair_world_ends_for_a_true_reason`,
+//!   `protocol/tests/rules/table.rs::table_of_states_and_inputs_is_unchanged`,
+//!   `tests/tests/waiting.rs::tasks_start_at_their_time_and_after_their_event`)
+//! - I115: A question expires only if its capability asked for that, once for each round, and never as an approval.
+//!   (`protocol/tests/rules/questions.rs::questions_expire_only_where_that_was_asked_for`,
+//!   `protocol/tests/rules/questions.rs::run_that_winds_down_does_not_wait_for_people`)
+//! - I131: In a month of waiting, questions expire only where they have an expiry, once for each round; sleeps and start times
+//!   end once. (`tests/tests/month.rs::month_of_waiting_expires_only_what_was_asked_to`)
 
 use std::collections::HashSet;
 
@@ -21,14 +37,14 @@ use super::super::spec::TaskSpec;
 use super::super::start::{PLAN_WAIT_PREFIX, StartExpiryAction, WAIT_FOR_EVENT_KEY};
 use super::super::state::{Attempt, AttemptWait, Plan, Task, TaskState};
 use super::super::{AttemptEvent, Event, Refusal, TaskEvent, UserEvent};
-use super::questions::{ExpiredQuestion, ends_by_standing_answers, expire_question};
-use super::votes::{count_votes, open_person_review};
+use super::reviews::{count_votes, open_person_review};
 use super::wave::append_consequences_of_task_ends;
 use super::{
     attempts, children, find_task, find_task_with_attempt, truncate_for_plan, usage_of_work_in_flight,
     wrong_state_refusal,
 };
 use crate::ids::{TaskId, WorkerId};
+use crate::question::{ExpiryAction, Question, StandingAnswer};
 use crate::result::{ErrorKind, TaskError};
 use crate::wait::{
     EndedWait, MAX_EVENT_NAME, MAX_WAITS, Signal, Wait, WaitCondition, WaitEnd, is_event_name,
@@ -257,5 +273,87 @@ fn why_start_fails(task: &Task, key: &str) -> Option<String> {
             "the event {:?} was not signalled until {}; signal it, and retry the task",
             event.name, expiry.until
         )),
+    }
+}
+
+/// Parks the attempts that would be dispatched without a check of their start.
+pub(super) fn park_before_start(plan: &Plan, now: Timestamp) -> Vec<Event> {
+    let mut events = Vec::new();
+    for &position in &plan.index.unchecked_starts {
+        let task = &plan.tasks[position as usize];
+        let (waits, ended) = start_waits_of_task(plan, task, now);
+        if plan.run.winding_down.is_some() && ended.len() < waits.len() {
+            // It may end other tasks of the list as well.
+            return if events.is_empty() { cancel_at_end_of_run(plan, task) } else { events };
+        }
+        events.extend(park_task(task, waits, ended));
+    }
+    events
+}
+
+fn park_task(task: &Task, waits: Vec<Wait>, ended: Vec<EndedWait>) -> Vec<Event> {
+    let parked =
+        AttemptEvent::Parked { task: task.spec.id.clone(), attempt: task.attempt, waits: waits.clone() };
+    end_waits(task, vec![Event::Attempt(parked)], waits.iter(), ended)
+}
+
+/// The waits of a task for its start, and the ends of those whose conditions are met. A wait for an event that has expired is
+/// left to the clock.
+fn start_waits_of_task(plan: &Plan, task: &Task, now: Timestamp) -> (Vec<Wait>, Vec<EndedWait>) {
+    let began = plan.began_at().unwrap_or(now);
+    let waits = task.spec.start_waits(began);
+    let is_over = |wait: &&Wait| matches!(wait.condition, WaitCondition::Until(at) if at <= now);
+    let reached = |wait: &Wait| EndedWait { key: wait.key.clone(), end: WaitEnd::TimeReached };
+    let mut ended: Vec<EndedWait> = waits.iter().filter(is_over).map(reached).collect();
+    ended.extend(ends_by_events(&waits, plan.run.signals.iter(), Vec::new()));
+    (waits, ended)
+}
+
+/// The ends of those of these waits that an earlier answer decides.
+pub(super) fn ends_by_standing_answers(
+    task: &Task,
+    waits: &[Wait],
+    standing: &[StandingAnswer],
+) -> Vec<EndedWait> {
+    let end = |wait: &Wait| {
+        let question = wait.condition.question()?;
+        // The newest decision applies.
+        let given = standing.iter().rev().find(|given| given.applies_to(&task.spec.capability, question))?;
+        let end = WaitEnd::Answered { by: given.by.clone(), answer: given.answer.clone() };
+        Some(EndedWait { key: wait.key.clone(), end })
+    };
+    waits.iter().filter_map(end).collect()
+}
+
+/// The consequence of an expired question. It is never an approval.
+pub(super) enum ExpiredQuestion {
+    Ended(EndedWait),
+    /// The question gets another round.
+    Renewed(Event),
+    /// The task fails, for this reason.
+    Failed(String),
+}
+
+/// Returns the consequence of an expired question.
+pub(super) fn expire_question(task: &Task, wait: &AttemptWait, question: &Question) -> ExpiredQuestion {
+    let key = &wait.wait.key;
+    let rejected = || {
+        let end = WaitEnd::Answered { by: String::new(), answer: question.answer_of_expiry() };
+        ExpiredQuestion::Ended(EndedWait { key: key.clone(), end })
+    };
+    let renewed = |to: &str| {
+        ExpiredQuestion::Renewed(Event::Attempt(AttemptEvent::QuestionRenewed {
+            task: task.spec.id.clone(),
+            attempt: task.attempt,
+            key: key.clone(),
+            to: to.to_owned(),
+        }))
+    };
+    let Some(expiry) = &question.expiry else { return rejected() };
+    match expiry.action {
+        ExpiryAction::FailTask => ExpiredQuestion::Failed(format!("nobody answered in time: {question}")),
+        ExpiryAction::AskAgain => renewed(&question.to),
+        ExpiryAction::Escalate if wait.round == 1 => renewed(&expiry.escalate_to),
+        ExpiryAction::Reject | ExpiryAction::Escalate => rejected(),
     }
 }

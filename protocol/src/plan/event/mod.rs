@@ -8,26 +8,14 @@
 //!
 //! | file | events about |
 //! |---|---|
-//! | `run` | the run as a whole |
-//! | `user` | commands and messages of users |
+//! | `run` | the run as a whole, its users, its budget and its models' providers |
 //! | `planning` | the planner's turns |
-//! | `graph` | the tasks that exist, and what they depend on |
-//! | `task` | the state of a task between its attempts |
-//! | `attempt` | attempts at tasks |
-//! | `review` | reviews of results |
-//! | `budget` | reservations and the budget |
-//! | `provider` | waits for models' providers |
+//! | `task` | tasks, their dependencies, attempts and reviews |
 //! | `wire` | the flat forms |
 
-mod attempt;
-mod budget;
-mod graph;
 mod planning;
-mod provider;
-mod review;
 mod run;
 mod task;
-mod user;
 mod wire;
 
 use std::borrow::Cow;
@@ -40,18 +28,18 @@ use serde::de::{EnumAccess, Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-pub use self::attempt::{AttemptEvent, AttemptEventJson};
-pub use self::budget::{BudgetEvent, BudgetEventJson};
-pub use self::graph::{GraphEvent, GraphEventJson};
 pub use self::planning::{PlanningEvent, PlanningEventJson};
-pub use self::provider::{ProviderEvent, ProviderEventJson};
-pub use self::review::{ReviewEvent, ReviewEventJson};
 pub use self::run::{RunEvent, RunEventJson};
 pub use self::task::{TaskEvent, TaskEventJson};
-pub use self::user::{UserEvent, UserEventJson};
 use super::Refusal;
 use super::start::PLAN_WAIT_PREFIX;
 use crate::ids::{TaskId, WorkerId};
+pub use crate::plan::event::run::{
+    BudgetEvent, BudgetEventJson, ProviderEvent, ProviderEventJson, UserEvent, UserEventJson,
+};
+pub use crate::plan::event::task::{
+    AttemptEvent, AttemptEventJson, GraphEvent, GraphEventJson, ReviewEvent, ReviewEventJson,
+};
 
 wire::define_events! {
     /// About the run as a whole.

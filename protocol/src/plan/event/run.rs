@@ -1,4 +1,4 @@
-//! Events about the run as a whole.
+//! Events about the run as a whole, its users, its budget and its models' providers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,14 +7,15 @@ use jiff::Timestamp;
 use millrace_api_form::ApiForm;
 use serde::{Deserialize, Serialize};
 
-use crate::form::{DeliverableChoice, QuestionJson};
+use crate::form::{DeliverableChoice, QuestionJson, WorkJson};
 use crate::ids::{Capability, SessionId, TaskId};
 use crate::labels::Labels;
 use crate::plan::attendance::StoppedClocksJson;
-use crate::plan::budget::Budget;
+use crate::plan::budget::{Budget, ResourceAmounts};
 use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
-use crate::plan::{DeliverableRule, EndReason, RunHold, StoppedClocks};
-use crate::wait::{Wait, WaitEnd, WaitEndJson};
+use crate::plan::{DeliverableRule, EndReason, JournalKey, RunHold, StoppedClocks, Work};
+use crate::question::{StandingAnswer, StandingAnswerJson};
+use crate::wait::{ProviderWait, ProviderWaitJson, Signal, SignalJson, Wait, WaitEnd, WaitEndJson};
 
 /// An event about the run as a whole.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
@@ -186,6 +187,172 @@ impl fmt::Display for RunEvent {
             Self::Retired => f.write_str("run can no longer be resumed"),
             Self::Ended { reason, detail, .. } if detail.is_empty() => write!(f, "run {reason}"),
             Self::Ended { reason, detail, .. } => write!(f, "run {reason}: {detail}"),
+        }
+    }
+}
+
+/// A user's command or message.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
+pub enum UserEvent {
+    /// A user's command was applied; its consequences follow.
+    #[api(name = "user_command")]
+    Commanded {
+        /// The id of the command.
+        id: String,
+        /// The user.
+        by: String,
+        /// The command, for a person.
+        #[api(name = "description")]
+        what: String,
+    },
+    /// A user sent the planner a message.
+    #[api(name = "user_message")]
+    MessageReceived {
+        /// The user.
+        by: String,
+        /// The message.
+        text: String,
+    },
+    /// A user or a program signalled an event to the run.
+    #[api(name = "event_signalled")]
+    Signalled(#[api(form(SignalJson<'a>))] Signal),
+    /// A person's answer also decides further calls.
+    #[api(name = "standing_answer")]
+    StandingAnswerGiven(#[api(form(StandingAnswerJson<'a>))] StandingAnswer),
+}
+
+impl fmt::Display for UserEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Commanded { by, what, .. } => write!(f, "{by}: {what}"),
+            Self::MessageReceived { by, text } => write!(f, "{by} to the planner: {text}"),
+            Self::Signalled(Signal { name, by, .. }) => write!(f, "{by} signalled the event {name:?}"),
+            Self::StandingAnswerGiven(StandingAnswer { capability, tool, digest, by, answer }) => {
+                let calls = if digest.is_some() { "the same calls" } else { "all calls" };
+                write!(f, "{by} {answer}, for {calls} of {tool} by {capability}")
+            }
+        }
+    }
+}
+
+/// An event about reservations and the budget.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
+pub enum BudgetEvent {
+    /// Part of the budget is reserved for work in flight.
+    #[api(name = "budget_reserved")]
+    Reserved {
+        /// The work.
+        #[api(form(WorkJson<'a>))]
+        work: Work,
+        /// The amounts.
+        amounts: ResourceAmounts,
+    },
+    /// A reservation does not pay for the first request of its work.
+    // None was sent: the work is returned, without the loss of an attempt, and reserves at least this next time.
+    #[api(name = "budget_reservation_too_small")]
+    #[serde(rename = "ReservationTooSmall")]
+    TooSmall {
+        /// The work.
+        #[api(name = "work", form(WorkJson<'a>))]
+        journal: JournalKey,
+        /// The amounts that it needs.
+        needs: ResourceAmounts,
+    },
+    /// The budget runs low.
+    #[serde(rename = "BudgetLow")]
+    Low {
+        /// The amount, for a person.
+        detail: String,
+    },
+}
+
+impl BudgetEvent {
+    /// The task that this event concerns, if it concerns one.
+    pub fn task(&self) -> Option<&TaskId> {
+        match self {
+            Self::Reserved { work, .. } => work.task(),
+            Self::TooSmall { journal, .. } => journal.task(),
+            Self::Low { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for BudgetEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reserved { work, amounts } => {
+                match work {
+                    Work::Task { task, .. } => write!(f, "reserved for {task}")?,
+                    Work::Review { task, .. } => write!(f, "reserved for the review of {task}")?,
+                    Work::Planning { .. } => f.write_str("reserved for the planner")?,
+                }
+                if amounts.is_empty() { f.write_str(": no limit") } else { write!(f, ": {amounts}") }
+            }
+            Self::TooSmall { journal, needs } => {
+                write!(f, "{journal} returned: its first request needs {needs}, more than was reserved")
+            }
+            Self::Low { detail } => write!(f, "budget running low: {detail}"),
+        }
+    }
+}
+
+/// An event about the wait of a piece of work for its model's provider.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ApiForm)]
+pub enum ProviderEvent {
+    /// Work waits for the provider of its model.
+    #[serde(rename = "ProviderAwaited")]
+    Awaited {
+        /// The work.
+        #[api(name = "work", form(WorkJson<'a>))]
+        journal: JournalKey,
+        /// The wait.
+        #[api(form(ProviderWaitJson<'a>))]
+        wait: ProviderWait,
+    },
+    /// The provider answers again.
+    #[serde(rename = "ProviderRecovered")]
+    Recovered {
+        /// The work.
+        #[api(name = "work", form(WorkJson<'a>))]
+        journal: JournalKey,
+    },
+    /// The provider did not answer in time; the run is paused.
+    // The work is returned, without the loss of an attempt.
+    #[serde(rename = "ProviderGivenUp")]
+    GivenUp {
+        /// The work.
+        #[api(name = "work", form(WorkJson<'a>))]
+        journal: JournalKey,
+        /// The wait.
+        #[api(form(ProviderWaitJson<'a>))]
+        wait: ProviderWait,
+    },
+}
+
+impl ProviderEvent {
+    /// The journal of the work.
+    pub fn journal(&self) -> &JournalKey {
+        match self {
+            Self::Awaited { journal, .. } | Self::Recovered { journal } | Self::GivenUp { journal, .. } => {
+                journal
+            }
+        }
+    }
+
+    /// The task that this event concerns, if it concerns one.
+    pub fn task(&self) -> Option<&TaskId> {
+        self.journal().task()
+    }
+}
+
+impl fmt::Display for ProviderEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Awaited { journal, wait } => write!(f, "{journal} waiting for {wait}"),
+            Self::Recovered { journal } => write!(f, "{journal} continues: its provider answers again"),
+            Self::GivenUp { journal, wait } => {
+                write!(f, "paused: {journal} has waited too long for {}: {}", wait.model, wait.error)
+            }
         }
     }
 }

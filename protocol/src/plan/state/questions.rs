@@ -2,8 +2,9 @@
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::attempt::{Attempt, AttemptWait};
 use super::run::Plan;
-use super::task::{Attempt, AttemptWait, Task, TaskState};
+use super::task::{Task, TaskState};
 use crate::question::{Answer, Question, QuestionAsker, QuestionId};
 use crate::wait::WaitEnd;
 

@@ -10,22 +10,22 @@ use millrace_api_form::Named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::task::{AttemptWait, Task, TaskState};
+use super::attempt::AttemptWait;
+use super::task::{Task, TaskState};
 use super::turn::{PlannerTrigger, PlanningTurn};
-use super::uncounted_time::UncountedTime;
 use crate::ids::{Capability, SessionId, TaskId};
 use crate::labels::Labels;
 use crate::plan::Work;
+use crate::plan::attendance::UncountedTime;
 use crate::plan::budget::{
     Budget, DEFAULT_STEPS, DEFAULT_TOKENS_PER_TASK, ElapsedRunTime, ResourceAmounts, ResourceKind,
 };
 use crate::plan::hold::RunHolds;
 use crate::plan::reserved::Reservations;
 use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
-use crate::provider::ProviderWait;
 use crate::question::StandingAnswer;
 use crate::result::{Build, ModelUsage, Usage};
-use crate::wait::Signal;
+use crate::wait::{ProviderWait, Signal};
 
 /// The largest number of delegated tasks per task of the plan that count for the default limit of tokens.
 const MAX_COUNTED_CHILDREN: usize = 8;

@@ -5,9 +5,9 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::uncounted_time::UncountedTime;
 use crate::ids::{TaskId, WorkerId};
 use crate::plan::Work;
+use crate::plan::attendance::UncountedTime;
 
 /// The largest number of notes for the planner's next turn.
 pub const MAX_NOTES: usize = 40;

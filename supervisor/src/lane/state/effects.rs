@@ -8,7 +8,7 @@ use millrace_protocol::ids::{Capability, RunId, TaskId};
 use millrace_protocol::plan::{DispatchedOrder, Effect, EffectScope, Work};
 use millrace_protocol::subject;
 use millrace_protocol::work::Order;
-use millrace_runtime::work::queue_state::QueueSnapshot;
+use millrace_runtime::work::queue::QueueSnapshot;
 use tracing::warn;
 
 use super::LaneOwnerState;
@@ -26,7 +26,7 @@ impl LaneOwnerState {
                     queues.extend(self.offers.add_work(run, &live.plan, work));
                 }
                 Effect::Withdraw(work, capability) => {
-                    self.offers.remove_withdrawn_work(&capability, run, &work);
+                    self.offers.fair_share.remove_withdrawn_work(&capability, run, &work);
                     self.io.withdraw_order(run.clone(), work, capability);
                 }
                 Effect::Close => self.close_run(run),
@@ -53,7 +53,7 @@ impl LaneOwnerState {
     }
 
     pub(super) fn offer_all_waiting_work(&mut self) {
-        for (capability, run) in self.offers.runs_with_waiting_work() {
+        for (capability, run) in self.offers.fair_share.runs_with_waiting_work() {
             self.offer_waiting_work_of_run(&capability, &run);
         }
     }
@@ -62,10 +62,6 @@ impl LaneOwnerState {
         let Some(live) = self.runs.get(run) else { return };
         let orders = self.offers.orders_in_flight(run, live);
         self.publish_orders(orders);
-    }
-
-    pub(in crate::lane) fn on_offer_failed(&mut self, works: Vec<(Capability, RunId, Work)>) {
-        self.offers.put_back_unoffered_work(works);
     }
 
     /// Compares the queues with the plans and repairs the differences.
@@ -106,7 +102,7 @@ impl LaneOwnerState {
             let tasks = self.offers.tasks_beside_waiting(run, &live.plan, held_tasks);
             let (scope, waiting) = match &tasks {
                 Some(tasks) => (EffectScope::Tasks(tasks), None),
-                None => (EffectScope::All, Some(self.offers.waiting_work(run))),
+                None => (EffectScope::All, Some(self.offers.fair_share.waiting_work(run))),
             };
             for DispatchedOrder { work, is_required, worker } in live.dispatched_orders(scope) {
                 let Some(queue) = live.plan.queue_of_work(&work) else { continue };

@@ -1,5 +1,5 @@
 //! The runs that enter the memory of a lane owner: those of the lane that was read, new submissions, and archived runs that a
-//! command may reopen. Each is looked up in the archive before it continues.
+//! command may reopen. Each is looked up in the archive before it continues, and may have to wait for its session or a place.
 //!
 //! # Invariants
 //!
@@ -15,17 +15,21 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use millrace_protocol::ids::RunId;
-use millrace_protocol::registry::RunSummary;
+use millrace_protocol::admission::LaneGrant;
+use millrace_protocol::ids::{RunId, SessionId};
+use millrace_protocol::plan::{HoldChange, SessionTurn};
+use millrace_protocol::registry::{QueuePlace, RunSummary};
 use millrace_runtime::clock;
 use millrace_runtime::store::archive;
 use tracing::{info, warn};
 
 use super::LaneOwnerState;
-use crate::ignored::count_unsubmitted;
-use crate::lane::log_check::LogCheck;
+use crate::lane::DemandOutcome;
+use crate::lane::bookkeeping::LogCheck;
+use crate::lane::holds::AdmissionStep;
 use crate::live::{LiveRun, RunPhase};
-use crate::reader::{ArchivedRun, FoldedLane};
+use crate::reader::fold::{ArchivedRun, FoldedLane};
+use crate::strays::count_unsubmitted;
 
 impl LaneOwnerState {
     /// Takes over the runs that were read from the lane, and starts to follow it.
@@ -35,7 +39,7 @@ impl LaneOwnerState {
         info!(%lane, runs = runs.len(), through, strays = strays.count(), is_without_journals, "lane taken over");
         self.log = LogCheck::new(server, position);
         self.strays = strays;
-        self.offers.set_live_slots(self.args.cluster.borrow().slots.clone());
+        self.offers.fair_share.set_live_slots(self.args.cluster.borrow().slots.clone());
         self.args.status.record_caught_up(through, runs.len());
         self.runs = runs;
         for (run, live) in &self.runs {
@@ -189,7 +193,7 @@ impl LaneOwnerState {
     pub(super) fn refold_run(&mut self, run: &RunId) {
         let Some(live) = self.runs.get_mut(run) else { return };
         live.phase = RunPhase::Refolding;
-        self.offers.remove_run(run);
+        self.offers.fair_share.remove_run(run);
         self.io.refold_run(run.clone());
     }
 
@@ -203,5 +207,80 @@ impl LaneOwnerState {
         self.lookups.entry(run.clone()).or_default();
         self.runs.entry(run.clone()).or_default();
         self.check_archive(run);
+    }
+
+    // ---- sessions
+
+    /// Prepares the turn of the next run of a session, if the runs before it have ended.
+    pub(super) fn advance_session(&mut self, session: &SessionId) {
+        if let Some(run) = self.sessions.take_next_run(session, &self.runs) {
+            let start = self.runs.get(&run).and_then(|live| live.plan.run.start.clone());
+            if let Some(start) = start {
+                self.io.prepare_session_turn(run, session.clone(), start);
+            }
+        }
+        self.sessions.update_places(session, &mut self.runs);
+    }
+
+    pub(in crate::lane) fn on_session_turn_prepared(&mut self, run: &RunId, turn: Box<SessionTurn>) {
+        self.sessions.finish_preparing(run);
+        if let Some(live) = self.runs.get_mut(run) {
+            live.holds.add_change(HoldChange::SessionTurn(turn));
+            self.commit_or_delay_claims(run);
+        }
+    }
+
+    // ---- admission
+
+    /// Reports the runs of the lane, to get places for those that wait. Without a limit they have places at once; `is_check_due` is
+    /// `true` if that must be checked.
+    pub(super) fn request_places(&mut self, is_check_due: bool) {
+        let current = self.args.cluster.borrow().caps;
+        if current.caps.max_running_runs.is_some() {
+            match self.admission.next_step(&current, self.args.lane, &self.runs) {
+                Some(AdmissionStep::ClaimLane) => self.io.claim_lane_on_board(),
+                Some(AdmissionStep::Report(report)) => self.io.report_demand(report),
+                None => {}
+            }
+            return;
+        }
+        if !self.admission.stop_reporting() && !is_check_due {
+            return;
+        }
+        let waiting = self.runs.iter().filter(|(_, live)| live.waits_for_place_since().is_some());
+        let granted = waiting.map(|(run, _)| run.clone()).collect();
+        self.change_places(LaneGrant { granted, ..LaneGrant::default() });
+    }
+
+    /// Carries out the places that the runs of the lane got.
+    pub(in crate::lane) fn on_places_assigned(&mut self, outcome: DemandOutcome) {
+        match outcome {
+            DemandOutcome::Assigned(grant, revision) => {
+                self.admission.finish_report(Some(revision));
+                self.change_places(grant);
+            }
+            DemandOutcome::NotClaimed => self.admission.lose_claim(),
+            DemandOutcome::Failed => self.admission.finish_report(None),
+        }
+    }
+
+    fn change_places(&mut self, grant: LaneGrant) {
+        let LaneGrant { granted, refused, positions } = grant;
+        let granted = granted.into_iter().map(|run| (run, HoldChange::PlaceGranted));
+        let refused = refused.into_iter().map(|(run, waiting)| (run, HoldChange::PlaceRefused { waiting }));
+        for (run, change) in granted.chain(refused) {
+            if let Some(live) = self.runs.get_mut(&run) {
+                live.holds.add_change(change);
+                self.commit_or_delay_claims(&run);
+            }
+        }
+        for (run, position) in positions {
+            let Some(live) = self.runs.get_mut(&run) else { continue };
+            let place = Some(QueuePlace { position, behind: None });
+            if live.holds.queue_place != place {
+                live.holds.queue_place = place;
+                live.is_summary_stale = true;
+            }
+        }
     }
 }

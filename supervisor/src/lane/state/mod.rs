@@ -8,10 +8,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_protocol::admission::{LaneGrant, LaneOwnerToken};
-use millrace_protocol::ids::{Capability, Lane, RunId, SessionId};
-use millrace_protocol::plan::{EndReason, Fact, HoldChange, Plan, SessionTurn, TaskState};
-use millrace_protocol::registry::QueuePlace;
+use millrace_protocol::ids::{Capability, Lane, RunId};
+use millrace_protocol::plan::{EndReason, Fact, Plan, TaskState};
 use millrace_runtime::clock;
 use millrace_runtime::log::AppendError;
 use millrace_runtime::nats::strays::{SequenceRange, StrayMessages};
@@ -19,22 +17,17 @@ use ractor::{ActorProcessingErr, ActorRef};
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use super::admission::{AdmissionStep, LaneAdmission};
-use super::claims::{CLAIM_DELAY, ClaimBatcher};
+use super::bookkeeping::{CLAIM_DELAY, ClaimBatcher, LogCheck, LogStatus, MessageCounts, SummaryBatcher};
+use super::holds::{LaneAdmission, SessionQueues};
 use super::io::LaneOwnerIo;
-use super::log_check::{LogCheck, LogStatus};
-use super::message_counts::MessageCounts;
 use super::offers::LaneWorkOffers;
 use super::queue_audit::QueueAudit;
-use super::sessions::SessionQueues;
-use super::summaries::SummaryBatcher;
-use super::{DemandOutcome, LaneMessage, LaneOwnerArgs};
+use super::{LaneMessage, LaneOwnerArgs};
 use crate::closing::{ClosedRun, EndedRun};
-use crate::ignored::count_unsubmitted;
 use crate::live::{LiveRun, PendingInput, RunMilestone, RunPhase, may_reopen_run};
 use crate::reader::{LaneItem, LaneMessageItems, LogPosition};
 use crate::retention::keep_retention;
-use crate::strays::{clean_shared_streams, stray_grace_period};
+use crate::strays::{clean_shared_streams, count_unsubmitted, stray_grace_period};
 
 /// The interval, in ticks, at which all clocks are checked and summaries are written.
 const CLOCK_TICKS: u64 = 20;
@@ -44,16 +37,16 @@ const ADMISSION_TICKS: u64 = 2;
 const MAX_OBJECTIVE: usize = 100;
 
 pub struct LaneOwnerState {
-    args: LaneOwnerArgs,
+    pub(super) args: LaneOwnerArgs,
     io: LaneOwnerIo,
-    runs: HashMap<RunId, LiveRun>,
-    offers: LaneWorkOffers,
+    pub(super) runs: HashMap<RunId, LiveRun>,
+    pub(super) offers: LaneWorkOffers,
     audit: QueueAudit,
     log: LogCheck,
     claims: ClaimBatcher,
     summaries: SummaryBatcher,
     sessions: SessionQueues,
-    admission: LaneAdmission,
+    pub(super) admission: LaneAdmission,
     message_counts: MessageCounts,
     /// The runs that the lane does not hold and that a command may reopen, with the sequences of their messages. The archive is
     /// looked up for them.
@@ -62,8 +55,8 @@ pub struct LaneOwnerState {
     strays: StrayMessages,
     is_deleting_strays: bool,
     ticks: u64,
-    /// The number of tasks of all runs when the clocks were last checked.
-    task_count: usize,
+    /// The number of tasks of all runs when the clocks were last checked, a second ago at most.
+    pub(super) task_count: usize,
     /// The tasks that run as long as the owner; dropping the set aborts them.
     background: JoinSet<()>,
 }
@@ -146,20 +139,6 @@ impl LaneOwnerState {
         Ok(())
     }
 
-    /// The number of tasks of all runs, a second ago at most.
-    pub(super) fn task_count(&self) -> usize {
-        self.task_count
-    }
-
-    /// The number of tasks of a run; 0 if it is unknown.
-    pub(super) fn task_count_of_run(&self, run: &RunId) -> usize {
-        self.runs.get(run).map_or(0, LiveRun::task_count)
-    }
-
-    pub(super) fn log_stop(&self) {
-        info!(lane = %self.args.lane, runs = self.runs.len(), "stopped owning the lane");
-    }
-
     // ---- messages of the lane arrive
 
     /// Handles a batch of messages of the lane: queues all of them before anything is offered or decided.
@@ -232,8 +211,8 @@ impl LaneOwnerState {
                 }
             }
             LaneItem::SubmittedAt(at) => live.holds.record_submission_time(at),
-            LaneItem::Claimed(topic) => {
-                return self.offers.free_place_of_claimed_work(run, &live.plan, &topic);
+            LaneItem::Claimed(journal) => {
+                return self.offers.free_place_of_claimed_work(run, &live.plan, &journal);
             }
             // The time of the server's clock may differ, or jump.
             LaneItem::JournalActivity(task, _) => live.record_activity(&task, clock::now()),
@@ -256,7 +235,7 @@ impl LaneOwnerState {
     }
 
     pub(super) fn on_capabilities_changed(&mut self) {
-        self.offers.set_live_slots(self.args.cluster.borrow_and_update().slots.clone());
+        self.offers.fair_share.set_live_slots(self.args.cluster.borrow_and_update().slots.clone());
         self.runs.values_mut().for_each(LiveRun::request_cluster_check);
         self.offer_all_waiting_work();
     }
@@ -390,85 +369,6 @@ impl LaneOwnerState {
         Ok(())
     }
 
-    // ---- sessions
-
-    /// Prepares the turn of the next run of a session, if the runs before it have ended.
-    fn advance_session(&mut self, session: &SessionId) {
-        if let Some(run) = self.sessions.take_next_run(session, &self.runs) {
-            let start = self.runs.get(&run).and_then(|live| live.plan.run.start.clone());
-            if let Some(start) = start {
-                self.io.prepare_session_turn(run, session.clone(), start);
-            }
-        }
-        self.sessions.update_places(session, &mut self.runs);
-    }
-
-    pub(super) fn on_session_turn_prepared(&mut self, run: &RunId, turn: Box<SessionTurn>) {
-        self.sessions.finish_preparing(run);
-        if let Some(live) = self.runs.get_mut(run) {
-            live.holds.add_change(HoldChange::SessionTurn(turn));
-            self.commit_or_delay_claims(run);
-        }
-    }
-
-    // ---- admission
-
-    /// Reports the runs of the lane, to get places for those that wait. Without a limit they have places at once; `is_check_due` is
-    /// `true` if that must be checked.
-    fn request_places(&mut self, is_check_due: bool) {
-        let current = self.args.cluster.borrow().caps;
-        if current.caps.max_running_runs.is_some() {
-            match self.admission.next_step(&current, self.args.lane, &self.runs) {
-                Some(AdmissionStep::ClaimLane) => self.io.claim_lane_on_board(),
-                Some(AdmissionStep::Report(report)) => self.io.report_demand(report),
-                None => {}
-            }
-            return;
-        }
-        if !self.admission.stop_reporting() && !is_check_due {
-            return;
-        }
-        let waiting = self.runs.iter().filter(|(_, live)| live.waits_for_place_since().is_some());
-        let granted = waiting.map(|(run, _)| run.clone()).collect();
-        self.change_places(LaneGrant { granted, ..LaneGrant::default() });
-    }
-
-    pub(super) fn on_lane_claimed(&mut self, owner: Option<LaneOwnerToken>) {
-        self.admission.finish_claim(owner);
-    }
-
-    /// Carries out the places that the runs of the lane got.
-    pub(super) fn on_places_assigned(&mut self, outcome: DemandOutcome) {
-        match outcome {
-            DemandOutcome::Assigned(grant, revision) => {
-                self.admission.finish_report(Some(revision));
-                self.change_places(grant);
-            }
-            DemandOutcome::NotClaimed => self.admission.lose_claim(),
-            DemandOutcome::Failed => self.admission.finish_report(None),
-        }
-    }
-
-    fn change_places(&mut self, grant: LaneGrant) {
-        let LaneGrant { granted, refused, positions } = grant;
-        let granted = granted.into_iter().map(|run| (run, HoldChange::PlaceGranted));
-        let refused = refused.into_iter().map(|(run, waiting)| (run, HoldChange::PlaceRefused { waiting }));
-        for (run, change) in granted.chain(refused) {
-            if let Some(live) = self.runs.get_mut(&run) {
-                live.holds.add_change(change);
-                self.commit_or_delay_claims(&run);
-            }
-        }
-        for (run, position) in positions {
-            let Some(live) = self.runs.get_mut(&run) else { continue };
-            let place = Some(QueuePlace { position, behind: None });
-            if live.holds.queue_place != place {
-                live.holds.queue_place = place;
-                live.is_summary_stale = true;
-            }
-        }
-    }
-
     // ---- stray messages
 
     /// Deletes the stray messages that were found before the grace period.
@@ -515,7 +415,7 @@ impl LaneOwnerState {
         }
         live.phase = RunPhase::Closing;
         live.is_summary_stale = false;
-        self.offers.remove_run(run);
+        self.offers.fair_share.remove_run(run);
         let is_complete = live.plan.run.end.as_ref().is_some_and(|end| end.reason == EndReason::Completed);
         let ended = EndedRun {
             end: live.last_sequence,

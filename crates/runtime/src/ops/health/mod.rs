@@ -12,23 +12,21 @@
 //!   `tests/tests/health.rs::server_outage_makes_processes_unready_but_not_dead`,
 //!   `tests/tests/health.rs::stopping_process_is_unready_at_once_and_keeps_its_grace`,
 //!   `tests/tests/health.rs::supervisor_can_be_stopped_before_it_reads_the_registry`,
-//!   `crates/runtime/src/ops/shutdown.rs::blocked_thread_does_not_delay_the_exit`)
+//!   `crates/runtime/src/ops/runtime.rs::blocked_thread_does_not_delay_the_exit`)
 
-mod args;
-mod limited_listener;
 pub mod serve;
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-pub use args::HttpArgs;
-pub use serve::{HttpServer, ListenError, ServerPoller};
-
 use crate::ops::metrics::Gauge;
 use crate::ops::metrics::names::READY;
+
+pub use serve::{HttpServer, ListenError, ServerPoller};
 
 /// The maximum duration of one iteration of the main loop.
 pub const LOOP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -155,6 +153,14 @@ impl LastEventTime {
     fn elapsed_millis(&self) -> u64 {
         u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX - 1)
     }
+}
+
+/// The address of the health and metrics server.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct HttpArgs {
+    /// Address of the HTTP server for /livez, /readyz and /metrics, such as 0.0.0.0:8080; no server by default
+    #[arg(long = "http", env = "MILLRACE_HTTP", value_name = "ADDR")]
+    pub address: Option<SocketAddr>,
 }
 
 #[cfg(test)]

@@ -15,15 +15,13 @@ use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes, WireMessage, decode_
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use serde::Deserialize;
 
-use super::leader_wait::LeaderReader;
+use super::copy::LeaderReader;
 use super::{BackupProgress, OnBackupProgress};
 use crate::Fault;
-use crate::fault::{backoff, max_replica_lag};
+use crate::fault::{ClientResult, backoff, max_replica_lag};
 use crate::nats::bus::Bus;
-use crate::nats::error::fault_from_client_error;
 use crate::nats::object_store::object_info_subject;
-use crate::nats::provenance::Provenance;
-use crate::nats::record::StreamRecord;
+use crate::nats::record::{Provenance, StreamRecord};
 use crate::nats::topology::{ARCHIVE, BLOBS, FILES, lane_stream, object_stream};
 use crate::store::archive;
 
@@ -96,15 +94,11 @@ pub async fn read_object_descriptions(
 /// Returns the number of parts of each object of a store, by subject.
 async fn count_parts_by_object(context: &Context, store: &str) -> Result<HashMap<String, usize>, Fault> {
     let what = || format!("listing the objects of {store}");
-    let stream = context.get_stream_no_info(object_stream(store)).await;
-    let stream = stream.map_err(|error| fault_from_client_error(&what(), error))?;
-    let mut subjects = stream
-        .info_with_subjects(format!("$O.{store}.C.>"))
-        .await
-        .map_err(|error| fault_from_client_error(&what(), error))?;
+    let stream = context.get_stream_no_info(object_stream(store)).await.or_fault_with(&what)?;
+    let mut subjects = stream.info_with_subjects(format!("$O.{store}.C.>")).await.or_fault_with(&what)?;
     let mut parts = HashMap::new();
     while let Some(entry) = subjects.next().await {
-        let (subject, count) = entry.map_err(|error| fault_from_client_error(&what(), error))?;
+        let (subject, count) = entry.or_fault_with(&what)?;
         parts.insert(subject, count);
     }
     Ok(parts)

@@ -1,23 +1,27 @@
-//! Taking a backup: the parts, their order, and retries. It changes nothing in the cluster, but holds deletions up.
+//! Taking a backup: the parts, their order, and retries. It changes nothing in the cluster, but holds deletions up. A
+//! lagging replica may respond to direct gets; the reads here continue until they have seen the last message that the leader had at their start.
 
 use std::path::Path;
+use std::time::Duration;
 
-use async_nats::jetstream::stream::State;
+use async_nats::jetstream::Context;
+use async_nats::jetstream::stream::{LastRawMessageErrorKind, State};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use millrace_protocol::format::FORMAT;
 use millrace_protocol::ids::Lane;
 use millrace_protocol::webhook::StoredDelivery;
+use millrace_protocol::wire::FORMAT;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::folder::{ChecksummedFile, UnfinishedBackupFolder};
-use super::leader_wait::LeaderReader;
-use super::manifest::{BackupManifest, BackupPart, BackupPartContent};
-use super::{BackupError, BackupProgress, OnBackupProgress, snapshot};
-use crate::fault::backoff;
-use crate::nats::error::fault_from_client_error;
+use super::{
+    BackupError, BackupManifest, BackupPart, BackupPartContent, BackupProgress, OnBackupProgress, snapshot,
+};
+use crate::fault::{ClientResult, backoff, fault_from_client_error};
+use crate::nats::direct_get::PagedReader;
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::{
     ADMISSION_BOARD, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, DELIVERIES, FILES, KEYS, LIMITS, RETENTION, RUNS,
@@ -50,9 +54,7 @@ pub struct BucketEntryLine {
 }
 
 /// Copies a cluster into a new folder. Dropping the future leaves no folder behind.
-///
-/// # Errors
-/// The folder exists or can't be written, or the server can't send a stream.
+/// Errors: the folder exists or can't be written, or the server can't send a stream.
 pub fn take_backup<'a>(
     bus: &'a Bus,
     destination: &'a Path,
@@ -167,8 +169,7 @@ fn removal_fingerprint(state: &State) -> (u64, Option<u64>) {
 /// Returns the state of a stream, as its leader knows it.
 async fn leader_stream_state(bus: &Bus, stream: &str) -> Result<State, Fault> {
     let read = bus.request_context().get_stream(stream).await;
-    let stream =
-        read.map_err(|error| fault_from_client_error(&format!("the state of stream {stream}"), error))?;
+    let stream = read.or_fault_with(|| format!("the state of stream {stream}"))?;
     Ok(stream.cached_info().state.clone())
 }
 
@@ -258,4 +259,76 @@ fn is_summary_of_archived_run(run: &str, summary: &str) -> bool {
     }
     serde_json::from_str::<RunSummarySequence>(summary)
         .is_ok_and(|summary| (summary.archived || summary.archived_span.is_some()) && summary.run == run)
+}
+
+/// The maximum lag of a replica.
+const MAX_LAG: Duration = Duration::from_secs(60);
+/// The interval at which a lagging replica is read again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A paged read of all messages whose subject matches a filter, from a sequence on, oldest first.
+pub struct LeaderReader {
+    context: Context,
+    stream: String,
+    filter: String,
+    /// The last sequence that the leader had at the start.
+    last: u64,
+    next: u64,
+    pages: PagedReader,
+    last_progress: Instant,
+}
+
+impl LeaderReader {
+    pub async fn start_reading(
+        context: &Context,
+        stream: &str,
+        filter: &str,
+        from: u64,
+    ) -> Result<Self, Fault> {
+        let last = read_last_sequence(context, stream, filter).await?;
+        let pages = PagedReader::new(&context.client(), stream.into(), filter.into(), from);
+        let (stream, filter) = (stream.to_owned(), filter.to_owned());
+        let last_progress = Instant::now();
+        Ok(Self { context: context.clone(), stream, filter, last, next: from, pages, last_progress })
+    }
+
+    /// Returns the next messages, or none after the last.
+    pub fn next_records(&mut self) -> BoxFuture<'_, Result<Vec<StreamRecord>, Fault>> {
+        async move {
+            loop {
+                let records = self.pages.next_page().await?;
+                if let Some(last) = records.last() {
+                    self.last_progress = Instant::now();
+                    self.next = last.sequence + 1;
+                    return Ok(records);
+                }
+                if self.next > self.last {
+                    return Ok(records);
+                }
+                // The last message may have been removed meanwhile.
+                self.last =
+                    self.last.min(read_last_sequence(&self.context, &self.stream, &self.filter).await?);
+                if self.last_progress.elapsed() > MAX_LAG {
+                    let why =
+                        format!("the replicas lag: read up to sequence {} of {}", self.next - 1, self.last);
+                    return Err(Fault::unavailable(format!("reading stream {}", self.stream), why));
+                }
+                tokio::time::sleep(RETRY_INTERVAL).await;
+                let client = self.context.client();
+                self.pages = PagedReader::new(&client, self.stream.clone(), self.filter.clone(), self.next);
+            }
+        }
+        .boxed()
+    }
+}
+
+/// Returns the sequence of the last matching message, as the leader knows it; 0 if there is none.
+async fn read_last_sequence(context: &Context, stream: &str, filter: &str) -> Result<u64, Fault> {
+    let what = || format!("reading stream {stream}");
+    let stream = context.get_stream_no_info(stream).await.or_fault_with(&what)?;
+    match stream.get_last_raw_message_by_subject(filter).await {
+        Ok(message) => Ok(message.sequence),
+        Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(0),
+        Err(error) => Err(fault_from_client_error(&what(), error)),
+    }
 }

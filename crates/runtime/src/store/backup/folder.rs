@@ -6,12 +6,11 @@ use std::io::{BufWriter, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
-use millrace_protocol::format::check_format;
+use millrace_protocol::wire::check_format;
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use super::manifest::{BackupManifest, BackupPart};
-use super::{BackupError, BackupProgress, OnBackupProgress};
+use super::{BackupError, BackupManifest, BackupPart, BackupProgress, OnBackupProgress};
 
 const MANIFEST: &str = "manifest.json";
 /// The checksum of the manifest.
@@ -34,9 +33,7 @@ pub struct UnfinishedBackupFolder {
 
 impl UnfinishedBackupFolder {
     /// Creates a folder that will be renamed to `destination`.
-    ///
-    /// # Errors
-    /// The destination exists, or the folder can't be created next to it.
+    /// Errors: the destination exists, or the folder can't be created next to it.
     pub fn new(destination: &Path) -> Result<Self, BackupError> {
         let destination =
             std::path::absolute(destination).map_err(|why| file_error("resolving", destination, why))?;
@@ -71,9 +68,7 @@ impl UnfinishedBackupFolder {
     }
 
     /// Writes the manifest, waits until everything is on disk, and renames the folder to its destination.
-    ///
-    /// # Errors
-    /// A file can't be written, or the destination was created meanwhile.
+    /// Errors: a file can't be written, or the destination was created meanwhile.
     pub fn finish_with_manifest(mut self, manifest: &BackupManifest) -> Result<(), BackupError> {
         let mut text = serde_json::to_vec_pretty(manifest).expect("a manifest serialises to JSON");
         text.push(b'\n');
@@ -134,9 +129,7 @@ impl ChecksummedFile {
 }
 
 /// Verifies every byte of a backup and returns its manifest.
-///
-/// # Errors
-/// The folder is not a backup or is from a newer program, a file is missing, damaged or truncated, or `stop` was
+/// Errors: the folder is not a backup or is from a newer program, a file is missing, damaged or truncated, or `stop` was
 /// cancelled.
 pub fn verify_backup(
     folder: &Path,
@@ -262,8 +255,8 @@ pub fn file_error(what: &'static str, path: &Path, why: std::io::Error) -> Backu
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
-    use millrace_protocol::format::FORMAT;
     use millrace_protocol::registry::ClusterSettings;
+    use millrace_protocol::wire::FORMAT;
 
     use super::*;
     use crate::store::backup::BackupPartContent;

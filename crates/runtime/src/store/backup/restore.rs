@@ -21,16 +21,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::check::{self, DanglingReference, ObjectDescription};
-use super::copy::{BucketEntryLine, has_entries_with_ids};
-use super::leader_wait::LeaderReader;
-use super::manifest::{BackupManifest, BackupPart, BackupPartContent};
-use super::{BackupError, BackupProgress, OnBackupProgress, folder, snapshot};
+use super::copy::{BucketEntryLine, LeaderReader, has_entries_with_ids};
+use super::{
+    BackupError, BackupManifest, BackupPart, BackupPartContent, BackupProgress, OnBackupProgress, folder,
+    snapshot,
+};
 use crate::Fault;
+use crate::fault::{ClientResult, fault_from_client_error};
 use crate::nats::bus::Bus;
 use crate::nats::connect::with_connection;
 use crate::nats::connection::{ConnectionSettings, without_passwords};
-use crate::nats::error::fault_from_client_error;
-use crate::nats::provenance::{ID_HEADER, new_id};
+use crate::nats::record::{ID_HEADER, new_id};
 use crate::nats::topology::{
     self, ARCHIVE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, ClusterOptions, DELIVERIES, DELIVERY_RECORD_AGE,
     FILES, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RESTORING, RETENTION, RUNS, SESSIONS, SETTINGS,
@@ -65,9 +66,7 @@ pub struct RestoreReport {
 }
 
 /// Restores a backup into an empty account. If it fails or is stopped, the account is empty again.
-///
-/// # Errors
-/// The backup is damaged, the account is not empty, the server rejects a stream, or `stop` was cancelled.
+/// Errors: the backup is damaged, the account is not empty, the server rejects a stream, or `stop` was cancelled.
 pub fn restore_backup<'a>(
     connection: &'a ConnectionSettings,
     options: &'a RestoreOptions,
@@ -163,12 +162,8 @@ impl RestoreOperation<'_> {
 
     /// Returns the streams of a cluster that exist in the account.
     async fn list_existing_streams(&self) -> Result<Vec<String>, Fault> {
-        let names: Vec<String> = self
-            .context
-            .stream_names()
-            .try_collect()
-            .await
-            .map_err(|error| fault_from_client_error("listing the streams of the account", error))?;
+        let names: Vec<String> =
+            self.context.stream_names().try_collect().await.or_fault("listing the streams of the account")?;
         let mut names: Vec<String> = names.into_iter().filter(|name| is_cluster_stream(name)).collect();
         names.sort();
         Ok(names)
@@ -178,8 +173,7 @@ impl RestoreOperation<'_> {
         let Ok(store) = self.context.get_key_value(CLUSTER).await else {
             return Ok(RestoreAccountState::NoSettings);
         };
-        let bytes =
-            store.get(SETTINGS).await.map_err(|error| fault_from_client_error(THE_SETTINGS, error))?;
+        let bytes = store.get(SETTINGS).await.or_fault(THE_SETTINGS)?;
         let Some(bytes) = bytes else { return Ok(RestoreAccountState::NoSettings) };
         let settings: Option<ClusterSettings> = serde_json::from_slice(&bytes).ok();
         let is_unfinished = settings.is_some_and(|settings| settings.version == RESTORING);
@@ -256,10 +250,7 @@ impl RestoreOperation<'_> {
             () = self.stop.cancelled() => return Err(BackupError::Stopped),
         };
         let settings = serde_json::to_vec(&self.settings).expect("settings serialise to JSON");
-        claim
-            .put(SETTINGS, settings.into())
-            .await
-            .map_err(|error| fault_from_client_error(THE_SETTINGS, error))?;
+        claim.put(SETTINGS, settings.into()).await.or_fault(THE_SETTINGS)?;
         topology::ensure_cluster(&self.context, &self.url, &ClusterOptions::default()).await?;
         Ok((ended.len(), live, missing))
     }
@@ -314,19 +305,16 @@ impl RestoreOperation<'_> {
                 false => message,
             };
             let sent = self.context.send_publish(subject, message).await;
-            in_flight
-                .push_back(sent.map_err(|error| fault_from_client_error(&format!("bucket {name}"), error))?);
+            in_flight.push_back(sent.or_fault_with(|| format!("bucket {name}"))?);
             keys.push(line.key);
             if in_flight.len() >= MAX_IN_FLIGHT
                 && let Some(oldest) = in_flight.pop_front()
             {
-                oldest.await.map_err(|error| fault_from_client_error(&format!("bucket {name}"), error))?;
+                oldest.await.or_fault_with(|| format!("bucket {name}"))?;
             }
         }
         for acknowledgement in in_flight {
-            acknowledgement
-                .await
-                .map_err(|error| fault_from_client_error(&format!("bucket {name}"), error))?;
+            acknowledgement.await.or_fault_with(|| format!("bucket {name}"))?;
         }
         (self.on_progress)(BackupProgress {
             operation: "restoring",
@@ -347,18 +335,12 @@ impl RestoreOperation<'_> {
         for lane in (0..self.settings.lanes).map(Lane) {
             let name = lane_stream(lane);
             let what = || format!("removing archived runs from {name}");
-            let stream = self
-                .context
-                .get_stream_no_info(&name)
-                .await
-                .map_err(|error| fault_from_client_error(&what(), error))?;
-            let mut subjects = stream
-                .info_with_subjects(subject::all_subjects_of_lane(lane))
-                .await
-                .map_err(|error| fault_from_client_error(&what(), error))?;
+            let stream = self.context.get_stream_no_info(&name).await.or_fault_with(&what)?;
+            let mut subjects =
+                stream.info_with_subjects(subject::all_subjects_of_lane(lane)).await.or_fault_with(&what)?;
             let mut runs = HashSet::new();
             while let Some(entry) = subjects.next().await {
-                let (subject, _) = entry.map_err(|error| fault_from_client_error(&what(), error))?;
+                let (subject, _) = entry.or_fault_with(&what)?;
                 runs.extend(subject::parse_lane_subject(&subject).map(|(_, run, _)| run));
             }
             for run in runs {
@@ -376,7 +358,7 @@ impl RestoreOperation<'_> {
                     Some(through) => purge.sequence(through + 1).await,
                     None => purge.await,
                 };
-                purged.map_err(|error| fault_from_client_error(&what(), error))?;
+                purged.or_fault_with(&what)?;
                 let decisions = subject::topic_subject(lane, &run, &Topic::Plan);
                 if stream.get_last_raw_message_by_subject(&decisions).await.is_ok() {
                     live.push(run);
@@ -391,17 +373,13 @@ impl RestoreOperation<'_> {
     async fn remove_newer_archives(&self, archived: &HashSet<RunId>) -> Result<(), BackupError> {
         let name = object_stream(ARCHIVE);
         let what = || format!("removing newer objects from {name}");
-        let stream = self
-            .context
-            .get_stream_no_info(&name)
-            .await
-            .map_err(|error| fault_from_client_error(&what(), error))?;
+        let stream = self.context.get_stream_no_info(&name).await.or_fault_with(&what)?;
         for subject in subjects_of_other_archives(
             check::read_object_descriptions(&self.context, ARCHIVE).await?,
             archived,
         ) {
             let purged = stream.purge().filter(subject).await;
-            purged.map_err(|error| fault_from_client_error(&what(), error))?;
+            purged.or_fault_with(&what)?;
         }
         Ok(())
     }
@@ -413,11 +391,7 @@ impl RestoreOperation<'_> {
             return Ok(());
         }
         let what = || format!("removing newer versions from {FILES}");
-        let stream = self
-            .context
-            .get_stream_no_info(FILES)
-            .await
-            .map_err(|error| fault_from_client_error(&what(), error))?;
+        let stream = self.context.get_stream_no_info(FILES).await.or_fault_with(&what)?;
         let mut reading =
             LeaderReader::start_reading(&self.context, FILES, subject::ALL_FILES, first + 1).await?;
         loop {
@@ -434,7 +408,7 @@ impl RestoreOperation<'_> {
                 let through = self.manifest.files_through.get(lane).copied().unwrap_or(u64::MAX);
                 if record.sequence > through && !archived.contains(&run) {
                     let removed = stream.delete_message(record.sequence).await;
-                    removed.map_err(|error| fault_from_client_error(&what(), error))?;
+                    removed.or_fault_with(&what)?;
                 }
             }
         }
@@ -494,7 +468,7 @@ mod tests {
 
     #[test]
     fn parts_of_a_kept_archive_are_never_removed() {
-        use crate::nats::provenance::Provenance::{Published, ServerReply};
+        use crate::nats::record::Provenance::{Published, ServerReply};
         let object = |name: &str, nuid: &str, provenance| ObjectDescription {
             name: name.into(),
             subject: format!("about {name}"),

@@ -177,9 +177,7 @@ impl ClusterRateLimiter {
     }
 
     /// Waits until a request to a model (`provider:model`) with up to `tokens` tokens is admitted, and books it.
-    ///
-    /// # Errors
-    /// The request would not be admitted within `patience`, and nothing is booked: how long it would have to wait.
+    /// Errors: the request would not be admitted within `patience`, and nothing is booked: how long it would have to wait.
     pub fn admit_request<'a>(
         &'a self,
         model: &'a str,
