@@ -35,12 +35,14 @@ mod target;
 mod transcript;
 mod view;
 
+use std::pin::Pin;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use millrace_plan_file as plan_file;
 use millrace_runtime::program;
 use millrace_views::history;
+use tokio_util::sync::CancellationToken;
 
 use commands::{
     answer, audit, backup, bench, completions, config, delete, eval, files, inbox, limits, list, logs, man,
@@ -72,6 +74,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    #[command(flatten)]
+    Work(WorkCommand),
+    #[command(flatten)]
+    Steering(SteeringCommand),
+    #[command(flatten)]
+    Cluster(ClusterCommand),
+    #[command(flatten)]
+    Setup(SetupCommand),
+    #[command(flatten)]
+    Process(ProcessCommand),
+}
+
+/// Commands that run objectives, and show their runs.
+#[derive(Subcommand)]
+enum WorkCommand {
     /// Run an objective on this machine and print the deliverable
     Run(run::RunArguments),
     /// Resume a run that was interrupted, paused, or out of budget
@@ -90,6 +107,11 @@ enum Command {
     Sessions(sessions::SessionsArguments),
     /// Show a run, or the transcript of one of its tasks
     Show(show::ShowArguments),
+}
+
+/// Commands that steer a run.
+#[derive(Subcommand)]
+enum SteeringCommand {
     /// Cancel a run or one of its tasks
     Cancel(steering::CancelArguments),
     /// Pause a run: running tasks finish, no new ones start
@@ -105,6 +127,11 @@ enum Command {
     Message(steering::MessageArguments),
     /// Signal an event to a run, whose attempts may wait for it
     Signal(steering::SignalArguments),
+}
+
+/// Commands that show or change what a cluster holds.
+#[derive(Subcommand)]
+enum ClusterCommand {
     /// Show the open questions of runs to persons
     Inbox(inbox::InboxArguments),
     /// Approve, edit or reject tool calls of runs, or give inputs
@@ -142,6 +169,11 @@ enum Command {
     Capabilities(status::StatusArguments),
     /// Print the logs of a local cluster
     Logs(logs::Arguments),
+}
+
+/// Commands that set up, check and measure.
+#[derive(Subcommand)]
+enum SetupCommand {
     /// Back up a cluster to a folder while it runs
     Backup(backup::BackupArguments),
     /// Restore a backup into an empty cluster or data folder
@@ -162,6 +194,11 @@ enum Command {
     Eval(eval::EvalArguments),
     /// Measure throughput and latency on this machine
     Bench(millrace_bench::BenchArguments),
+}
+
+/// Processes of a cluster.
+#[derive(Subcommand)]
+enum ProcessCommand {
     /// Run a supervisor
     Supervisor(millrace_supervisor::SupervisorArgs),
     /// Run a worker
@@ -229,127 +266,118 @@ async fn dispatch_command(
     hidden: std::io::Result<()>,
 ) -> Result<ExitCode, CommandError> {
     // Processes of a cluster log what they do; commands for people log errors only.
-    let is_process = matches!(
-        command,
-        Command::Supervisor(_)
-            | Command::Worker(_)
-            | Command::Critic(_)
-            | Command::Metrics(_)
-            | Command::Serve(_)
-    );
-    let level = if is_process { "info" } else { "error" };
+    let level = match &command {
+        Command::Process(process) if !matches!(process, ProcessCommand::Mcp(_)) => "info",
+        _ => "error",
+    };
     millrace_runtime::ops::telemetry::init_logging(level);
     program::warn_if_visible(hidden);
     let shutdown = millrace_runtime::ops::runtime::token_cancelled_by_signals()
         .map_err(CommandError::unusable_environment)?;
     let exit = match command {
-        Command::Run(arguments) => run::run_command(arguments, shutdown).await?,
-        Command::Resume(arguments) => resume::run_command(arguments, shutdown).await?,
-        Command::Up(arguments) => up::run_up_command(arguments, shutdown).await?,
-        Command::Down(arguments) => run_until_interrupt(&shutdown, up::run_down_command(arguments)).await?,
-        Command::Submit(arguments) => {
-            run_until_interrupt(&shutdown, submit::run_command(arguments, shutdown.clone())).await?
-        }
-        Command::Watch(arguments) => {
-            run_until_interrupt(&shutdown, watch::run_command(arguments, shutdown.clone())).await?
-        }
-        Command::List(arguments) => run_until_interrupt(&shutdown, list::run_command(arguments)).await?,
-        Command::Sessions(arguments) => {
-            run_until_interrupt(&shutdown, sessions::run_command(arguments)).await?
-        }
-        Command::Show(arguments) => run_until_interrupt(&shutdown, show::run_command(arguments)).await?,
-        Command::Status(arguments) => run_until_interrupt(&shutdown, status::show_status(arguments)).await?,
-        Command::Workers(arguments) => {
-            run_until_interrupt(&shutdown, status::show_workers(arguments)).await?
-        }
-        Command::Capabilities(arguments) => {
-            run_until_interrupt(&shutdown, status::show_capabilities(arguments)).await?
-        }
-        Command::Logs(arguments) => run_until_interrupt(&shutdown, logs::run_command(arguments)).await?,
-        Command::Cancel(arguments) => arguments.run(shutdown).await?,
-        Command::Pause(arguments) => arguments.run(shutdown).await?,
-        Command::Edit(arguments) => arguments.run(shutdown).await?,
-        Command::Retry(arguments) => arguments.run(shutdown).await?,
-        Command::Add(arguments) => arguments.run(shutdown).await?,
-        Command::Message(arguments) => arguments.run(shutdown).await?,
-        Command::Signal(arguments) => arguments.run(shutdown).await?,
-        Command::Inbox(arguments) => {
-            run_until_interrupt(&shutdown, inbox::run_command(arguments, shutdown.clone())).await?
-        }
-        Command::Answer(arguments) => answer::run_command(arguments, shutdown).await?,
-        Command::Files(arguments) => run_until_interrupt(&shutdown, files::run_command(arguments)).await?,
-        Command::Delete(arguments) => run_until_interrupt(&shutdown, delete::run_command(arguments)).await?,
-        Command::Prune(arguments) => run_until_interrupt(&shutdown, prune::run_command(arguments)).await?,
-        Command::Retention(arguments) => {
-            run_until_interrupt(&shutdown, retention::run_command(arguments)).await?
-        }
-        Command::Memories(arguments) => {
-            run_until_interrupt(&shutdown, memories::run_command(arguments)).await?
-        }
-        Command::Limits(arguments) => {
-            run_until_interrupt(&shutdown, limits::run_command(arguments, shutdown.clone())).await?
-        }
-        Command::Token(arguments) => run_until_interrupt(&shutdown, token::run_command(arguments)).await?,
-        Command::Webhook(arguments) => {
-            run_until_interrupt(&shutdown, webhook::run_command(arguments)).await?
-        }
-        Command::Audit(arguments) => run_until_interrupt(&shutdown, audit::run_command(arguments)).await?,
-        Command::Replay(arguments) => run_until_interrupt(&shutdown, replay::run_command(arguments)).await?,
-        Command::Trace(arguments) => run_until_interrupt(&shutdown, trace::run_command(arguments)).await?,
-        Command::Backup(arguments) => backup::run_command(arguments, shutdown).await?,
-        Command::Restore(arguments) => restore::run_command(arguments, shutdown).await?,
-        Command::Config(arguments) => config::run_command(&arguments, profile)?,
-        Command::Completions(arguments) => completions::run_command(&arguments, Cli::command()),
-        Command::Man(arguments) => man::run_command(&arguments, Cli::command())?,
-        Command::Schema(arguments) => schema::run_command(&arguments),
-        Command::Doctor(arguments) => {
-            return tokio::select! {
-                checked = doctor::run_command(arguments) => Ok(checked?),
-                () = shutdown.cancelled() => Ok(CommandExit::Interrupted.into()),
-            };
-        }
-        Command::NatsConfig(arguments) => commands::nats_config::run_command(arguments)?,
-        Command::Eval(arguments) => Box::pin(eval::run_command(arguments, shutdown)).await?,
-        Command::Bench(arguments) => bench::run_command(arguments, shutdown).await?,
-        Command::Supervisor(arguments) => {
-            run_role_process(millrace_supervisor::run_with_args(arguments, shutdown)).await?
-        }
-        Command::Worker(arguments) => {
-            run_role_process(millrace_worker::run_worker_from_args(arguments, shutdown)).await?
-        }
-        Command::Critic(arguments) => {
-            run_role_process(millrace_critic::run_critic_from_args(arguments, shutdown)).await?
-        }
-        Command::Metrics(arguments) => run_role_process(metrics::run_command(arguments, shutdown)).await?,
-        Command::Mcp(arguments) => Box::pin(mcp::run_command(arguments, shutdown)).await?,
-        Command::Serve(arguments) => {
-            run_role_process(Box::pin(millrace_gateway::run_with_args(arguments, shutdown))).await?
-        }
+        Command::Work(command) => command.run(shutdown).await?,
+        Command::Steering(command) => command.run(shutdown).await?,
+        Command::Cluster(command) => command.run(shutdown).await?,
+        Command::Setup(command) => command.run(profile, shutdown).await?,
+        Command::Process(command) => command.run(shutdown).await?,
     };
     Ok(exit.into())
 }
 
-/// Runs a process of a cluster until it is stopped.
-async fn run_role_process(running: impl Future<Output = Result<(), program::ProgramError>>) -> CommandResult {
-    running.await?;
-    Ok(CommandExit::Completed)
+impl WorkCommand {
+    async fn run(self, shutdown: CancellationToken) -> CommandResult {
+        let interrupt = &shutdown;
+        match self {
+            Self::Run(arguments) => run::run_command(arguments, shutdown).await,
+            Self::Resume(arguments) => resume::run_command(arguments, shutdown).await,
+            Self::Up(arguments) => up::run_up_command(arguments, shutdown).await,
+            Self::Down(arguments) => run_until_interrupt(interrupt, up::run_down_command(arguments)).await,
+            Self::Submit(arguments) => {
+                run_until_interrupt(interrupt, submit::run_command(arguments, shutdown.clone())).await
+            }
+            Self::Watch(arguments) => {
+                run_until_interrupt(interrupt, watch::run_command(arguments, shutdown.clone())).await
+            }
+            Self::List(arguments) => run_until_interrupt(interrupt, list::run_command(arguments)).await,
+            Self::Sessions(arguments) => {
+                run_until_interrupt(interrupt, sessions::run_command(arguments)).await
+            }
+            Self::Show(arguments) => run_until_interrupt(interrupt, show::run_command(arguments)).await,
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cause_that_the_error_text_contains_is_not_repeated() {
-        let cause = || std::io::Error::other("the disk is gone");
-        let repeated = anyhow::Error::new(cause()).context("can't write a: the disk is gone; mend it");
-        assert_eq!(super::format_with_causes(&repeated), "can't write a: the disk is gone; mend it");
-        let distinct = anyhow::Error::new(cause()).context("can't write a").context("the run is kept");
-        assert_eq!(super::format_with_causes(&distinct), "the run is kept: can't write a: the disk is gone");
+impl SteeringCommand {
+    async fn run(self, shutdown: CancellationToken) -> CommandResult {
+        match self {
+            Self::Cancel(arguments) => arguments.run(shutdown).await,
+            Self::Pause(arguments) => arguments.run(shutdown).await,
+            Self::Edit(arguments) => arguments.run(shutdown).await,
+            Self::Retry(arguments) => arguments.run(shutdown).await,
+            Self::Add(arguments) => arguments.run(shutdown).await,
+            Self::Message(arguments) => arguments.run(shutdown).await,
+            Self::Signal(arguments) => arguments.run(shutdown).await,
+        }
     }
+}
 
-    #[test]
-    fn the_arguments_of_every_command_are_consistent() {
-        super::Cli::command().debug_assert();
+impl ClusterCommand {
+    async fn run(self, shutdown: CancellationToken) -> CommandResult {
+        let interrupt = shutdown.clone();
+        let work: BoxedWork = match self {
+            Self::Answer(arguments) => return answer::run_command(arguments, shutdown).await,
+            Self::Inbox(arguments) => Box::pin(inbox::run_command(arguments, shutdown)),
+            Self::Limits(arguments) => Box::pin(limits::run_command(arguments, shutdown)),
+            Self::Files(arguments) => Box::pin(files::run_command(arguments)),
+            Self::Memories(arguments) => Box::pin(memories::run_command(arguments)),
+            Self::Token(arguments) => Box::pin(token::run_command(arguments)),
+            Self::Webhook(arguments) => Box::pin(webhook::run_command(arguments)),
+            Self::Audit(arguments) => Box::pin(audit::run_command(arguments)),
+            Self::Delete(arguments) => Box::pin(delete::run_command(arguments)),
+            Self::Prune(arguments) => Box::pin(prune::run_command(arguments)),
+            Self::Retention(arguments) => Box::pin(retention::run_command(arguments)),
+            Self::Replay(arguments) => Box::pin(replay::run_command(arguments)),
+            Self::Trace(arguments) => Box::pin(trace::run_command(arguments)),
+            Self::Status(arguments) => Box::pin(status::show_status(arguments)),
+            Self::Workers(arguments) => Box::pin(status::show_workers(arguments)),
+            Self::Capabilities(arguments) => Box::pin(status::show_capabilities(arguments)),
+            Self::Logs(arguments) => Box::pin(logs::run_command(arguments)),
+        };
+        run_until_interrupt(&interrupt, work).await
+    }
+}
+
+type BoxedWork = Pin<Box<dyn Future<Output = CommandResult>>>;
+
+impl SetupCommand {
+    async fn run(self, profile: Option<String>, shutdown: CancellationToken) -> CommandResult {
+        match self {
+            Self::Backup(arguments) => backup::run_command(arguments, shutdown).await,
+            Self::Restore(arguments) => restore::run_command(arguments, shutdown).await,
+            Self::Config(arguments) => config::run_command(&arguments, profile),
+            Self::Completions(arguments) => Ok(completions::run_command(&arguments, Cli::command())),
+            Self::Man(arguments) => man::run_command(&arguments, Cli::command()),
+            Self::Schema(arguments) => Ok(schema::run_command(&arguments)),
+            Self::Doctor(arguments) => doctor::run_command(arguments, &shutdown).await,
+            Self::NatsConfig(arguments) => commands::nats_config::run_command(arguments),
+            Self::Eval(arguments) => Box::pin(eval::run_command(arguments, shutdown)).await,
+            Self::Bench(arguments) => bench::run_command(arguments, shutdown).await,
+        }
+    }
+}
+
+impl ProcessCommand {
+    async fn run(self, shutdown: CancellationToken) -> CommandResult {
+        match self {
+            Self::Supervisor(arguments) => millrace_supervisor::run_with_args(arguments, shutdown).await?,
+            Self::Worker(arguments) => millrace_worker::run_worker_from_args(arguments, shutdown).await?,
+            Self::Critic(arguments) => millrace_critic::run_critic_from_args(arguments, shutdown).await?,
+            Self::Metrics(arguments) => metrics::run_command(arguments, shutdown).await?,
+            Self::Mcp(arguments) => return Box::pin(mcp::run_command(arguments, shutdown)).await,
+            Self::Serve(arguments) => {
+                Box::pin(millrace_gateway::run_with_args(arguments, shutdown)).await?;
+            }
+        }
+        Ok(CommandExit::Completed)
     }
 }

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -13,19 +12,20 @@ use millrace_agent::roles::RESEARCH;
 use millrace_agent::session::ModelPreferences;
 use millrace_client::{EarlierResults, read_earlier_run};
 use millrace_protocol::ids::{Capability, SessionId};
-use millrace_protocol::labels::{Labels, find_labels_problem, parse_label};
+use millrace_protocol::labels::{Labels, parse_label};
 use millrace_protocol::plan::{
     CapabilityRegistry, EarlierRun, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
-    find_criteria_problem, find_earlier_runs_problem,
+    find_earlier_runs_problem,
 };
 use millrace_protocol::trace_context::TraceParent;
 use millrace_runtime::Bus;
+use millrace_strict_yaml::YamlMistake;
 use millrace_worker::{builtin, file};
 
 use crate::budget::BudgetArguments;
 use crate::documents::{DocumentFiles, list_skipped_files, upload_documents};
 use crate::exit::CommandError;
-use crate::plan_file::{self, CapabilityMistake, RunMistake, TaskFieldPositions};
+use crate::plan_file::{self, CapabilityMistakes, RunDescription, RunMistake, TaskFieldPositions};
 use crate::view::print_stderr_line;
 use millrace_local_cluster::LocalOptions;
 
@@ -120,9 +120,8 @@ impl From<ConsultArgument> for PlannerConsultMode {
 
 /// A run that is ready for submission once its documents are uploaded.
 pub struct PendingSubmission {
-    /// The run, without its tasks, documents and earlier runs.
+    /// The run, without its documents and earlier runs.
     submission: Submission,
-    tasks: Vec<TaskSpec>,
     /// The plan file, as named by the user, and the positions of its tasks.
     plan_file: Option<(String, Vec<TaskFieldPositions>)>,
     models: ModelPreferences,
@@ -140,10 +139,7 @@ fn collect_labels(all: &[(String, String)]) -> Result<Labels, CommandError> {
             return Err(refused!("the label {name} has two values; give it once"));
         }
     }
-    match find_labels_problem(&labels) {
-        Some(problem) => Err(refused!("{problem}")),
-        None => Ok(labels),
-    }
+    Ok(labels)
 }
 
 impl PendingSubmission {
@@ -160,54 +156,42 @@ impl PendingSubmission {
             .transpose()
             .map_err(CommandError::invalid_input)?;
         let has_plan = plan.is_some();
-        let refused = |mistake: RunMistake| describe_run_mistake(&mistake, has_plan);
-        let objective =
-            plan_file::resolve_objective(arguments.objective.as_deref(), plan.as_ref()).map_err(refused)?;
-        let mode = plan_file::resolve_mode(arguments.mode.map(Into::into), plan.as_ref()).map_err(refused)?;
-        let plan = plan.unwrap_or_default();
-        let plan_file =
-            arguments.plan.as_ref().map(|path| (path.display().to_string(), plan.positions.clone()));
-        let consult =
-            plan_file::resolve_consult(mode, arguments.consult.map(Into::into), &plan).map_err(refused)?;
-        let budget = arguments.budget.override_budget(plan.budget).map_err(|why| refused!(why))?;
-        let labels = collect_labels(&arguments.label)?;
-        let documents = DocumentFiles::collect(&arguments.docs).await?;
-        let criteria = [plan.criteria, arguments.criteria.clone()].concat();
-        if let Some(problem) = find_criteria_problem(&criteria) {
-            return Err(refused!("{problem}"));
-        }
-        let by_capability = models.by_capability.iter();
-        let submission = Submission {
-            model: models.default.as_ref().map(ToString::to_string),
-            models: by_capability.map(|(name, choice)| (name.clone(), choice.to_string())).collect(),
-            fail_fast: arguments.fail_fast || plan.fail_fast,
-            approve_plan: arguments.approve_plan || plan.approve_plan,
-            criteria,
-            labels,
+        let positions = plan.as_ref().map(|plan| plan.positions.clone()).unwrap_or_default();
+        let plan_file = arguments.plan.as_ref().map(|path| (path.display().to_string(), positions));
+        let budget = plan.as_ref().map(|plan| plan.budget.clone()).unwrap_or_default();
+        let description = RunDescription {
+            objective: arguments.objective.clone(),
+            mode: arguments.mode.map(Into::into),
+            consult: arguments.consult.map(Into::into),
+            models: models.clone(),
+            budget: Some(arguments.budget.override_budget(budget).map_err(|why| refused!(why))?),
+            fail_fast: arguments.fail_fast,
+            approve_plan: arguments.approve_plan,
+            criteria: arguments.criteria.clone(),
+            labels: collect_labels(&arguments.label)?,
             session: arguments.session.clone(),
-            budget,
-            consult,
-            ..Submission::new(objective, mode)
         };
-        let (tasks, after, is_verbose) = (plan.tasks, arguments.after.clone(), arguments.verbose);
-        Ok(Self { submission, tasks, plan_file, models, documents, after, is_verbose })
+        let submission = description.into_submission(plan);
+        let submission = submission.map_err(|mistake| describe_run_mistake(&mistake, has_plan))?;
+        let documents = DocumentFiles::collect(&arguments.docs).await?;
+        let (after, is_verbose) = (arguments.after.clone(), arguments.verbose);
+        Ok(Self { submission, plan_file, models, documents, after, is_verbose })
     }
 
     /// `true` if the run has a planner, which can repair its tasks.
     pub fn has_planner(&self) -> bool {
-        match self.submission.mode {
-            PlanningMode::Llm | PlanningMode::Hybrid => true,
-            PlanningMode::Fixed => {
-                self.submission.consult.is_some_and(|consult| consult > PlannerConsultMode::Never)
-            }
-        }
+        self.submission.has_planner()
+    }
+
+    fn tasks(&self) -> impl Iterator<Item = &TaskSpec> {
+        self.submission.tasks.iter().map(AsRef::as_ref)
     }
 
     /// Checks the tasks of the plan file against the known capabilities: refuses parameters that a capability does not
     /// accept, all at once, unless a planner can repair them. Returns a line for each task whose capability is unknown.
     pub fn check_tasks(&self, known: &CapabilityRegistry) -> Result<Vec<String>, CommandError> {
         let Some((file, positions)) = &self.plan_file else { return Ok(Vec::new()) };
-        check_tasks_of_file(file, (&self.tasks, positions), known, self.has_planner())
+        check_tasks_of_file(file, (self.tasks(), positions), known, self.has_planner())
     }
 
     pub fn capabilities_with_model(&self) -> impl Iterator<Item = &Capability> {
@@ -227,7 +211,7 @@ impl PendingSubmission {
     /// or need none.
     pub fn calls_default_model(&self, others: &[String]) -> bool {
         let needs_none = |name: &str| name == "echo" || others.iter().any(|other| other == name);
-        self.has_planner() || self.tasks.iter().any(|task| !needs_none(task.capability.as_str()))
+        self.has_planner() || self.tasks().any(|task| !needs_none(task.capability.as_str()))
     }
 
     /// `true` if some of the work can only be done by reading documents as long as no language model is configured. `own` are
@@ -237,7 +221,7 @@ impl PendingSubmission {
         match self.submission.mode {
             PlanningMode::Llm => !is_own(RESEARCH),
             PlanningMode::Hybrid | PlanningMode::Fixed => {
-                !is_own(RESEARCH) && self.tasks.iter().any(|task| task.capability.as_str() == RESEARCH)
+                !is_own(RESEARCH) && self.tasks().any(|task| task.capability.as_str() == RESEARCH)
             }
         }
     }
@@ -288,8 +272,7 @@ impl PendingSubmission {
             return Err(refused!("{problem}"));
         }
         let documents = if files.is_empty() { None } else { Some(upload_documents(bus, files).await?) };
-        let tasks = self.tasks.into_iter().map(Arc::new).collect();
-        Ok(Submission { tasks, documents, after, trace_parent: read_trace_parent(), ..self.submission })
+        Ok(Submission { documents, after, trace_parent: read_trace_parent(), ..self.submission })
     }
 }
 
@@ -303,23 +286,21 @@ fn read_trace_parent() -> Option<TraceParent> {
 /// Checks the tasks of a plan file, with their positions, against the known capabilities: refuses parameters that a
 /// capability does not accept, all at once, unless a planner can repair them. Returns a line for each task whose capability
 /// is unknown.
-pub fn check_tasks_of_file(
+pub fn check_tasks_of_file<'a>(
     file: &str,
-    (tasks, positions): (&[TaskSpec], &[TaskFieldPositions]),
+    (tasks, positions): (impl IntoIterator<Item = &'a TaskSpec>, &[TaskFieldPositions]),
     known: &CapabilityRegistry,
     has_planner: bool,
 ) -> Result<Vec<String>, CommandError> {
-    let (mut unknown, mut refused) = (Vec::new(), Vec::new());
-    for mistake in plan_file::find_capability_mistakes(tasks, positions, known) {
-        match mistake {
-            CapabilityMistake::Unknown(mistake) => unknown.push(format!("{file}:{mistake}")),
-            CapabilityMistake::Parameters(mistake) => refused.push(format!("{file}:{mistake}")),
-        }
+    let CapabilityMistakes { unknown, parameters } =
+        plan_file::find_capability_mistakes(tasks, positions, known);
+    let lines = |mistakes: Vec<YamlMistake>| -> Vec<String> {
+        mistakes.into_iter().map(|mistake| format!("{file}:{mistake}")).collect()
+    };
+    if parameters.is_empty() || has_planner {
+        return Ok(lines(unknown));
     }
-    if refused.is_empty() || has_planner {
-        return Ok(unknown);
-    }
-    Err(refused!("{}", refused.join("\n")))
+    Err(refused!("{}", lines(parameters).join("\n")))
 }
 
 /// The models that the arguments name. A name that can't be is refused here, before anything is started.
@@ -411,7 +392,10 @@ fn describe_run_mistake(mistake: &RunMistake, has_plan: bool) -> CommandError {
         RunMistake::ObjectiveTooLong { .. } => {
             format!("{mistake}: put long material into files and add them with --docs")
         }
-        RunMistake::NeverConsulted | RunMistake::ObjectiveEmpty => mistake.to_string(),
+        RunMistake::NeverConsulted
+        | RunMistake::ObjectiveEmpty
+        | RunMistake::Criteria(_)
+        | RunMistake::Labels(_) => mistake.to_string(),
     };
     refused!(text)
 }

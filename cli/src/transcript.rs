@@ -6,7 +6,7 @@ use std::fmt::Write;
 use millrace_agent::transcript::{ModelCall, ModelCallOutcome, ToolCallResult, TranscriptStep};
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{Attempt, ResourceKind, Task};
-use millrace_protocol::result::{Build, TaskError, TaskResult, Usage, Verdict};
+use millrace_protocol::result::{Build, PlanProposal, TaskError, TaskResult, Usage, Verdict};
 use millrace_protocol::safe_text::{single_line, terminal_text};
 use serde_json::Value;
 
@@ -101,20 +101,11 @@ impl TranscriptPrinter {
                 (head, self.verdict_lines(verdict))
             }
             TranscriptEvent::Proposal { proposal, usage, .. } => {
-                let mut lines = self.text_lines(&proposal.reasoning);
-                for edit in proposal.all_edits() {
-                    lines.extend(self.text_lines(&format!("→ {}", single_line(&json_text(&edit)))));
-                }
-                (format!("proposal{}", usage_suffix(usage)), lines)
+                (format!("proposal{}", usage_suffix(usage)), self.proposal_lines(proposal))
             }
             TranscriptEvent::Error { error, .. } => {
-                let TaskError { message, usage, produced, .. } = error;
-                let mut lines = self.text_lines(message);
-                if let Some(produced) = produced {
-                    lines.push(format!("{INDENT}The output until then:"));
-                    lines.extend(self.text_lines(produced));
-                }
-                (format!("error ({}){}", plain(&error.kind), usage_suffix(usage)), lines)
+                let head = format!("error ({}){}", plain(&error.kind), usage_suffix(&error.usage));
+                (head, self.error_lines(error))
             }
             TranscriptEvent::StoredStep { name, sha256, bytes } => {
                 (format!("step {}: {bytes} bytes in blob {sha256}", single_line(name)), Vec::new())
@@ -123,6 +114,23 @@ impl TranscriptPrinter {
                 (format!("unreadable entry: {}", single_line(error)), Vec::new())
             }
         }
+    }
+
+    fn proposal_lines(&mut self, proposal: &PlanProposal) -> Vec<String> {
+        let mut lines = self.text_lines(&proposal.reasoning);
+        for edit in proposal.all_edits() {
+            lines.extend(self.text_lines(&format!("→ {}", single_line(&json_text(&edit)))));
+        }
+        lines
+    }
+
+    fn error_lines(&mut self, TaskError { message, produced, .. }: &TaskError) -> Vec<String> {
+        let mut lines = self.text_lines(message);
+        if let Some(produced) = produced {
+            lines.push(format!("{INDENT}The output until then:"));
+            lines.extend(self.text_lines(produced));
+        }
+        lines
     }
 
     fn render_step(&mut self, step: &TranscriptStep) -> (String, Vec<String>) {

@@ -130,17 +130,7 @@ pub async fn run_with_args(
     arguments: ServeArguments,
     shutdown: CancellationToken,
 ) -> Result<(), ProgramError> {
-    let ServeArguments {
-        nats,
-        tenants,
-        api,
-        by,
-        no_dashboard,
-        url_file,
-        access,
-        allow_private_webhooks,
-        http,
-    } = arguments;
+    let ServeArguments { nats, tenants, api, by, no_dashboard, url_file, access, .. } = arguments;
     // Before the cluster is joined: a mistake is reported at once.
     let export = read_export_settings()?;
     let chosen = api.unwrap_or(DEFAULT_API);
@@ -152,9 +142,10 @@ pub async fn run_with_args(
     let address = listener.local_addr()?;
     let settings = access.settings(address, tenants.is_none().then(|| author_name(by)))?;
     let mut program =
-        ClusterProgram::open_with_health_page(ProcessKind::Gateway, http.address, &shutdown).await?;
+        ClusterProgram::open_with_health_page(ProcessKind::Gateway, arguments.http.address, &shutdown)
+            .await?;
     let connection = ConnectionSettings::from_environment(nats);
-    let receivers = ReceiverPolicy::new(allow_private_webhooks);
+    let receivers = ReceiverPolicy::new(arguments.allow_private_webhooks);
     let in_progress = tenants.is_some().then(|| access.max_in_progress()).flatten();
     let account = AccountSettings { receivers, export, limits: settings.limits, in_progress };
     let joined = match tenants {
@@ -164,11 +155,7 @@ pub async fn run_with_args(
     let Some(ServedAccounts { tenants, stopping }) = joined else { return Ok(()) };
     let scheme = if certificate.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{address}");
-    if let Some(file) = &url_file {
-        write_url(file, &url).map_err(|error| {
-            ProgramError::bad_environment(format!("can't write the URL to {}: {error}", file.display()))
-        })?;
-    }
+    url_file.as_deref().map_or(Ok(()), |file| write_url(file, &url))?;
     tracing::info!(%url, "serving the API");
     let authenticator = Authenticator::new(tenants, settings).map_err(ProgramError::bad_environment)?;
     let server = ServerSettings {
@@ -274,10 +261,12 @@ fn read_export_settings() -> Result<Option<ExportSettings>, ProgramError> {
 }
 
 /// Writes a file that a reader sees completely or not at all.
-fn write_url(file: &Path, url: &str) -> std::io::Result<()> {
+fn write_url(file: &Path, url: &str) -> Result<(), ProgramError> {
     let unfinished = file.with_extension("tmp");
-    std::fs::write(&unfinished, format!("{url}\n"))?;
-    std::fs::rename(unfinished, file)
+    let written = std::fs::write(&unfinished, format!("{url}\n"));
+    written.and_then(|()| std::fs::rename(unfinished, file)).map_err(|error| {
+        ProgramError::bad_environment(format!("can't write the URL to {}: {error}", file.display()))
+    })
 }
 
 /// Opens the address. If the user gives none and the port is taken, the next free one is used.

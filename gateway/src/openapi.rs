@@ -156,8 +156,8 @@ fn answer_schemas() -> Map<String, Value> {
     add::<Version>(generator, "Version", &mut all);
     add::<Problem>(generator, "Problem", &mut all);
     all.extend(output.take_definitions(true));
-    let types = ProblemKind::ALL.map(|kind| format!("{TYPE_PREFIX}{}", kind.parts().1));
-    all["Problem"]["properties"]["type"]["enum"] = json!(types.to_vec());
+    let types = ProblemKind::ALL.iter().map(|kind| format!("{TYPE_PREFIX}{}", kind.parts().1));
+    all["Problem"]["properties"]["type"]["enum"] = json!(types.collect::<Vec<_>>());
     all
 }
 

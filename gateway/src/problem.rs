@@ -15,234 +15,106 @@ const RETRY_AFTER: &str = "1";
 /// The seconds after which a client may submit a run again that found as many waiting runs as allowed.
 const RETRY_AFTER_FULL: &str = "5";
 
-/// The kinds of problems. Each has a `type`, a status and a title, which never change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProblemKind {
-    /// The path, the query, a header or the body is malformed.
-    InvalidRequest,
-    /// The `Host` of the request is not one of this server.
-    UnknownHost,
-    /// The request comes from a web page of another origin.
-    CrossOrigin,
-    /// The request does not say who sends it.
-    Unauthenticated,
-    /// The token is for several tenants, and the request chooses none.
-    TenantNotChosen,
-    /// The caller lacks the scope of the operation.
-    ScopeMissing,
-    /// There is no such resource path.
-    UnknownPath,
-    /// The resource does not have this method.
-    MethodNotAllowed,
-    /// None of the accepted media types is available.
-    NotAcceptable,
-    /// The body has another media type than the resource needs.
-    UnsupportedMediaType,
-    BodyTooLarge,
-    /// The content has no such range.
-    RangeNotSatisfiable,
-    /// The body did not arrive in time.
-    RequestTimeout,
-    RunNotFound,
-    SessionNotFound,
-    /// The run has no such task.
-    TaskNotFound,
-    QuestionNotFound,
-    /// There is no such file, or version of it.
-    FileNotFound,
-    BlobNotFound,
-    /// There is no such source, or its text is gone.
-    SourceNotFound,
-    /// There is no such rate limit.
-    LimitNotFound,
-    TokenNotFound,
-    TooManyTokens,
-    WebhookNotFound,
-    /// The webhook has no such delivery.
-    DeliveryNotFound,
-    TooManyWebhooks,
-    WebhookDisabled,
-    /// The run has no such push config.
-    PushConfigNotFound,
-    /// The run has too many push configs.
-    TooManyPushConfigs,
-    /// The caller has sent too many requests.
-    RateLimited,
-    /// The caller has too many open streams.
-    TooManyStreams,
-    /// As many runs as allowed wait for a place.
-    TooManyRuns,
-    RunDeleted,
-    RetentionRuleNotFound,
-    NoDeliverable,
-    /// The description of the run, its plan or its budget is invalid.
-    InvalidRun,
-    /// The idempotency key was used for another request.
-    KeyReused,
-    CommandRefused,
-    /// The answer does not fit its question.
-    AnswerRefused,
-    QuestionClosed,
-    RunNotEnded,
-    /// The log of the run is damaged.
-    LogDamaged,
-    /// The identity provider does not respond.
-    ProviderUnavailable,
-    ClusterUnavailable,
-    /// The store of the cluster is full.
-    StoreFull,
-    /// The gateway has no permission for this.
-    GatewayForbidden,
-    /// A stored value is damaged, or of a newer release.
-    UnreadableData,
-}
-
-impl ProblemKind {
-    /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 47] = [
-        Self::InvalidRequest,
-        Self::UnknownHost,
-        Self::CrossOrigin,
-        Self::Unauthenticated,
-        Self::TenantNotChosen,
-        Self::ScopeMissing,
-        Self::UnknownPath,
-        Self::MethodNotAllowed,
-        Self::NotAcceptable,
-        Self::UnsupportedMediaType,
-        Self::BodyTooLarge,
-        Self::RangeNotSatisfiable,
-        Self::RequestTimeout,
-        Self::RunNotFound,
-        Self::SessionNotFound,
-        Self::TaskNotFound,
-        Self::QuestionNotFound,
-        Self::FileNotFound,
-        Self::BlobNotFound,
-        Self::SourceNotFound,
-        Self::LimitNotFound,
-        Self::TokenNotFound,
-        Self::TooManyTokens,
-        Self::WebhookNotFound,
-        Self::DeliveryNotFound,
-        Self::TooManyWebhooks,
-        Self::WebhookDisabled,
-        Self::PushConfigNotFound,
-        Self::TooManyPushConfigs,
-        Self::RateLimited,
-        Self::TooManyStreams,
-        Self::TooManyRuns,
-        Self::RunDeleted,
-        Self::RetentionRuleNotFound,
-        Self::NoDeliverable,
-        Self::InvalidRun,
-        Self::KeyReused,
-        Self::CommandRefused,
-        Self::AnswerRefused,
-        Self::QuestionClosed,
-        Self::RunNotEnded,
-        Self::LogDamaged,
-        Self::ProviderUnavailable,
-        Self::ClusterUnavailable,
-        Self::StoreFull,
-        Self::GatewayForbidden,
-        Self::UnreadableData,
-    ];
-
-    /// The status, the last part of the `type`, and the title.
-    #[must_use]
-    pub const fn parts(self) -> (StatusCode, &'static str, &'static str) {
-        use StatusCode as Code;
-        match self {
-            Self::InvalidRequest => (Code::BAD_REQUEST, "invalid-request", "The request is malformed"),
-            Self::UnknownHost => {
-                (Code::MISDIRECTED_REQUEST, "unknown-host", "The host is not one of this server")
-            }
-            Self::CrossOrigin => (Code::FORBIDDEN, "cross-origin", "Requests of other origins are refused"),
-            Self::Unauthenticated => {
-                (Code::UNAUTHORIZED, "unauthenticated", "The request needs a valid token")
-            }
-            Self::TenantNotChosen => {
-                (Code::BAD_REQUEST, "tenant-not-chosen", "The request must choose a tenant")
-            }
-            Self::ScopeMissing => (Code::FORBIDDEN, "scope-missing", "The token lacks a scope"),
-            Self::UnknownPath => (Code::NOT_FOUND, "unknown-path", "There is no such resource"),
-            Self::MethodNotAllowed => {
-                (Code::METHOD_NOT_ALLOWED, "method-not-allowed", "The resource has no such method")
-            }
-            Self::NotAcceptable => {
-                (Code::NOT_ACCEPTABLE, "not-acceptable", "No accepted media type is available")
-            }
-            Self::UnsupportedMediaType => {
-                (Code::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body has the wrong media type")
-            }
-            Self::BodyTooLarge => (Code::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large"),
-            Self::RangeNotSatisfiable => {
-                (Code::RANGE_NOT_SATISFIABLE, "range-not-satisfiable", "The content has no such range")
-            }
-            Self::RequestTimeout => {
-                (Code::REQUEST_TIMEOUT, "request-timeout", "The request did not arrive in time")
-            }
-            Self::RunNotFound => (Code::NOT_FOUND, "run-not-found", "There is no such run"),
-            Self::SessionNotFound => (Code::NOT_FOUND, "session-not-found", "There is no such session"),
-            Self::TaskNotFound => (Code::NOT_FOUND, "task-not-found", "The run has no such task"),
-            Self::QuestionNotFound => (Code::NOT_FOUND, "question-not-found", "There is no such question"),
-            Self::FileNotFound => (Code::NOT_FOUND, "file-not-found", "There is no such file"),
-            Self::BlobNotFound => (Code::NOT_FOUND, "blob-not-found", "There is no such blob"),
-            Self::SourceNotFound => (Code::NOT_FOUND, "source-not-found", "There is no such source"),
-            Self::LimitNotFound => (Code::NOT_FOUND, "limit-not-found", "There is no such rate limit"),
-            Self::TokenNotFound => (Code::NOT_FOUND, "token-not-found", "There is no such token"),
-            Self::TooManyTokens => (Code::CONFLICT, "too-many-tokens", "There are too many tokens"),
-            Self::WebhookNotFound => (Code::NOT_FOUND, "webhook-not-found", "There is no such webhook"),
-            Self::DeliveryNotFound => (Code::NOT_FOUND, "delivery-not-found", "There is no such delivery"),
-            Self::TooManyWebhooks => (Code::CONFLICT, "too-many-webhooks", "There are too many webhooks"),
-            Self::WebhookDisabled => (Code::CONFLICT, "webhook-disabled", "The webhook is disabled"),
-            Self::PushConfigNotFound => {
-                (Code::NOT_FOUND, "push-config-not-found", "The run has no such push config")
-            }
-            Self::TooManyPushConfigs => {
-                (Code::CONFLICT, "too-many-push-configs", "The run has too many push configs")
-            }
-            Self::RateLimited => (Code::TOO_MANY_REQUESTS, "rate-limited", "There were too many requests"),
-            Self::TooManyStreams => {
-                (Code::TOO_MANY_REQUESTS, "too-many-streams", "There are too many open streams")
-            }
-            Self::TooManyRuns => {
-                (Code::TOO_MANY_REQUESTS, "too-many-runs", "As many runs as allowed wait for a place")
-            }
-            Self::RunDeleted => (Code::GONE, "run-deleted", "The run was deleted"),
-            Self::RetentionRuleNotFound => {
-                (Code::NOT_FOUND, "retention-rule-not-found", "There is no such retention rule")
-            }
-            Self::NoDeliverable => (Code::NOT_FOUND, "no-deliverable", "The run has no deliverable"),
-            Self::InvalidRun => (Code::UNPROCESSABLE_ENTITY, "invalid-run", "The run can't be submitted"),
-            Self::KeyReused => (
-                Code::UNPROCESSABLE_ENTITY,
-                "idempotency-key-reused",
-                "The idempotency key names another request",
-            ),
-            Self::CommandRefused => (Code::CONFLICT, "command-refused", "The supervisor refused the command"),
-            Self::AnswerRefused => (Code::CONFLICT, "answer-refused", "The answer does not fit its question"),
-            Self::QuestionClosed => (Code::CONFLICT, "question-closed", "The question is closed"),
-            Self::RunNotEnded => (Code::CONFLICT, "run-not-ended", "The run has not ended"),
-            Self::LogDamaged => (Code::CONFLICT, "log-damaged", "The log of the run is damaged"),
-            Self::ProviderUnavailable => (
-                Code::SERVICE_UNAVAILABLE,
-                "identity-provider-unavailable",
-                "The identity provider does not respond",
-            ),
-            Self::ClusterUnavailable => {
-                (Code::SERVICE_UNAVAILABLE, "cluster-unavailable", "The cluster does not respond")
-            }
-            Self::StoreFull => (Code::INSUFFICIENT_STORAGE, "store-full", "The store of the cluster is full"),
-            Self::GatewayForbidden => (
-                Code::BAD_GATEWAY,
-                "gateway-forbidden",
-                "The gateway has no permission for this in the cluster",
-            ),
-            Self::UnreadableData => (Code::BAD_GATEWAY, "unreadable-data", "Stored data can't be read"),
+macro_rules! problem_kinds {
+    ($($(#[$doc:meta])* $kind:ident = $status:ident, $name:literal, $title:literal;)*) => {
+        /// The kinds of problems. Each has a `type`, a status and a title, which never change.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum ProblemKind {
+            $($(#[$doc])* $kind,)*
         }
-    }
+
+        impl ProblemKind {
+            /// All kinds, in the order of their declaration.
+            pub const ALL: &[Self] = &[$(Self::$kind),*];
+
+            /// The status, the last part of the `type`, and the title.
+            #[must_use]
+            pub const fn parts(self) -> (StatusCode, &'static str, &'static str) {
+                match self {
+                    $(Self::$kind => (StatusCode::$status, $name, $title),)*
+                }
+            }
+        }
+    };
+}
+problem_kinds! {
+    /// The path, the query, a header or the body is malformed.
+    InvalidRequest = BAD_REQUEST, "invalid-request", "The request is malformed";
+    /// The `Host` of the request is not one of this server.
+    UnknownHost = MISDIRECTED_REQUEST, "unknown-host", "The host is not one of this server";
+    /// The request comes from a web page of another origin.
+    CrossOrigin = FORBIDDEN, "cross-origin", "Requests of other origins are refused";
+    /// The request does not say who sends it.
+    Unauthenticated = UNAUTHORIZED, "unauthenticated", "The request needs a valid token";
+    /// The token is for several tenants, and the request chooses none.
+    TenantNotChosen = BAD_REQUEST, "tenant-not-chosen", "The request must choose a tenant";
+    /// The caller lacks the scope of the operation.
+    ScopeMissing = FORBIDDEN, "scope-missing", "The token lacks a scope";
+    /// There is no such resource path.
+    UnknownPath = NOT_FOUND, "unknown-path", "There is no such resource";
+    /// The resource does not have this method.
+    MethodNotAllowed = METHOD_NOT_ALLOWED, "method-not-allowed", "The resource has no such method";
+    /// None of the accepted media types is available.
+    NotAcceptable = NOT_ACCEPTABLE, "not-acceptable", "No accepted media type is available";
+    /// The body has another media type than the resource needs.
+    UnsupportedMediaType = UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "The body has the wrong media type";
+    BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large";
+    /// The content has no such range.
+    RangeNotSatisfiable = RANGE_NOT_SATISFIABLE, "range-not-satisfiable", "The content has no such range";
+    /// The body did not arrive in time.
+    RequestTimeout = REQUEST_TIMEOUT, "request-timeout", "The request did not arrive in time";
+    RunNotFound = NOT_FOUND, "run-not-found", "There is no such run";
+    SessionNotFound = NOT_FOUND, "session-not-found", "There is no such session";
+    /// The run has no such task.
+    TaskNotFound = NOT_FOUND, "task-not-found", "The run has no such task";
+    QuestionNotFound = NOT_FOUND, "question-not-found", "There is no such question";
+    /// There is no such file, or version of it.
+    FileNotFound = NOT_FOUND, "file-not-found", "There is no such file";
+    BlobNotFound = NOT_FOUND, "blob-not-found", "There is no such blob";
+    /// There is no such source, or its text is gone.
+    SourceNotFound = NOT_FOUND, "source-not-found", "There is no such source";
+    /// There is no such rate limit.
+    LimitNotFound = NOT_FOUND, "limit-not-found", "There is no such rate limit";
+    TokenNotFound = NOT_FOUND, "token-not-found", "There is no such token";
+    TooManyTokens = CONFLICT, "too-many-tokens", "There are too many tokens";
+    WebhookNotFound = NOT_FOUND, "webhook-not-found", "There is no such webhook";
+    /// The webhook has no such delivery.
+    DeliveryNotFound = NOT_FOUND, "delivery-not-found", "There is no such delivery";
+    TooManyWebhooks = CONFLICT, "too-many-webhooks", "There are too many webhooks";
+    WebhookDisabled = CONFLICT, "webhook-disabled", "The webhook is disabled";
+    /// The run has no such push config.
+    PushConfigNotFound = NOT_FOUND, "push-config-not-found", "The run has no such push config";
+    /// The run has too many push configs.
+    TooManyPushConfigs = CONFLICT, "too-many-push-configs", "The run has too many push configs";
+    /// The caller has sent too many requests.
+    RateLimited = TOO_MANY_REQUESTS, "rate-limited", "There were too many requests";
+    /// The caller has too many open streams.
+    TooManyStreams = TOO_MANY_REQUESTS, "too-many-streams", "There are too many open streams";
+    /// As many runs as allowed wait for a place.
+    TooManyRuns = TOO_MANY_REQUESTS, "too-many-runs", "As many runs as allowed wait for a place";
+    RunDeleted = GONE, "run-deleted", "The run was deleted";
+    RetentionRuleNotFound = NOT_FOUND, "retention-rule-not-found", "There is no such retention rule";
+    NoDeliverable = NOT_FOUND, "no-deliverable", "The run has no deliverable";
+    /// The description of the run, its plan or its budget is invalid.
+    InvalidRun = UNPROCESSABLE_ENTITY, "invalid-run", "The run can't be submitted";
+    /// The idempotency key was used for another request.
+    KeyReused = UNPROCESSABLE_ENTITY, "idempotency-key-reused", "The idempotency key names another request";
+    CommandRefused = CONFLICT, "command-refused", "The supervisor refused the command";
+    /// The answer does not fit its question.
+    AnswerRefused = CONFLICT, "answer-refused", "The answer does not fit its question";
+    QuestionClosed = CONFLICT, "question-closed", "The question is closed";
+    RunNotEnded = CONFLICT, "run-not-ended", "The run has not ended";
+    /// The log of the run is damaged.
+    LogDamaged = CONFLICT, "log-damaged", "The log of the run is damaged";
+    /// The identity provider does not respond.
+    ProviderUnavailable = SERVICE_UNAVAILABLE, "identity-provider-unavailable", "The identity provider does not respond";
+    ClusterUnavailable = SERVICE_UNAVAILABLE, "cluster-unavailable", "The cluster does not respond";
+    /// The store of the cluster is full.
+    StoreFull = INSUFFICIENT_STORAGE, "store-full", "The store of the cluster is full";
+    /// The gateway has no permission for this.
+    GatewayForbidden = BAD_GATEWAY, "gateway-forbidden", "The gateway has no permission for this in the cluster";
+    /// A stored value is damaged, or of a newer release.
+    UnreadableData = BAD_GATEWAY, "unreadable-data", "Stored data can't be read";
 }
 
 /// The reply of an operation.

@@ -5,12 +5,23 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use millrace_protocol::ids::SessionId;
-use millrace_protocol::labels::LabelSelector;
+use millrace_protocol::labels::{LabelSelector, Labels};
 use millrace_protocol::time_text::parse_time_or_age;
 use millrace_views::RunState;
 
 use crate::problem::Problem;
-use crate::run_index::RunTraits;
+
+/// The parts of a run that filters compare.
+#[derive(Debug)]
+pub struct RunTraits<'a> {
+    pub state: RunState,
+    pub labels: &'a Labels,
+    pub session: Option<&'a SessionId>,
+    /// The time of its start, or of its submission if it has not started.
+    pub started: Timestamp,
+    /// Its id and its objective in lowercase.
+    pub text: &'a str,
+}
 
 /// A selection of runs. The default selects all.
 #[derive(Debug, Clone, Default)]

@@ -33,7 +33,7 @@ use millrace_views::{RunListLine, RunState};
 use tokio::sync::Mutex;
 
 use crate::feed::LaneMessage;
-use crate::run_filter::RunFilter;
+use crate::run_filter::{RunFilter, RunTraits};
 
 /// The position of a run in the list: the time in its id, and the id. It stays the same while the run starts and ends, so that a client
 /// that reads the list in parts gets each run once.
@@ -80,18 +80,6 @@ impl FromStr for RunPosition {
             run: Some(RunId::new(run).map_err(|_| InvalidPosition)?),
         })
     }
-}
-
-/// The parts of a run that filters compare.
-#[derive(Debug)]
-pub struct RunTraits<'a> {
-    pub state: RunState,
-    pub labels: &'a Labels,
-    pub session: Option<&'a SessionId>,
-    /// The time of its start, or of its submission if it has not started.
-    pub started: Timestamp,
-    /// Its id and its objective in lowercase.
-    pub text: &'a str,
 }
 
 /// Returns the text of a run in which searches look.

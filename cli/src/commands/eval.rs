@@ -23,11 +23,11 @@ use crate::evaluation::cluster::{ClusterSampler, SampleEnd};
 use crate::evaluation::environment::EvaluationEnvironment;
 use crate::evaluation::file::{
     Configuration, EntryName, EvaluationFile, MAX_SAMPLES, Objective, configurations_of_arguments,
-    load_evaluation_file,
+    has_web_tools, load_evaluation_file,
 };
 use crate::evaluation::score::{AnswerKind, ConfigurationScore, SampleScore, method_name, percent};
 use crate::evaluation::selection::{SampleConditions, SampleJob, list_samples, select_objectives};
-use crate::evaluation::setup::{ConfigurationSetup, has_web_tools};
+use crate::evaluation::setup::ConfigurationSetup;
 use crate::evaluation::store::{ResultsFolder, SampleKey, SampleMethod, SampleRecord};
 use crate::evaluation::table::{ConfigurationScores, share_text, table_lines};
 use crate::exit::{CommandError, CommandExit, CommandResult};
@@ -194,13 +194,7 @@ pub async fn run_command(arguments: EvalArguments, interrupt: CancellationToken)
     if samples.ceiling {
         refuse_without_documents(&objectives)?;
     }
-    let budget = samples.budget.override_budget(file.budget.clone());
-    let budget = budget.map_err(|why| refused!(why))?;
-    let conditions = SampleConditions {
-        samples: samples.samples.or(file.samples.map(u32::from)).unwrap_or(1),
-        timeout: samples.timeout.or(file.timeout).unwrap_or(TIMEOUT),
-        budget,
-    };
+    let conditions = samples.conditions(&file)?;
     let (files, corpus) = read_corpus(&file)?;
     if arguments.cluster.nats.is_none() {
         let (reads_web, lacks_web) = (reads_web.contains(&true), configurations.iter().any(|one| !one.web));
@@ -314,6 +308,18 @@ fn describe_sample(key: &SampleKey) -> String {
         SampleMethod::Ceiling => format!(" ({})", method_name(*method)),
     };
     format!("{configuration} {objective} {sample}{method}")
+}
+
+impl SampleArguments {
+    /// The conditions of the command line, or else those of the file.
+    fn conditions(&self, file: &EvaluationFile) -> Result<SampleConditions, CommandError> {
+        let budget = self.budget.override_budget(file.budget.clone()).map_err(|why| refused!(why))?;
+        Ok(SampleConditions {
+            samples: self.samples.or(file.samples.map(u32::from)).unwrap_or(1),
+            timeout: self.timeout.or(file.timeout).unwrap_or(TIMEOUT),
+            budget,
+        })
+    }
 }
 
 impl ConfigurationArguments {

@@ -9,7 +9,7 @@ use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{
     CapabilityRegistry, CommandAction, Edit, OnFailedDependency, Plan, PlanTime, ReviewPolicy, StartEvent,
-    TaskLimits, TaskPatch,
+    TaskPatch,
 };
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, clock};
@@ -187,7 +187,7 @@ pub struct EditArguments {
 }
 
 /// The fields to change; all others stay as they are.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 #[group(multiple = true)]
 pub struct TaskChanges {
     /// New objective of the task
@@ -289,33 +289,12 @@ impl TaskChanges {
     }
 
     pub fn is_empty(&self) -> bool {
-        let Self {
-            objective,
-            capability,
-            depends_on,
-            parameters,
-            review,
-            max_attempts,
-            run_time,
-            on_failed_dependency,
-            not_before,
-            wait_for_event,
-        } = self;
-        objective.is_none()
-            && capability.is_none()
-            && depends_on.is_none()
-            && parameters.is_empty()
-            && review.is_none()
-            && max_attempts.is_none()
-            && run_time.is_none()
-            && on_failed_dependency.is_none()
-            && not_before.is_none()
-            && wait_for_event.is_none()
+        let any_task = TaskId::new("task").expect("a valid id");
+        self.clone().into_patch(any_task, &Plan::default()).changed_fields().is_empty()
     }
 
     pub fn into_patch(self, task: TaskId, plan: &Plan) -> TaskPatch {
-        let limits =
-            self.changed_limits(plan.task(&task).map(|task| task.spec.limits.clone()).unwrap_or_default());
+        let limits = plan_file::changed_limits(plan, &task, (self.max_attempts, self.run_time));
         TaskPatch {
             objective: self.objective,
             capability: self.capability,
@@ -328,15 +307,6 @@ impl TaskChanges {
             wait_for_event: self.wait_for_event,
             ..TaskPatch::without_changes(task)
         }
-    }
-
-    /// Returns the new limits if any of them changes.
-    fn changed_limits(&self, old: TaskLimits) -> Option<TaskLimits> {
-        (self.max_attempts.is_some() || self.run_time.is_some()).then(|| TaskLimits {
-            max_attempts: self.max_attempts.unwrap_or(old.max_attempts),
-            run_time: self.run_time.unwrap_or(old.run_time),
-            ..old
-        })
     }
 }
 

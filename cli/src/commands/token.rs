@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use jiff::{SignedDuration, Timestamp};
-use millrace_client::{Administrator, author_name};
+use jiff::Timestamp;
+use millrace_client::{Administrator, author_name, expiry_after};
 use millrace_protocol::audit::Actor;
 use millrace_protocol::tenant::TenantName;
 use millrace_protocol::token::{
@@ -113,7 +113,8 @@ pub async fn run_command(arguments: TokenArguments) -> CommandResult {
     match arguments.command.unwrap_or(TokenCommand::List(arguments.list)) {
         TokenCommand::Create { name, scopes, expires, tenant, by, json, target } => {
             let by = author_name(by);
-            let expires = expires.map(expiry_after).transpose()?;
+            let expires =
+                expires.map(expiry_after).transpose().map_err(|why| refused!("--expires: {why}"))?;
             let new = NewToken { name, scopes, expires, by, tenant };
             let (text, stored) = target.read(async |bus| create(bus, new).await).await?;
             if json {
@@ -144,13 +145,6 @@ pub async fn run_command(arguments: TokenArguments) -> CommandResult {
         }
     }
     Ok(CommandExit::Completed)
-}
-
-/// Returns the time after a duration from now.
-fn expiry_after(duration: Duration) -> Result<Timestamp, CommandError> {
-    let after =
-        SignedDuration::try_from(duration).ok().and_then(|age| Timestamp::now().checked_add(age).ok());
-    after.ok_or_else(|| refused!("--expires: that is too far in the future"))
 }
 
 async fn create(bus: &Bus, new: NewToken) -> Result<(TokenText, StoredToken), CommandError> {

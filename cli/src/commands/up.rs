@@ -124,18 +124,10 @@ async fn run_cluster(
     let executable = Launcher::from_current_exe().map_err(CommandError::unusable_environment)?;
     let children = options.child_specs_with_web(executable.executable(), web);
     // Interrupted runs stay stopped: workers start when that is decided.
-    let (first, workers) = if is_while_used && local::has_nats_store(&options.data) {
-        children.into_iter().partition(|child| child.role == ChildRole::Supervisor)
-    } else {
-        (children, Vec::new())
-    };
-    let models = effective_models(&options);
-    let settings = ClusterOptions {
-        lanes: options.lanes,
-        lane_lease: options.lane_lease,
-        work_lease: options.work_lease,
-        ..ClusterOptions::default()
-    };
+    let is_prepared = is_while_used && local::has_nats_store(&options.data);
+    let (first, workers): (Vec<_>, Vec<_>) =
+        children.into_iter().partition(|child| !is_prepared || child.role == ChildRole::Supervisor);
+    let (models, settings) = (effective_models(&options), cluster_options(&options));
     let api_url = options.api.is_some().then(|| options.api_url_path());
     // One that was left by a gateway that was killed.
     remove_file_if_any(api_url.as_deref());
@@ -149,39 +141,15 @@ async fn run_cluster(
     let mut is_unused = None;
     let mut refusal = None;
     if !workers.is_empty() {
-        let info = cluster.info().clone();
-        let preparing = prepare_cluster(&info, &settings);
-        tokio::pin!(preparing);
-        loop {
-            tokio::select! {
-                prepared = &mut preparing => {
-                    refusal = prepared.err();
-                    break;
-                }
-                () = interrupt.cancelled() => break,
-                no_users = &mut unused => {
-                    is_unused = Some(no_users);
-                    break;
-                }
-                Some(event) = cluster.next_event() => match find_refusal(&event) {
-                    Some(error) => {
-                        refusal = Some(error);
-                        break;
-                    }
-                    None => print_process_event(&event),
-                }
-            }
+        tokio::select! {
+            prepared = prepare_cluster(&mut cluster, &settings) => refusal = prepared.err(),
+            () = interrupt.cancelled() => {}
+            no_users = &mut unused => is_unused = Some(no_users),
         }
     }
     if is_unused.is_none() && refusal.is_none() && !interrupt.is_cancelled() {
         cluster.announce(workers).await.map_err(unusable)?;
-        if !is_while_used {
-            print_running_cluster(cluster.info(), &data, json);
-            if let Some(file) = api_url.clone().filter(|_| !json) {
-                tokio::spawn(print_api_url(file));
-            }
-        }
-        let runs = (!is_while_used).then(|| RunLines::follow(cluster.info().clone(), json));
+        let runs = (!is_while_used).then(|| show_running_cluster(cluster.info(), &data, api_url, json));
         refusal = tokio::select! {
             () = interrupt.cancelled() => None,
             no_users = &mut unused => {
@@ -199,21 +167,33 @@ async fn run_cluster(
     }
     cluster.stop().await;
     drop(is_unused);
-    if json {
-        print_json(&CommandOutcome::ClusterStopped { data: &data.display().to_string(), was_running: true });
-    } else if !is_while_used {
-        print_stderr_line("millrace: cluster stopped");
+    match (json, is_while_used) {
+        (true, _) => print_stopped_cluster(&data, true),
+        (false, true) => {}
+        (false, false) => print_stderr_line("millrace: cluster stopped"),
     }
     refusal.map_or(Ok(CommandExit::Completed), Err)
 }
 
-fn print_running_cluster(info: &ClusterInfo, data: &Path, json: bool) {
-    if json {
-        return print_started_cluster(info, data);
+fn cluster_options(options: &LocalOptions) -> ClusterOptions {
+    ClusterOptions {
+        lanes: options.lanes,
+        lane_lease: options.lane_lease,
+        work_lease: options.work_lease,
+        ..ClusterOptions::default()
     }
-    let (url, data) = (&info.url, data.display());
-    note!("cluster is running on {url} (data in {data})");
-    note!("submit runs with `{}`; Ctrl-C stops the cluster, no work is lost", command_hint("submit"));
+}
+
+/// Prints that a cluster is running, and the URL of its API as soon as it is served. Returns the lines about its runs.
+fn show_running_cluster(info: &ClusterInfo, data: &Path, api_url: Option<PathBuf>, json: bool) -> RunLines {
+    if json {
+        print_started_cluster(info, data);
+    } else {
+        note!("cluster is running on {} (data in {})", info.url, data.display());
+        note!("submit runs with `{}`; Ctrl-C stops the cluster, no work is lost", command_hint("submit"));
+        api_url.map(|file| tokio::spawn(print_api_url(file)));
+    }
+    RunLines::follow(info.clone(), json)
 }
 
 fn remove_file_if_any(file: Option<&Path>) {
@@ -271,11 +251,25 @@ async fn watch_cluster(cluster: &mut LocalCluster, data: &Path, mut runs: Option
     }
 }
 
-/// Checks the settings of an existing cluster, and interrupts the runs that it has left unfinished.
-async fn prepare_cluster(info: &ClusterInfo, settings: &ClusterOptions) -> Result<(), CommandError> {
-    let bus = info.connect().await?;
-    settings.check_settings_match(bus.settings())?;
-    interrupt_unfinished_runs(&bus).await
+/// Checks the settings of an existing cluster, and interrupts the runs that it has left unfinished. Reports what happens
+/// in the cluster meanwhile.
+async fn prepare_cluster(cluster: &mut LocalCluster, settings: &ClusterOptions) -> Result<(), CommandError> {
+    let info = cluster.info().clone();
+    let preparing = async {
+        let bus = info.connect().await?;
+        settings.check_settings_match(bus.settings())?;
+        interrupt_unfinished_runs(&bus).await
+    };
+    tokio::pin!(preparing);
+    loop {
+        tokio::select! {
+            prepared = &mut preparing => return prepared,
+            Some(event) = cluster.next_event() => match find_refusal(&event) {
+                Some(error) => return Err(error),
+                None => print_process_event(&event),
+            }
+        }
+    }
 }
 
 /// Interrupts the unfinished runs of a cluster.
@@ -345,6 +339,10 @@ async fn wait_for_first_capability(info: &ClusterInfo) -> Result<(), CommandErro
 fn print_started_cluster(info: &ClusterInfo, data: &Path) {
     let ClusterInfo { url, pid, .. } = info;
     print_json(&CommandOutcome::ClusterStarted { url, data: &data.display().to_string(), pid: *pid });
+}
+
+fn print_stopped_cluster(data: &Path, was_running: bool) {
+    print_json(&CommandOutcome::ClusterStopped { data: &data.display().to_string(), was_running });
 }
 
 /// The lines about the runs of a cluster: one for each that is submitted, resumed or ends.
@@ -502,7 +500,7 @@ pub async fn run_down_command(arguments: DownArguments) -> CommandResult {
     let was_up = local::stop_cluster(&arguments.data).await.map_err(CommandError::unusable_environment)?;
     let data = arguments.data.display();
     if arguments.json {
-        print_json(&CommandOutcome::ClusterStopped { data: &data.to_string(), was_running: was_up });
+        print_stopped_cluster(&arguments.data, was_up);
         return Ok(CommandExit::Completed);
     }
     print_stderr_line(&if was_up {

@@ -13,10 +13,10 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use futures::StreamExt;
 use millrace_protocol::ids::RunId;
-use millrace_protocol::plan::{PauseReason, Plan, work_in_flight};
+use millrace_protocol::plan::{Decision, PauseReason, Plan, work_in_flight};
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::subject;
-use millrace_runtime::Bus;
+use millrace_runtime::{Bus, Fault};
 use tokio_util::sync::CancellationToken;
 
 use crate::connection_monitor::{ConnectionMonitor, LinkState};
@@ -153,15 +153,13 @@ async fn print_ended_run(
 pub async fn watch_run(
     bus: &Bus,
     run: &RunId,
-    mut view: RunDisplay,
+    view: RunDisplay,
     output: &OutputOptions,
     target: &ClusterTarget,
     session: Option<&ClusterSession>,
     interrupt: &CancellationToken,
 ) -> CommandResult {
-    let mut history = RunHistory::default();
     let mut decisions = follow_run(bus, run);
-    let mut live = LiveModelOutput::default();
     let mut writing = bus
         .client()
         .subscribe(subject::live_output_subjects_of_run(run))
@@ -169,97 +167,129 @@ pub async fn watch_run(
         .map_err(CommandError::unusable_environment)?;
     let mut redraw = tokio::time::interval(REDRAW);
     redraw.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    let mut connection = ConnectionMonitor::new(bus, target);
-    let mut disk = target.nats.is_none().then(|| DiskMonitor::new(&target.data));
     // Answers are given in place by those who started the run; others use `millrace answer`.
-    let mut answers = session.and_then(|_| InPlaceAnswers::open(bus, run, &view));
+    let answers = session.and_then(|_| InPlaceAnswers::open(bus, run, &view));
+    let connection = ConnectionMonitor::new(bus, target);
+    let disk = target.nats.is_none().then(|| DiskMonitor::new(&target.data));
+    let (history, live) = (RunHistory::default(), LiveModelOutput::default());
+    let mut watched = WatchedRun { run, history, live, view, connection, disk, answers };
     // A resumed run has ended before: `follow` knows which end is the last one.
     loop {
         tokio::select! {
             decision = decisions.recv() => {
                 let Some(decision) = decision else { break };
-                let (sequence, decision) = match decision {
-                    Err(_) if connection.is_lost() => {
-                        view.end_view(run, &history.plan);
-                        return Err(connection.ended_error(run));
-                    }
-                    decision => decision?,
-                };
-                history.add_decision(&decision);
-                if let Some(answers) = &mut answers {
-                    answers.follow(&history.plan, &mut view);
-                }
-                view.show_decision(run, &history.plan, &live, sequence, &decision);
-                if let Some(answers) = &mut answers {
-                    answers.print_lines(&mut view);
-                }
+                watched.add_decision(decision)?;
             }
             Some(message) = writing.next() => {
-                live.add_message(&message.subject, &message.payload, jiff::Timestamp::now());
+                watched.live.add_message(&message.subject, &message.payload, jiff::Timestamp::now());
             }
-            event = InPlaceAnswers::next_event(&mut answers) => {
-                if let Some(answers) = &mut answers {
-                    answers.handle(event, &mut view);
-                    answers.follow(&history.plan, &mut view);
+            event = InPlaceAnswers::next_event(&mut watched.answers) => {
+                if let Some(answers) = &mut watched.answers {
+                    answers.handle(event, &mut watched.view);
                 }
-                view.redraw(run, &history.plan, &live);
-                if let Some(answers) = &mut answers {
-                    answers.print_lines(&mut view);
-                }
+                watched.redraw();
             }
             _ = redraw.tick() => {
-                if let Some(change) = disk.as_mut().and_then(DiskMonitor::check_if_due) {
-                    print_stderr_line(&change.describe(&target.data));
-                }
-                match connection.check() {
-                    LinkState::Lost(since) => view.show_lost_connection(run, &history.plan, since),
-                    LinkState::Ended => {
-                        view.end_view(run, &history.plan);
-                        return Err(connection.ended_error(run));
-                    }
-                    LinkState::Recovered(outage) => view.show_recovered_connection(outage),
-                    LinkState::Connected => {
-                        if let Some(answers) = &mut answers {
-                            answers.follow(&history.plan, &mut view);
-                        }
-                        view.redraw(run, &history.plan, &live);
-                        if let Some(answers) = &mut answers {
-                            answers.print_lines(&mut view);
-                        }
-                        // The decisions may be those before a later resumption, so that the log has the last word.
-                        if is_at_rest(&history.plan) && is_at_rest(&read_plan(bus, run).await?) {
-                            break;
-                        }
-                    }
+                let is_redrawn = watched.check_surroundings(&target.data)?;
+                // The decisions may be those before a later resumption, so that the log has the last word.
+                if is_redrawn && is_at_rest(&watched.history.plan) && is_at_rest(&read_plan(bus, run).await?) {
+                    break;
                 }
             }
             () = interrupt.cancelled() => {
-                if let Some(answers) = &mut answers {
-                    answers.close(&mut view);
-                }
-                view.end_view(run, &history.plan);
-                let text = match connection.is_lost() {
-                    true => connection.describe_unreachable_run(run),
+                watched.close();
+                let text = match watched.connection.is_lost() {
+                    true => watched.connection.describe_unreachable_run(run),
                     false => stop_watching(bus, run, session).await?,
                 };
                 return Ok(output.print_stop(CommandExit::Interrupted, text));
             }
         }
     }
-    if let Some(mut answers) = answers {
-        answers.close(&mut view);
-    }
-    view.end_view(run, &history.plan);
-    if let Some(text) = describe_pause(run, &history.plan) {
+    watched.close();
+    if let Some(text) = describe_pause(run, &watched.history.plan) {
         return Ok(output.print_stop(CommandExit::Paused, text));
     }
-    let report = RunReport::fetch_if_ended(bus, run, history).await?;
+    let report = RunReport::fetch_if_ended(bus, run, watched.history).await?;
     let report = report.map_err(|_| {
         CommandError::unusable_environment(anyhow!(
             "lost track of run {run}: the cluster no longer reports it"
         ))
     })?;
     print_and_save_result(&report, output, &target.data)
+}
+
+/// A run that is shown until it ends.
+struct WatchedRun<'a> {
+    run: &'a RunId,
+    history: RunHistory,
+    live: LiveModelOutput,
+    view: RunDisplay,
+    connection: ConnectionMonitor,
+    disk: Option<DiskMonitor>,
+    answers: Option<InPlaceAnswers>,
+}
+
+impl WatchedRun<'_> {
+    fn add_decision(&mut self, decision: Result<(u64, Decision), Fault>) -> Result<(), CommandError> {
+        let (sequence, decision) = match decision {
+            Err(_) if self.connection.is_lost() => {
+                self.view.end_view(self.run, &self.history.plan);
+                return Err(self.connection.ended_error(self.run));
+            }
+            decision => decision?,
+        };
+        self.history.add_decision(&decision);
+        self.follow_questions();
+        self.view.show_decision(self.run, &self.history.plan, &self.live, sequence, &decision);
+        self.print_answers();
+        Ok(())
+    }
+
+    fn follow_questions(&mut self) {
+        if let Some(answers) = &mut self.answers {
+            answers.follow(&self.history.plan, &mut self.view);
+        }
+    }
+
+    fn print_answers(&mut self) {
+        if let Some(answers) = &mut self.answers {
+            answers.print_lines(&mut self.view);
+        }
+    }
+
+    fn redraw(&mut self) {
+        self.follow_questions();
+        self.view.redraw(self.run, &self.history.plan, &self.live);
+        self.print_answers();
+    }
+
+    /// Reports a change of the disk or of the connection, and redraws the view while the connection is well, as the result says.
+    fn check_surroundings(&mut self, data: &Path) -> Result<bool, CommandError> {
+        if let Some(change) = self.disk.as_mut().and_then(DiskMonitor::check_if_due) {
+            print_stderr_line(&change.describe(data));
+        }
+        match self.connection.check() {
+            LinkState::Lost(since) => self.view.show_lost_connection(self.run, &self.history.plan, since),
+            LinkState::Ended => {
+                self.view.end_view(self.run, &self.history.plan);
+                return Err(self.connection.ended_error(self.run));
+            }
+            LinkState::Recovered(outage) => self.view.show_recovered_connection(outage),
+            LinkState::Connected => {
+                self.redraw();
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn close(&mut self) {
+        if let Some(mut answers) = self.answers.take() {
+            answers.close(&mut self.view);
+        }
+        self.view.end_view(self.run, &self.history.plan);
+    }
 }
 
 /// Returns the line about a run that stands still until a user resumes it.

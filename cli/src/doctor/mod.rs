@@ -6,7 +6,6 @@
 mod credentials;
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use async_nats::{ConnectError, ConnectErrorKind, ServerAddr};
@@ -21,7 +20,9 @@ use millrace_runtime::store::rate_limits::read_rate_limit_statuses;
 use millrace_runtime::{Bus, Fault};
 use millrace_views::{CheckResult, CheckStatus, ClusterChecks};
 use rustix::process::{Resource, getrlimit};
+use tokio_util::sync::CancellationToken;
 
+use crate::exit::{CommandExit, CommandResult};
 use crate::invocation::quote;
 use crate::json::{DoctorJson, print_json};
 use crate::prices;
@@ -31,7 +32,6 @@ use millrace_local_cluster::folders;
 use millrace_local_cluster::nats_server::{self, SearchEnvironment, ServerSearchResult};
 use millrace_local_cluster::{self as local, Launcher};
 
-const ENVIRONMENT_NOT_USABLE: u8 = 4;
 /// A server keeps a few files open for each stream and consumer, and a descriptor for each connection.
 const FEW_FILES: u64 = 1024;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -72,15 +72,18 @@ pub struct DoctorArguments {
 }
 
 /// Runs and prints the checks. Exit code 0 if a run can start, otherwise 4.
-pub async fn run_command(arguments: DoctorArguments) -> anyhow::Result<ExitCode> {
-    let checks = check_environment(&arguments).await;
+pub async fn run_command(arguments: DoctorArguments, interrupt: &CancellationToken) -> CommandResult {
+    let checks = tokio::select! {
+        checks = check_environment(&arguments) => checks,
+        () = interrupt.cancelled() => return Ok(CommandExit::Interrupted),
+    };
     let usable = checks.iter().all(|check| check.status != CheckStatus::Missing);
     if arguments.json {
         print_json(&DoctorJson { usable, checks: &checks });
     } else {
         checks.iter().for_each(print_check);
     }
-    Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(ENVIRONMENT_NOT_USABLE) })
+    Ok(if usable { CommandExit::Completed } else { CommandExit::Environment })
 }
 
 fn print_check(check: &CheckResult) {

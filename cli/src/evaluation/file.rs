@@ -6,20 +6,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use millrace_agent::corpus::{SUPPORTED, list_folder_files};
+use millrace_agent::spec;
 use millrace_plan_file::BudgetForm;
 use millrace_protocol::plan::{Budget, MAX_OBJECTIVE};
+use millrace_runtime::store::blobs::sha256_hex;
 use millrace_strict_yaml::{
     FileDescription, FileDuration, LoadError, MistakeCollector, ValueMistake, Whole, YamlMistake,
-    YamlMistakes, YamlNode, checked_text, collect_node, did_you_mean_hint, from_form, one_of, one_or_many,
-    tidy_schema,
+    YamlMistakes, YamlNode, checked_text, collect_node, did_you_mean_hint, from_form, load_yaml_file,
+    parse_yaml, tidy_schema,
 };
-use regex::{Regex, RegexBuilder};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::setup::has_web_tools;
+use super::statement::{Statement, Texts, read_texts};
 use super::wording::Wording;
 use crate::submission::parse_model_preferences;
 
@@ -29,8 +30,9 @@ const MAX_BYTES: u64 = 8 * 1024 * 1024;
 pub const MAX_SAMPLES: u32 = 1_000;
 /// The maximum length of a name, in characters.
 const MAX_NAME: usize = 64;
-/// The maximum size of a compiled pattern in bytes.
-const MAX_PATTERN: usize = 1 << 20;
+
+/// The tools that read the web.
+const WEB_TOOLS: [&str; 2] = ["web_search", "fetch_url"];
 
 const KIND: FileDescription = FileDescription { name: "evaluation", holds: "documents and objectives" };
 
@@ -210,76 +212,6 @@ impl Objective {
     }
 }
 
-/// A statement: its words, or several spellings of it.
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
-#[serde(try_from = "StatementForm")]
-#[schemars(with = "StatementForm")]
-pub struct Statement {
-    /// Its name, for people.
-    pub name: String,
-    spellings: Vec<Spelling>,
-}
-
-/// The notations of a [`Statement`].
-#[derive(Deserialize, JsonSchema)]
-#[serde(
-    rename = "text, or a map with any (texts) and pattern (a regular expression)",
-    rename_all = "lowercase"
-)]
-#[schemars(untagged, transform = one_of)]
-enum StatementForm {
-    Text(String),
-    Number(serde_json::Number),
-    Map(StatementFields),
-}
-
-#[derive(Deserialize, JsonSchema)]
-#[serde(rename = "statement")]
-#[schemars(inline, deny_unknown_fields, transform = tidy_schema)]
-#[schemars(extend("anyOf" = [{ "required": ["any"] }, { "required": ["pattern"] }]))]
-struct StatementFields {
-    /// Its name in results.
-    name: Option<String>,
-    /// Spellings, of which one is enough.
-    #[serde(default, deserialize_with = "read_texts")]
-    #[schemars(with = "Texts")]
-    any: Vec<String>,
-    /// A regular expression, without case.
-    #[serde(default, deserialize_with = "read_pattern")]
-    #[schemars(with = "Option<String>")]
-    pattern: Option<Regex>,
-}
-
-#[derive(Debug, Clone)]
-enum Spelling {
-    Text(String),
-    Pattern(Regex),
-}
-
-impl Statement {
-    /// `true` if a text makes the statement in one of its spellings.
-    pub fn is_stated_in(&self, text: &Wording) -> bool {
-        self.spellings.iter().any(|spelling| match spelling {
-            Spelling::Text(expected) => text.states(&Wording::read(expected)),
-            Spelling::Pattern(pattern) => pattern.is_match(text.plain_text()),
-        })
-    }
-
-    fn of_text(text: String) -> Result<Self, ValueMistake> {
-        match Wording::read(&text).is_empty() {
-            true => Err(ValueMistake::sentence(wordless(&text))),
-            false => Ok(Self { spellings: vec![Spelling::Text(text.clone())], name: text }),
-        }
-    }
-
-    fn texts(&self) -> impl Iterator<Item = &str> {
-        self.spellings.iter().filter_map(|spelling| match spelling {
-            Spelling::Text(text) => Some(text.as_str()),
-            Spelling::Pattern(_) => None,
-        })
-    }
-}
-
 /// Reads an evaluation file. Paths in it are relative to its folder. `has_web` is `true` if the command line lets agents read
 /// the web.
 ///
@@ -288,9 +220,7 @@ impl Statement {
 pub fn load_evaluation_file(path: &Path, has_web: bool) -> Result<EvaluationFile, LoadError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    millrace_strict_yaml::load_yaml_file(path, KIND, MAX_BYTES, |bytes| {
-        parse_evaluation(bytes, folder, &stem, has_web)
-    })
+    load_yaml_file(path, KIND, MAX_BYTES, |bytes| parse_evaluation(bytes, folder, &stem, has_web))
 }
 
 fn parse_evaluation(
@@ -299,7 +229,7 @@ fn parse_evaluation(
     stem: &str,
     has_web: bool,
 ) -> Result<EvaluationFile, YamlMistakes> {
-    let root = millrace_strict_yaml::parse_yaml(bytes, KIND)?;
+    let root = parse_yaml(bytes, KIND)?;
     let mut mistakes = MistakeCollector::default();
     let file = collect_node(&root, "evaluation", &mut mistakes);
     let file = file.map(|file: EvaluationFile| file.complete(&root, folder, stem, has_web, &mut mistakes));
@@ -369,7 +299,7 @@ fn list_document_paths(folder: &Path) -> Result<BTreeSet<String>, String> {
 fn check_document_paths(root: &YamlNode, known: &BTreeSet<String>, mistakes: &mut MistakeCollector) {
     let named = root.items_of("objectives").iter().filter_map(|objective| objective.child("documents"));
     for node in named.flat_map(|node| std::iter::once(node).chain(node.items())) {
-        if let Some(path) = node.as_text().filter(|path| !known.contains(*path)) {
+        if let Some(path) = node.as_text().filter(|path| !path.is_empty() && !known.contains(*path)) {
             let hint = did_you_mean_hint(path, known.iter().map(String::as_str));
             let text = format!("there is no document {path:?} in the documents' folder{hint}");
             mistakes.add(YamlMistake::at_position(node.position, text));
@@ -407,27 +337,6 @@ fn read_objective_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Str
     let expected = format!("a question or work to do, of at most {MAX_OBJECTIVE} bytes");
     let is_valid = |text: &str| (1..=MAX_OBJECTIVE).contains(&text.trim().len());
     Ok(checked_text(deserializer, &expected, is_valid)?.trim().to_owned())
-}
-
-/// Reads the texts of a list, or a single text; none may be empty.
-fn read_texts<'de, D: Deserializer<'de>, T: From<String>>(deserializer: D) -> Result<Vec<T>, D::Error> {
-    let texts = one_or_many::<D, FilledText>(deserializer)?;
-    Ok(texts.into_iter().map(|FilledText(text)| T::from(text)).collect())
-}
-
-#[derive(Deserialize)]
-#[serde(try_from = "String")]
-struct FilledText(String);
-
-impl TryFrom<String> for FilledText {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        match text.trim().is_empty() {
-            true => Err(format!("it must be text that is not empty, not the text {text:?}")),
-            false => Ok(Self(text)),
-        }
-    }
 }
 
 fn read_models<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
@@ -471,69 +380,6 @@ fn check_contradictions(facts: &[Statement], wrong: &[Statement]) -> Result<(), 
     Ok(())
 }
 
-impl TryFrom<StatementForm> for Statement {
-    type Error = ValueMistake;
-
-    fn try_from(form: StatementForm) -> Result<Self, ValueMistake> {
-        let fields = match form {
-            StatementForm::Text(text) => return Self::of_text(text),
-            StatementForm::Number(number) => return Self::of_text(number.to_string()),
-            StatementForm::Map(fields) => fields,
-        };
-        if let Some(at) = fields.any.iter().position(|text| Wording::read(text).is_empty()) {
-            return Err(ValueMistake::at(format!("any/{at}"), wordless(&fields.any[at])));
-        }
-        let texts = fields.any.into_iter().map(Spelling::Text);
-        let spellings: Vec<Spelling> = texts.chain(fields.pattern.map(Spelling::Pattern)).collect();
-        let first = match spellings.first() {
-            Some(Spelling::Text(text)) => text.clone(),
-            Some(Spelling::Pattern(pattern)) => pattern.as_str().to_owned(),
-            None => {
-                let text = "this statement needs \"any\" (texts) or \"pattern\"";
-                return Err(ValueMistake::sentence(text));
-            }
-        };
-        Ok(Self { name: fields.name.unwrap_or(first), spellings })
-    }
-}
-
-fn wordless(text: &str) -> String {
-    format!("{text:?} has no word and no number")
-}
-
-fn read_pattern<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Regex>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    let mistake = |text: String| D::Error::custom(ValueMistake::sentence(text));
-    let pattern = RegexBuilder::new(&text).case_insensitive(true).size_limit(MAX_PATTERN).build();
-    let pattern = pattern.map_err(|error| {
-        let why = error.to_string();
-        let why = why.lines().last().unwrap_or(&why).trim_start_matches("error: ").to_owned();
-        mistake(format!("{text:?} is not a valid regular expression: {why}"))
-    })?;
-    if pattern.is_match("") {
-        let text = format!("the pattern {text:?} matches an empty text, so every answer would match");
-        return Err(mistake(text));
-    }
-    Ok(Some(pattern))
-}
-
-/// The schema of a text or a list of texts.
-struct Texts;
-
-impl JsonSchema for Texts {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Texts".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "oneOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
-    }
-}
-
 /// The JSON Schema of an evaluation file (draft 2020-12).
 pub fn evaluation_file_schema() -> Value {
     schemars::schema_for!(EvaluationFile).to_value()
@@ -566,4 +412,27 @@ pub fn configurations_of_arguments(
         Configuration { name, models, capabilities: capabilities.to_vec(), web }
     });
     Ok(configurations.collect())
+}
+
+/// `true` if a capability file gives its agent a tool that reads the web.
+pub fn has_web_tools(file: &Path) -> Result<bool, LoadError> {
+    let (_, fields) = read_capability_fields(file)?;
+    let is_web = |tool: &Value| match tool {
+        Value::String(name) => WEB_TOOLS.contains(&name.as_str()),
+        Value::Object(settings) => settings.keys().any(|name| WEB_TOOLS.contains(&name.as_str())),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => false,
+    };
+    Ok(list_of(&fields["tools"]).any(is_web))
+}
+
+/// Reads a capability file and returns the SHA-256 of its text, and its fields.
+pub fn read_capability_fields(file: &Path) -> Result<(String, Value), LoadError> {
+    load_yaml_file(file, spec::KIND, spec::MAX_BYTES, |bytes| {
+        Ok::<_, YamlMistakes>((sha256_hex(bytes), parse_yaml(bytes, spec::KIND)?.to_json()))
+    })
+}
+
+/// The elements of a JSON list, or none.
+pub fn list_of(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
 }

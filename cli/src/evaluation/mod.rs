@@ -28,6 +28,7 @@ mod kept_pages;
 pub mod score;
 pub mod selection;
 pub mod setup;
+mod statement;
 pub mod store;
 pub mod table;
 mod wording;

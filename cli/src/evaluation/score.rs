@@ -51,7 +51,7 @@ impl SampleScore {
             Some(_) => AnswerKind::Answered,
         };
         let names =
-            |facts: Vec<&super::file::Statement>| facts.iter().map(|fact| fact.name.clone()).collect();
+            |facts: Vec<&super::statement::Statement>| facts.iter().map(|fact| fact.name.clone()).collect();
         Self {
             kind,
             is_accepted: record.answer.is_some(),

@@ -6,10 +6,9 @@ use std::time::Duration;
 use millrace_agent::corpus::Corpus;
 use millrace_protocol::plan::Budget;
 use millrace_strict_yaml::did_you_mean_hint;
-use sha2::{Digest, Sha256};
 
 use super::file::{Configuration, Objective};
-use super::setup::ConfigurationSetup;
+use super::setup::{ConfigurationSetup, hash_hex};
 use super::store::{SampleKey, SampleMethod};
 use crate::exit::CommandError;
 
@@ -110,14 +109,4 @@ fn sample_fingerprint(
     let timeout = format!("{:?}", conditions.timeout);
     let version = env!("CARGO_PKG_VERSION");
     hash_hex(&[version, setup, &objective.text, method, &documents, &budget, &timeout])
-}
-
-/// Returns the SHA-256 of parts, in hexadecimal.
-pub(super) fn hash_hex(parts: &[&str]) -> String {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update(part.len().to_le_bytes());
-        hash.update(part);
-    }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -9,24 +9,20 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use millrace_agent::skills::load_skills;
-use millrace_agent::spec::{KIND, MAX_BYTES};
 use millrace_models::provider::default_model_selection;
 use millrace_runtime::store::blobs::sha256_hex;
-use millrace_strict_yaml::{LoadError, YamlMistakes, load_yaml_file, parse_yaml};
 use millrace_worker::file::{open_capability_by_name, read_file_model};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use super::environment::EvaluationEnvironment;
-use super::file::Configuration;
-use super::selection::hash_hex;
+use super::file::{Configuration, list_of, read_capability_fields};
 use super::store::SampleMethod;
 use crate::exit::CommandError;
 use crate::submission::parse_model_preferences;
 
 /// The largest file of a program that is part of a setup, in bytes. A larger one is a runtime, such as an interpreter.
 const MAX_PROGRAM: u64 = 64 * 1024 * 1024;
-/// The tools that read the web.
-const WEB_TOOLS: [&str; 2] = ["web_search", "fetch_url"];
 /// The models that answer from a file.
 const FILE_MODELS: [&str; 2] = ["script:", "replay:"];
 
@@ -64,15 +60,14 @@ impl ConfigurationSetup {
     }
 }
 
-/// `true` if a capability file gives its agent a tool that reads the web.
-pub fn has_web_tools(file: &Path) -> Result<bool, LoadError> {
-    let (_, fields) = read_fields(file)?;
-    let is_web = |tool: &Value| match tool {
-        Value::String(name) => WEB_TOOLS.contains(&name.as_str()),
-        Value::Object(settings) => settings.keys().any(|name| WEB_TOOLS.contains(&name.as_str())),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => false,
-    };
-    Ok(list_of(&fields["tools"]).any(is_web))
+/// Returns the SHA-256 of parts, in hexadecimal.
+pub fn hash_hex(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn hash_parts(parts: &[String]) -> String {
@@ -108,7 +103,7 @@ fn model_file_part(model: &str) -> Option<String> {
 
 /// Returns the parts of a capability file: its text, and the files that it names.
 async fn capability_parts(file: &Path) -> Result<Vec<String>, CommandError> {
-    let (sha256, fields) = read_fields(file).map_err(CommandError::invalid_input)?;
+    let (sha256, fields) = read_capability_fields(file).map_err(CommandError::invalid_input)?;
     let folder = file.parent().unwrap_or(Path::new(""));
     let mut parts = vec![format!("capability {sha256}")];
     if fields["kind"] == "command" {
@@ -142,13 +137,6 @@ async fn capability_parts(file: &Path) -> Result<Vec<String>, CommandError> {
     Ok(parts)
 }
 
-/// Reads a capability file and returns the SHA-256 of its text, and its fields.
-fn read_fields(file: &Path) -> Result<(String, Value), LoadError> {
-    load_yaml_file(file, KIND, MAX_BYTES, |bytes| {
-        Ok::<_, YamlMistakes>((sha256_hex(bytes), parse_yaml(bytes, KIND)?.to_json()))
-    })
-}
-
 /// Returns the parts of the files that the words of a command name. A program that is found by `PATH` is not one of them.
 fn program_parts<'a>(
     what: &str,
@@ -166,10 +154,6 @@ fn program_parts<'a>(
 fn file_part(what: &str, name: &str, file: &Path) -> String {
     let content = std::fs::read(file).map_or_else(|_| "missing".to_owned(), |bytes| sha256_hex(&bytes));
     format!("{what} {name} {content}")
-}
-
-fn list_of(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
 }
 
 fn texts_of(value: &Value) -> impl Iterator<Item = &str> {

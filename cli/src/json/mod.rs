@@ -22,19 +22,12 @@ mod error;
 mod evaluation;
 mod schema;
 
-use millrace_protocol::safe_text;
-use serde::Serialize;
-
+pub use crate::view::print_json;
 pub use doctor::*;
 pub use error::*;
 pub use evaluation::*;
 pub use millrace_views::*;
 pub use schema::output_schema;
-
-/// Prints an object to standard output, on one line. A closed pipe is ignored: the run continues.
-pub fn print_json(value: &impl Serialize) {
-    crate::view::print_stdout_line(&safe_text::json_line(&to_value(value)));
-}
 
 #[cfg(test)]
 pub mod tests;

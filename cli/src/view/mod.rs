@@ -17,8 +17,9 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Plan};
 use millrace_protocol::safe_text;
 use millrace_protocol::wait::ProviderWait;
+use millrace_views::{EventLine, QuestionLine, to_value};
+use serde::Serialize;
 
-use crate::json::{EventLine, QuestionLine, print_json};
 use crate::questions::{QuestionTracker, format_question_line};
 use heartbeat::Heartbeat;
 use lines::is_event_worth_showing;
@@ -207,6 +208,11 @@ pub fn print_board_lines(lines: &[String]) {
 pub fn print_error(message: &str) {
     let label = error_label(wants_colours(std::io::stderr().is_terminal()));
     let _ = writeln!(std::io::stderr(), "{label} {}", safe_text::terminal_text(message));
+}
+
+/// Prints an object to standard output, on one line. A closed pipe is ignored: the run continues.
+pub fn print_json(value: &impl Serialize) {
+    print_stdout_line(&safe_text::json_line(&to_value(value)));
 }
 
 /// Prints a line to standard output. A closed pipe is ignored.

@@ -52,6 +52,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use cluster::BenchOptions;
+use millrace_protocol::plan::Submission;
 use speed::{ComparisonFigure, compare_with_baseline};
 
 pub use report::BenchReport;
@@ -285,98 +286,76 @@ async fn measure_benchmark(
     (tasks, notify): (u32, &dyn Fn(&str)),
     report: &mut BenchReport,
 ) -> anyhow::Result<()> {
-    let options = arguments.cluster_options();
-    let rounds = arguments.rounds;
-    let (what, by, submission, rounds) = match benchmark {
-        Benchmark::FanOut => (
-            format!("{tasks} tasks at once"),
-            ComparisonFigure::Rate,
-            plans::fan_out_submission(tasks, false),
-            rounds,
-        ),
-        Benchmark::FanOutReviewed => (
-            format!("{tasks} tasks at once, each reviewed"),
-            ComparisonFigure::Rate,
-            plans::fan_out_submission(tasks, true),
-            rounds,
-        ),
-        Benchmark::Chain => (
-            format!("{tasks} tasks in a chain (p50)"),
-            ComparisonFigure::Hop,
-            plans::chain_submission(tasks),
-            rounds,
-        ),
-        Benchmark::Layered => {
-            let layers = tasks.div_ceil(plans::LAYER);
-            let rounds = if tasks >= 100_000 { 1 } else { rounds };
-            (
-                format!("{tasks} tasks in {layers} layers"),
-                ComparisonFigure::Rate,
-                plans::layered_submission(tasks),
-                rounds,
-            )
+    let (options, rounds) = (arguments.cluster_options(), arguments.rounds);
+    let name = benchmark.benchmark_name();
+    match benchmark {
+        Benchmark::FanOut | Benchmark::FanOutReviewed | Benchmark::Chain | Benchmark::Layered => {
+            let ComparedRun { what, by, submission, rounds } = ComparedRun::of(benchmark, tasks, rounds);
+            let comparison = compare_with_baseline(&options, what, by, &submission, rounds).await?;
+            report.comparisons.insert(name, comparison);
         }
         Benchmark::Replay => {
             let replay = replay::compare_folding_with_reading(&options, tasks, rounds).await?;
-            report.comparisons.insert(benchmark.benchmark_name(), replay);
-            return Ok(());
+            report.comparisons.insert(name, replay);
         }
-        Benchmark::Growth => {
-            report.growth.extend(growth::measure_growth(&options, tasks, rounds).await?);
-            return Ok(());
-        }
+        Benchmark::Growth => report.growth.extend(growth::measure_growth(&options, tasks, rounds).await?),
         Benchmark::Agents => {
             let result = agents::measure_agents(&options, tasks, rounds).await?;
-            report.comparisons.insert(benchmark.benchmark_name(), result.comparison);
+            report.comparisons.insert(name, result.comparison);
             report.growth.extend(result.bounds);
-            return Ok(());
         }
         Benchmark::Slots => {
-            report
-                .growth
-                .insert(benchmark.benchmark_name(), slots::measure_slot_use(&options, tasks, rounds).await?);
-            return Ok(());
+            report.growth.insert(name, slots::measure_slot_use(&options, tasks, rounds).await?);
         }
-        Benchmark::Parked => {
-            report.growth.extend(parked::measure_parking(&options, tasks).await?);
-            return Ok(());
-        }
-        Benchmark::WaitingRuns => {
-            report.growth.extend(waiting::measure_waiting_runs(&options, tasks).await?);
-            return Ok(());
-        }
+        Benchmark::Parked => report.growth.extend(parked::measure_parking(&options, tasks).await?),
+        Benchmark::WaitingRuns => report.growth.extend(waiting::measure_waiting_runs(&options, tasks).await?),
         Benchmark::Delegate => {
             report.growth.extend(delegate::measure_delegation(&options, tasks, rounds).await?);
-            return Ok(());
         }
-        Benchmark::Runs => {
-            report.growth.extend(runs::measure_runs(&options, tasks, notify).await?);
-            return Ok(());
-        }
+        Benchmark::Runs => report.growth.extend(runs::measure_runs(&options, tasks, notify).await?),
         Benchmark::Stream => {
             let figures = streams::measure_streams(&options, tasks).await?;
-            report.comparisons.insert(benchmark.benchmark_name(), figures.comparison);
+            report.comparisons.insert(name, figures.comparison);
             report.growth.extend(figures.bounds);
-            return Ok(());
         }
-        Benchmark::Memory => {
-            report.growth.extend(memory::measure_task_memory(&options, tasks).await?);
-            return Ok(());
-        }
+        Benchmark::Memory => report.growth.extend(memory::measure_task_memory(&options, tasks).await?),
         Benchmark::Startup => {
             let startup = startup::compare_startup_with_server(&options, rounds).await?;
-            report.comparisons.insert(benchmark.benchmark_name(), startup);
-            return Ok(());
+            report.comparisons.insert(name, startup);
         }
         Benchmark::ArchivedRuns => {
             report.growth.extend(archived::measure_archived_runs(&options, tasks).await?);
-            return Ok(());
         }
-        Benchmark::All => return Ok(()),
-    };
-    let comparison = compare_with_baseline(&options, what, by, &submission, rounds).await?;
-    report.comparisons.insert(benchmark.benchmark_name(), comparison);
+        Benchmark::All => {}
+    }
     Ok(())
+}
+
+/// A run that is compared with the baseline.
+struct ComparedRun {
+    what: String,
+    by: ComparisonFigure,
+    submission: Submission,
+    rounds: u32,
+}
+
+impl ComparedRun {
+    /// The run of a benchmark: independent tasks, unless it is about dependent ones.
+    fn of(benchmark: Benchmark, tasks: u32, rounds: u32) -> Self {
+        let by = ComparisonFigure::Rate;
+        if benchmark == Benchmark::Chain {
+            let (what, by) = (format!("{tasks} tasks in a chain (p50)"), ComparisonFigure::Hop);
+            return Self { what, by, submission: plans::chain_submission(tasks), rounds };
+        }
+        if benchmark == Benchmark::Layered {
+            let what = format!("{tasks} tasks in {} layers", tasks.div_ceil(plans::LAYER));
+            let rounds = if tasks >= 100_000 { 1 } else { rounds };
+            return Self { what, by, submission: plans::layered_submission(tasks), rounds };
+        }
+        let is_reviewed = benchmark == Benchmark::FanOutReviewed;
+        let what = format!("{tasks} tasks at once{}", if is_reviewed { ", each reviewed" } else { "" });
+        Self { what, by, submission: plans::fan_out_submission(tasks, is_reviewed), rounds }
+    }
 }
 
 impl BenchArguments {

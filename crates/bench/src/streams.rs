@@ -81,41 +81,53 @@ pub async fn measure_streams(options: &BenchOptions, streams: u32) -> anyhow::Re
     let seconds = process::cpu_seconds_between(&seconds, &cluster.cpu_seconds());
     readers.iter().for_each(tokio::task::JoinHandle::abort);
     cluster.stop_cluster().await;
-    let (over_http, bare) = (delays(&appended, &over_http), delays(&appended, &bare));
-    let (figure, baseline) = (quantile_of(&over_http, 0.5), quantile_of(&bare, 0.5));
-    let comparison = BaselineComparison {
-        what: format!("{streams} event streams: from append to client (p50)"),
-        unit: "ms",
-        figure,
-        bare: baseline,
-        ratio: baseline / figure,
-        rounds: vec![(figure, baseline)],
-        details: BTreeMap::from([
-            ("streams", f64::from(streams)),
-            ("events", over_http.len() as f64),
-            ("p99_ms", quantile_of(&over_http, 0.99)),
-            ("bare_p99_ms", quantile_of(&bare, 0.99)),
-        ]),
-        processor_seconds: seconds,
-        bare_processor_seconds: process::CpuSeconds::new(),
-    };
     let each = idle.zip(open).map(|(idle, open)| open.saturating_sub(idle) as f64 / f64::from(streams));
-    let bounds = BTreeMap::from([
-        (
-            "stream_memory",
-            BoundedFigure::with_maximum("memory of a gateway per open stream", "bytes", each, 65_536.0),
-        ),
-        (
-            "stream_p99",
-            BoundedFigure::with_maximum(
-                "from the append of a decision to its arrival at a stream's client (p99)",
-                "ms",
-                quantile_of(&over_http, 0.99),
-                50.0,
+    let delays = [delays(&appended, &over_http), delays(&appended, &bare)];
+    Ok(StreamFigures::new(streams, delays, each, seconds))
+}
+
+impl StreamFigures {
+    /// Returns the figures of the delays over HTTP and in the lane, of the memory of each stream, and of the processor time.
+    fn new(
+        streams: u32,
+        [over_http, bare]: [Vec<f64>; 2],
+        memory: Option<f64>,
+        processor_seconds: process::CpuSeconds,
+    ) -> Self {
+        let (figure, baseline) = (quantile_of(&over_http, 0.5), quantile_of(&bare, 0.5));
+        let comparison = BaselineComparison {
+            what: format!("{streams} event streams: from append to client (p50)"),
+            unit: "ms",
+            figure,
+            bare: baseline,
+            ratio: baseline / figure,
+            rounds: vec![(figure, baseline)],
+            details: BTreeMap::from([
+                ("streams", f64::from(streams)),
+                ("events", over_http.len() as f64),
+                ("p99_ms", quantile_of(&over_http, 0.99)),
+                ("bare_p99_ms", quantile_of(&bare, 0.99)),
+            ]),
+            processor_seconds,
+            bare_processor_seconds: process::CpuSeconds::new(),
+        };
+        let bounds = BTreeMap::from([
+            (
+                "stream_memory",
+                BoundedFigure::with_maximum("memory of a gateway per open stream", "bytes", memory, 65_536.0),
             ),
-        ),
-    ]);
-    Ok(StreamFigures { comparison, bounds })
+            (
+                "stream_p99",
+                BoundedFigure::with_maximum(
+                    "from the append of a decision to its arrival at a stream's client (p99)",
+                    "ms",
+                    quantile_of(&over_http, 0.99),
+                    50.0,
+                ),
+            ),
+        ]);
+        Self { comparison, bounds }
+    }
 }
 
 /// Waits until the task of a run waits, so that only signals change the run.

@@ -65,13 +65,23 @@ pub async fn measure_waiting_runs(
     let hop = measure_hop(&mut cluster).await?;
     cluster.stop_cluster().await;
     let per_run = |bytes: u64| bytes.saturating_sub(idle) as f64 / f64::from(count);
-    Ok(BTreeMap::from([
+    let takeover = decided.duration_since(taken).as_secs_f64();
+    let wakes = [wakes.to_claim, wakes.to_end].map(|seconds| seconds / hop.max(1e-9));
+    Ok(figures(takeover, [memory.map(per_run), peak.map(per_run)], wakes))
+}
+
+fn figures(
+    takeover: f64,
+    [memory, peak]: [Option<f64>; 2],
+    [to_claim, to_end]: [f64; 2],
+) -> BTreeMap<&'static str, BoundedFigure> {
+    BTreeMap::from([
         (
             "waiting_takeover",
             BoundedFigure::with_maximum(
                 "takeover of a lane of waiting runs: from lease to the last decision on what was sent meanwhile",
                 "s",
-                decided.duration_since(taken).as_secs_f64(),
+                takeover,
                 3.0,
             ),
         ),
@@ -80,25 +90,20 @@ pub async fn measure_waiting_runs(
             BoundedFigure::with_maximum(
                 "memory of the owner per waiting run, beyond that of an idle one",
                 "bytes",
-                memory.map(per_run),
+                memory,
                 40_000.0,
             ),
         ),
         (
             "waiting_peak_memory",
-            BoundedFigure::with_maximum(
-                "the same at its peak, during the takeover",
-                "bytes",
-                peak.map(per_run),
-                40_000.0,
-            ),
+            BoundedFigure::with_maximum("the same at its peak, during the takeover", "bytes", peak, 40_000.0),
         ),
         (
             "waiting_wake",
             BoundedFigure::with_maximum(
                 "from a signal to the claim of the attempt that it wakes (p50)",
                 "hops",
-                wakes.to_claim / hop.max(1e-9),
+                to_claim,
                 2.0,
             ),
         ),
@@ -107,11 +112,11 @@ pub async fn measure_waiting_runs(
             BoundedFigure::with_maximum(
                 "from a signal to the end of the run that it wakes, whose journal is read first (p50)",
                 "hops",
-                wakes.to_end / hop.max(1e-9),
+                to_end,
                 4.0,
             ),
         ),
-    ]))
+    ])
 }
 
 async fn submit_waiting_runs(cluster: &BenchCluster, count: u32) -> anyhow::Result<Vec<RunId>> {

@@ -8,7 +8,10 @@
 //!   (`tests/tests/gateway.rs::administrative_changes_are_recorded_on_every_surface`,
 //!   `tests/tests/architecture.rs::surfaces_make_administrative_changes_through_the_client`)
 
+use std::time::Duration;
+
 use futures::{StreamExt, TryStreamExt};
+use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::admission::AdmissionCaps;
 use millrace_protocol::audit::{Actor, AuditAction, AuditRecord};
 use millrace_protocol::ids::RunId;
@@ -25,6 +28,12 @@ use millrace_runtime::{Bus, Fault, clock};
 
 pub(crate) async fn record(bus: &Bus, by: Actor, action: AuditAction) -> Result<(), Fault> {
     record_action(bus, &AuditRecord { at: clock::now(), by, action }).await
+}
+
+/// Returns the time at which a token of this age expires.
+pub fn expiry_after(age: Duration) -> Result<Timestamp, String> {
+    let after = SignedDuration::try_from(age).ok().and_then(|age| clock::now().checked_add(age).ok());
+    after.ok_or_else(|| "that is too far in the future".into())
 }
 
 /// Makes changes on behalf of an actor.

@@ -24,7 +24,7 @@ use millrace_runtime::log::{AppendError, append_message};
 use millrace_runtime::store::admission;
 use millrace_runtime::{Bus, Fault};
 
-pub use administration::Administrator;
+pub use administration::{Administrator, expiry_after};
 pub use decision::{
     AppliedMessage, MessageDecision, Patience, append_and_await_decision, append_run_message, find_obstacle,
     message_decision,

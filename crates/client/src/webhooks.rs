@@ -299,6 +299,12 @@ pub struct WebhookChange {
 }
 
 impl WebhookChange {
+    /// The change that enables or disables a webhook.
+    #[must_use]
+    pub fn enabling(is_enabled: bool) -> Self {
+        Self { enabled: Some(is_enabled), ..Self::default() }
+    }
+
     /// Returns the change if it has no mistake, with each event once.
     pub(super) fn checked(self) -> Result<Self, InvalidWebhook> {
         Ok(Self {

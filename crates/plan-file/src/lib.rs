@@ -29,9 +29,14 @@ use serde::{Deserialize, Deserializer};
 
 use tasks::TaskForm;
 
-pub use run::{RunMistake, resolve_consult, resolve_mode, resolve_objective};
+pub use budget::{BudgetForm, parse_run_budget};
+pub use run::{RunDescription, RunMistake};
 pub use schema::plan_file_schema;
 pub use start::{parse_not_before, parse_start_event};
+pub use tasks::{
+    CapabilityMistakes, TaskFieldPositions, changed_limits, find_capability_mistakes,
+    parse_on_failed_dependency,
+};
 
 /// The most bytes of a plan file: 32 MiB, which is 100,000 tasks with all their fields.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
@@ -145,7 +150,11 @@ fn parse_plan(bytes: &[u8], plan: &Plan, refused: &[&str]) -> Result<PlanFile, Y
 }
 
 fn read_criteria<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    let criteria = Vec::deserialize(deserializer)?;
+    #[derive(Deserialize)]
+    #[serde(rename = "sentence")]
+    struct Sentence(String);
+    let criteria = Vec::<Sentence>::deserialize(deserializer)?;
+    let criteria: Vec<String> = criteria.into_iter().map(|Sentence(text)| text).collect();
     match find_criteria_problem(&criteria) {
         None => Ok(criteria),
         Some(problem) => Err(D::Error::custom(ValueMistake::sentence(problem))),
@@ -174,10 +183,6 @@ pub fn parse_review(text: &str) -> Result<ReviewPolicy, YamlMistakes> {
     let node = millrace_strict_yaml::parse_yaml(text.as_bytes(), kind)?;
     deserialize_field(&node, "review").map(|Review(policy)| policy)
 }
-
-pub use budget::{BudgetForm, parse_run_budget};
-pub use tasks::parse_on_failed_dependency;
-pub use tasks::{CapabilityMistake, TaskFieldPositions, find_capability_mistakes};
 
 #[cfg(test)]
 mod tests;

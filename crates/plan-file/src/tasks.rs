@@ -1,5 +1,7 @@
 //! The tasks of a plan file, and the lines of mistakes that concern the plan as a whole.
 
+use std::time::Duration;
+
 use millrace_agent::spec::ReviewForm;
 use millrace_protocol::ids::{Capability, TaskId};
 use millrace_protocol::parameters::TaskParameters;
@@ -57,35 +59,50 @@ pub fn task_field_positions(list: &YamlNode) -> Vec<TaskFieldPositions> {
     list.items().iter().map(TaskFieldPositions::of_node).collect()
 }
 
-/// A task that the capabilities of a cluster do not fit.
-pub enum CapabilityMistake {
-    /// No worker is known to provide its capability.
-    Unknown(YamlMistake),
-    /// Its capability does not accept its parameters.
-    Parameters(YamlMistake),
+/// The tasks that the capabilities of a cluster do not fit.
+#[derive(Debug, Default)]
+pub struct CapabilityMistakes {
+    /// No worker is known to provide their capabilities.
+    pub unknown: Vec<YamlMistake>,
+    /// Their capabilities do not accept their parameters.
+    pub parameters: Vec<YamlMistake>,
 }
 
-/// Checks all tasks against the known capabilities and returns every mistake.
-pub fn find_capability_mistakes(
-    tasks: &[TaskSpec],
+/// Checks all tasks against the known capabilities.
+pub fn find_capability_mistakes<'a>(
+    tasks: impl IntoIterator<Item = &'a TaskSpec>,
     positions: &[TaskFieldPositions],
     known: &CapabilityRegistry,
-) -> Vec<CapabilityMistake> {
-    let check = |(task, position): (&TaskSpec, &TaskFieldPositions)| {
+) -> CapabilityMistakes {
+    let mut mistakes = CapabilityMistakes::default();
+    for (task, position) in tasks.into_iter().zip(positions) {
         let name = task.capability.as_str();
         if known.find_capability(&task.capability).is_none() {
             let hint = did_you_mean_hint(name, known.capability_names().map(Capability::as_str));
             let text = format!("no worker provides {name:?}{hint}; {}", known.format_task_capabilities());
-            return Some(CapabilityMistake::Unknown(YamlMistake::at_position(position.capability, text)));
+            mistakes.unknown.push(YamlMistake::at_position(position.capability, text));
+        } else if let Some(problem) = known.find_parameter_problem(task) {
+            let text = format!("{name} does not accept the parameters of task {}: {problem}", task.id);
+            let position = position.problem_position(&problem);
+            mistakes.parameters.push(YamlMistake::at_position(position, text));
         }
-        let problem = known.find_parameter_problem(task)?;
-        let text = format!("{name} does not accept the parameters of task {}: {problem}", task.id);
-        Some(CapabilityMistake::Parameters(YamlMistake::at_position(
-            position.problem_position(&problem),
-            text,
-        )))
-    };
-    tasks.iter().zip(positions).filter_map(check).collect()
+    }
+    mistakes
+}
+
+/// Returns the limits of a task with changes, if there are any.
+#[must_use]
+pub fn changed_limits(
+    plan: &Plan,
+    task: &TaskId,
+    (max_attempts, run_time): (Option<u32>, Option<Duration>),
+) -> Option<TaskLimits> {
+    let old = plan.task(task).map(|task| task.spec.limits.clone()).unwrap_or_default();
+    (max_attempts.is_some() || run_time.is_some()).then(|| TaskLimits {
+        max_attempts: max_attempts.unwrap_or(old.max_attempts),
+        run_time: run_time.unwrap_or(old.run_time),
+        ..old
+    })
 }
 
 /// A task of a plan.
@@ -178,60 +195,51 @@ fn locate_graph_error(
     plan: &Plan,
 ) -> YamlMistake {
     let places = TaskPositions { nodes, tasks };
-    let text = error.to_string();
-    match error {
-        GraphError::Empty | GraphError::TooManyTasks(_) => YamlMistake::at_position(list, text),
+    let (position, more) = match error {
+        GraphError::Empty | GraphError::TooManyTasks(_) => (None, String::new()),
         GraphError::DuplicateTask(id) => {
-            let mut definitions = places.nodes_with_id(id);
-            let first = definitions.next().map_or(list, |node| node.position_of("id"));
+            let mut definitions = places.nodes_with_id(id).map(|node| node.position_of("id"));
             // If the file has it only once, the other one is in the existing plan.
-            let Some(second) = definitions.next().map(|node| node.position_of("id")) else {
-                return YamlMistake::at_position(first, text);
-            };
-            YamlMistake::at_position(second, format!("{text}; the first is on line {}", first.line))
+            match (definitions.next(), definitions.next()) {
+                (Some(first), Some(second)) => (Some(second), first_is_at(first)),
+                (first, _) => (first, String::new()),
+            }
         }
         GraphError::MissingDependency { task, dependency } => {
             let existing = plan.tasks().iter().map(|task| task.spec.id.as_str());
             let hint = did_you_mean_hint(dependency.as_str(), places.other_task_ids(task).chain(existing));
-            YamlMistake::at_position(
-                places.dependency_position(task, dependency, 0).unwrap_or(list),
-                format!("{text}{hint}"),
-            )
+            (places.dependency_position(task, dependency, 0), hint)
         }
-        GraphError::SelfDependency(task) => {
-            YamlMistake::at_position(places.dependency_position(task, task, 0).unwrap_or(list), text)
-        }
+        GraphError::SelfDependency(task) => (places.dependency_position(task, task, 0), String::new()),
         GraphError::DuplicateDependency { task, dependency } => {
-            YamlMistake::at_position(places.dependency_position(task, dependency, 1).unwrap_or(list), text)
+            (places.dependency_position(task, dependency, 1), String::new())
         }
         GraphError::Cycle(ids) => {
-            let lines: Vec<String> = ids
-                .iter()
-                .filter_map(|id| Some(places.position_of_field(id, "id")?.line.to_string()))
-                .collect();
-            let place = ids.first().and_then(|id| places.position_of_field(id, "id")).unwrap_or(list);
-            YamlMistake::at_position(place, format!("{text} (on lines {})", lines.join(", ")))
+            let positions = ids.iter().filter_map(|id| places.position_of_field(id, "id"));
+            let lines: Vec<String> = positions.map(|position| position.line.to_string()).collect();
+            let first = ids.first().and_then(|id| places.position_of_field(id, "id"));
+            (first, format!(" (on lines {})", lines.join(", ")))
         }
         GraphError::TwoFinal(first, second) => {
-            let (first, second) =
-                (places.position_of_field(first, "final"), places.position_of_field(second, "final"));
+            let [first, second] = [first, second].map(|id| places.position_of_field(id, "final"));
             match (first, second) {
-                (Some(first), Some(second)) => {
-                    YamlMistake::at_position(second, format!("{text}; the first is on line {}", first.line))
-                }
-                (one, other) => YamlMistake::at_position(one.or(other).unwrap_or(list), text),
+                (Some(first), Some(second)) => (Some(second), first_is_at(first)),
+                (one, other) => (one.or(other), String::new()),
             }
         }
         GraphError::EmptyObjective(task) | GraphError::LongObjective { task, .. } => {
-            YamlMistake::at_position(places.position_of_field(task, "objective").unwrap_or(list), text)
+            (places.position_of_field(task, "objective"), String::new())
         }
-        GraphError::Limit { task, limit, .. } => {
-            YamlMistake::at_position(places.limit_position(task, limit).unwrap_or(list), text)
-        }
+        GraphError::Limit { task, limit, .. } => (places.limit_position(task, limit), String::new()),
         GraphError::ReservedCapability { task, .. } => {
-            YamlMistake::at_position(places.position_of_field(task, "capability").unwrap_or(list), text)
+            (places.position_of_field(task, "capability"), String::new())
         }
-    }
+    };
+    YamlMistake::at_position(position.unwrap_or(list), format!("{error}{more}"))
+}
+
+fn first_is_at(first: Position) -> String {
+    format!("; the first is on line {}", first.line)
 }
 
 /// Looks up the YAML nodes of tasks by id.

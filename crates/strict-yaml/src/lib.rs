@@ -2,9 +2,8 @@
 //! unknown name the most similar known one. The crate parses files; their meaning is up to the caller. A file is parsed to
 //! a tree of [`YamlNode`]s with their positions, which is deserialised to a type ([`deserialize_node`]).
 
-mod fault;
 mod mistake;
-mod placed;
+mod probe;
 mod reading;
 mod typed;
 mod values;
@@ -16,10 +15,10 @@ pub use mistake::{
     FileDescription, LoadError, MistakeCollector, Position, ValueMistake, YamlMistake, YamlMistakes,
     did_you_mean_hint, join_with_or,
 };
-pub use placed::{Parts, Placed};
 pub use typed::{collect_node, deserialize_field, deserialize_node};
 pub use values::{
-    FileDuration, Whole, checked_text, from_form, one_of, one_or_many, tidy_schema, without_defaults,
+    FileDuration, Parts, Whole, checked_text, command_words, from_form, one_of, one_or_many, tidy_schema,
+    without_defaults,
 };
 pub use yaml::{YamlEntry, YamlNode, YamlValue, parse_yaml};
 

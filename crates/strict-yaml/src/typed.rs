@@ -19,11 +19,10 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use crate::fault::Fault;
 use crate::mistake::{MistakeCollector, Position, YamlMistake, YamlMistakes, join_with_or};
-use crate::placed::{NODE, PARTS, PLACED, hand_over_node, hand_over_position};
-use crate::reading::{Reading, noun, with_article};
-use crate::yaml::{YamlEntry, YamlNode, YamlValue};
+use crate::probe::{are_forms, expected_list, expected_map};
+use crate::reading::{Fault, PARTS, Reading, noun, with_article};
+use crate::yaml::{NODE, YamlEntry, YamlNode, YamlValue};
 
 /// Deserialises a node; `what` is the name of the described thing.
 pub fn deserialize_node<T: DeserializeOwned>(node: &YamlNode, what: &str) -> Result<T, YamlMistakes> {
@@ -78,9 +77,8 @@ impl Reading<'_> {
 /// The name and the fields of a map that is read to several structs.
 #[derive(Default)]
 struct WholeFields {
-    name: Option<&'static str>,
+    name: &'static str,
     fields: Vec<&'static str>,
-    parts: usize,
 }
 
 /// A node, the field that it belongs to, and the reading.
@@ -92,20 +90,14 @@ struct NodeDeserializer<'a> {
     whole: Option<&'a RefCell<WholeFields>>,
     /// `true` for a field of a described thing.
     is_strict: bool,
+    /// `true` for an item of the list in the field.
+    is_item: bool,
     reading: &'a Reading<'a>,
-}
-
-impl WholeFields {
-    fn add(&mut self, name: &'static str, fields: &[&'static str]) {
-        self.name.get_or_insert(name);
-        self.fields.extend(fields);
-        self.parts += 1;
-    }
 }
 
 impl<'n> NodeDeserializer<'n> {
     fn new(node: &'n YamlNode, field: Option<&'n str>, reading: &'n Reading<'n>) -> Self {
-        Self { node, field, whole: None, is_strict: false, reading }
+        Self { node, field, whole: None, is_strict: false, is_item: false, reading }
     }
 
     /// Reads a value that is left out if it can't be read.
@@ -130,7 +122,8 @@ impl<'n> NodeDeserializer<'n> {
                     (position.unwrap_or(node.position), text)
                 }
                 Fault::Rule(mistake) => {
-                    let is_sentence = mistake.path().is_some() || mistake.text.starts_with('"');
+                    let begins_with_field = |field| mistake.text.starts_with(&format!("{field:?}"));
+                    let is_sentence = mistake.path().is_some() || field.is_some_and(begins_with_field);
                     let YamlMistake { position, text } = node.locate_mistake(mistake);
                     match field {
                         _ if is_sentence => (position, text),
@@ -139,7 +132,9 @@ impl<'n> NodeDeserializer<'n> {
                     }
                 }
                 Fault::Sentence(position, text) => (position, text),
-                Fault::MissingField(_) | Fault::Collected => (node.position, fault.to_string()),
+                Fault::MissingField(_) | Fault::Collected | Fault::Expectation(_) => {
+                    (node.position, fault.to_string())
+                }
             };
             reading.add_mistake(position, text);
         }
@@ -160,6 +155,30 @@ impl<'n> NodeDeserializer<'n> {
         let placeholders = fields.into_iter().flatten().filter(of_this).copied().collect();
         let entries = entries.iter();
         MapEntryAccess { entries, fields, placeholders, current: None, is_strict: false, reading }
+    }
+
+    /// The subject of a sentence about the thing that the node describes, in a file of this name or as a struct: with the article
+    /// `a`, or `this`.
+    fn subject(&self, own: &'static str, is_this: bool) -> Option<String> {
+        let name = if std::ptr::eq(self.node, self.reading.root) { self.reading.what } else { own };
+        match (noun(name), self.field) {
+            (Some(name), _) if is_this => Some(format!("this {name}")),
+            (Some(name), _) => Some(with_article(name)),
+            (None, Some(field)) if self.is_item => Some(format!("an item of {field:?}")),
+            (None, field) => field.map(|field| format!("{field:?}")),
+        }
+    }
+
+    /// The mistake that a node is no map with these fields.
+    fn no_map(&self, name: &'static str, fields: &[&str]) -> Fault {
+        let expected = format!("a map with the fields {}", join_with_or(fields));
+        match self.subject(name, false) {
+            Some(subject) => {
+                let actual = self.node.describe_type_and_value();
+                Fault::Sentence(self.node.position, format!("{subject} must be {expected}, not {actual}"))
+            }
+            None => self.mismatch(&expected),
+        }
     }
 
     fn mismatch(&self, expected: &str) -> Fault {
@@ -206,12 +225,25 @@ impl<'de> Deserializer<'de> for NodeDeserializer<'_> {
         name: &'static str,
         visitor: V,
     ) -> Result<V::Value, Fault> {
-        match name {
-            PLACED => hand_over_position(self.node.position),
-            NODE => hand_over_node(self.node.clone()),
-            _ => {}
+        if name == NODE {
+            let node = serde_json::to_value(self.node).map_err(de::Error::custom)?;
+            return visitor.visit_newtype_struct(node).map_err(de::Error::custom);
         }
         visitor.visit_newtype_struct(self).map_err(|fault| fault.at(self.node.position))
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        if let YamlValue::List(_) = self.node.value {
+            return self.deserialize_any(visitor);
+        }
+        Err(self.mismatch(&expected_list(visitor)))
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        if let YamlValue::Map(_) = self.node.value {
+            return self.deserialize_any(visitor);
+        }
+        Err(self.mismatch(&expected_map(visitor)))
     }
 
     /// Reads the same map to several structs.
@@ -227,13 +259,9 @@ impl<'de> Deserializer<'de> for NodeDeserializer<'_> {
         let whole = RefCell::default();
         let part = NodeDeserializer { whole: Some(&whole), ..self };
         let read = visitor.visit_seq(PartAccess { part, left: len });
-        let WholeFields { name, fields, parts } = whole.take();
-        if let YamlValue::Map(entries) = &self.node.value
-            && parts == len
-        {
-            let name = self.reading.name_of(self.node, name.unwrap_or_default());
-            self.reading.refuse_unknown_fields(entries, name, &fields);
-        }
+        let WholeFields { name, fields } = whole.take();
+        let YamlValue::Map(entries) = &self.node.value else { return Err(self.no_map(name, &fields)) };
+        self.reading.refuse_unknown_fields(entries, self.subject(name, false).as_deref(), &fields);
         read
     }
 
@@ -245,27 +273,21 @@ impl<'de> Deserializer<'de> for NodeDeserializer<'_> {
         visitor: V,
     ) -> Result<V::Value, Fault> {
         let Self { node, whole, reading, .. } = self;
-        let own_name = name;
-        let name = reading.name_of(node, name);
-        let YamlValue::Map(entries) = &node.value else {
-            let Some(name) = noun(name) else { return Err(self.mismatch("a map of fields")) };
-            let (name, actual) = (with_article(name), node.describe_type_and_value());
-            let fields = match whole {
-                None => format!("a map with the fields {}", join_with_or(fields)),
-                Some(_) => "a map".into(),
-            };
-            let text = format!("{name} must be {fields}, not {actual}");
-            return Err(Fault::Sentence(node.position, text));
-        };
-        match whole {
-            None => reading.refuse_unknown_fields(entries, name, fields),
-            Some(whole) => whole.borrow_mut().add(own_name, fields),
+        if let Some(whole) = whole {
+            let mut whole = whole.borrow_mut();
+            whole.name = name;
+            whole.fields.extend(fields);
         }
-        let is_strict = noun(own_name).is_some();
+        let YamlValue::Map(entries) = &node.value else { return Err(self.no_map(name, fields)) };
+        if whole.is_none() {
+            reading.refuse_unknown_fields(entries, self.subject(name, false).as_deref(), fields);
+        }
+        let is_strict = noun(name).is_some();
         let access = MapEntryAccess { is_strict, ..self.map_access(entries, Some(fields)) };
         match visitor.visit_map(access) {
             Err(Fault::MissingField(missing)) => {
-                reading.replace_missing_field(node, name, fields, missing);
+                let subject = self.subject(name, true);
+                reading.replace_missing_field(node, subject.as_deref(), fields, missing);
                 Err(Fault::Collected)
             }
             read => read.map_err(|fault| fault.at(node.position)),
@@ -280,8 +302,7 @@ impl<'de> Deserializer<'de> for NodeDeserializer<'_> {
     ) -> Result<V::Value, Fault> {
         let Self { node, field, reading, .. } = self;
         let access = |name, position, content| VariantNameAndContent { name, position, content, reading };
-        const FORMS: [&str; 5] = ["flag", "number", "text", "list", "map"];
-        if variants.iter().all(|variant| FORMS.contains(variant)) {
+        if are_forms(variants) {
             let form = node.form_name();
             return match variants.contains(&form) {
                 true => visitor.visit_enum(access(form, node.position, Some((node, field)))),
@@ -304,7 +325,7 @@ impl<'de> Deserializer<'de> for NodeDeserializer<'_> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple map
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct tuple
         identifier ignored_any
     }
 }
@@ -336,7 +357,8 @@ impl<'de> SeqAccess<'de> for ListAccess<'_> {
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Fault> {
         let Self { items, field, reading } = self;
         let node = items.find(|node| !reading.leaves_out(node));
-        node.map(|node| NodeDeserializer::new(node, *field, reading).read_with(seed)).transpose()
+        let item = |node| NodeDeserializer { is_item: true, ..NodeDeserializer::new(node, *field, reading) };
+        node.map(|node| item(node).read_with(seed)).transpose()
     }
 }
 

@@ -12,7 +12,8 @@ use serde::de::{Error, IntoDeserializer, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use crate::mistake::ValueMistake;
+use crate::mistake::{ValueMistake, join_with_or};
+use crate::reading::{Expectation, PARTS};
 use crate::yaml::{YamlNode, YamlValue};
 
 /// Deserialises a value from another notation: `#[serde(deserialize_with = "from_form::<_, Form, _>")]`.
@@ -48,7 +49,10 @@ pub fn one_or_many<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
         type Value = Vec<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("text or a list of texts")
+            let Some(Expectation::Names(names)) = Expectation::of::<T>() else {
+                return f.write_str("text or a list of texts");
+            };
+            write!(f, "{}, or a list of these", join_with_or(names))
         }
 
         fn visit_str<E: Error>(self, text: &str) -> Result<Vec<T>, E> {
@@ -61,6 +65,14 @@ pub fn one_or_many<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     }
 
     deserializer.deserialize_any(ItemsVisitor(PhantomData))
+}
+
+/// Reads a command: a program and its arguments.
+pub fn command_words<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename = "word")]
+    struct Word(String);
+    Ok(Vec::<Word>::deserialize(deserializer)?.into_iter().map(|Word(text)| text).collect())
 }
 
 /// A whole number from `MIN` to `MAX`.
@@ -133,6 +145,56 @@ impl JsonSchema for FileDuration {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "type": ["number", "string"] })
+    }
+}
+
+/// Two structs whose fields are together those of one map.
+#[derive(Debug, Clone, Default)]
+pub struct Parts<A, B>(pub A, pub B);
+
+impl<'de, A: Deserialize<'de>, B: Deserialize<'de>> Deserialize<'de> for Parts<A, B> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_tuple_struct(PARTS, 2, PartsVisitor(PhantomData))
+    }
+}
+
+struct PartsVisitor<A, B>(PhantomData<(A, B)>);
+
+impl<'de, A: Deserialize<'de>, B: Deserialize<'de>> Visitor<'de> for PartsVisitor<A, B> {
+    type Value = Parts<A, B>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of fields")
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut parts: S) -> Result<Parts<A, B>, S::Error> {
+        let missing = || S::Error::custom("a part is missing");
+        // The mistakes of both are found at once.
+        let (first, second) = (parts.next_element(), parts.next_element());
+        Ok(Parts(first?.ok_or_else(missing)?, second?.ok_or_else(missing)?))
+    }
+}
+
+impl<A: JsonSchema, B: JsonSchema> JsonSchema for Parts<A, B> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("{}And{}", A::schema_name(), B::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let (mut first, mut second) = (A::json_schema(generator), B::json_schema(generator));
+        for keyword in ["properties", "required"] {
+            match (first.get_mut(keyword), second.remove(keyword)) {
+                (Some(Value::Object(first)), Some(Value::Object(second))) => first.extend(second),
+                (Some(Value::Array(first)), Some(Value::Array(second))) => first.extend(second),
+                (None, Some(second)) => drop(first.insert(keyword.into(), second)),
+                _ => {}
+            }
+        }
+        first
     }
 }
 

@@ -5,7 +5,8 @@ use std::fmt;
 use std::time::Duration;
 
 use millrace_protocol::time_text;
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Number;
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy};
 use serde_saphyr::{Error, Location, Options, Spanned};
@@ -21,14 +22,17 @@ const MAX_NODES: usize = 2_500_000;
 /// Maximum number of values that all aliases expand to.
 const MAX_ALIASED_VALUES: usize = 100_000;
 
+/// The name with which a node asks for itself: it gets its fields.
+pub(crate) const NODE: &str = "$node";
+
 /// A value with its position.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct YamlNode {
     pub position: Position,
     pub value: YamlValue,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 pub enum YamlValue {
     /// No value: `null`, `~`, or empty.
     Nothing,
@@ -42,7 +46,7 @@ pub enum YamlValue {
 }
 
 /// An entry of a map.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 pub struct YamlEntry {
     /// The position of its key.
     pub position: Position,
@@ -90,7 +94,11 @@ impl YamlNode {
 
     /// The mistake that the value must be something else.
     pub fn mismatch(&self, expected: &str) -> ValueMistake {
-        ValueMistake::new(format!("it must be {expected}, not {}", self.describe_type_and_value()))
+        let hint = match &self.value {
+            YamlValue::Flag(_) | YamlValue::Number(_) if expected == "text" => " (put it in quotes)",
+            _ => "",
+        };
+        ValueMistake::new(format!("it must be {expected}{hint}, not {}", self.describe_type_and_value()))
     }
 
     /// Parses a number or a text; `expected` describes a valid one.
@@ -157,6 +165,32 @@ impl YamlNode {
             YamlValue::List(_) => "a list".into(),
             YamlValue::Map(_) => "a map".into(),
         }
+    }
+}
+
+impl<'de> Deserialize<'de> for YamlNode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NodeVisitor;
+
+        impl<'de> Visitor<'de> for NodeVisitor {
+            type Value = YamlNode;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value of a YAML file")
+            }
+
+            fn visit_newtype_struct<D: Deserializer<'de>>(self, node: D) -> Result<YamlNode, D::Error> {
+                #[derive(Deserialize)]
+                struct NodeFields {
+                    position: Position,
+                    value: YamlValue,
+                }
+                let NodeFields { position, value } = NodeFields::deserialize(node)?;
+                Ok(YamlNode { position, value })
+            }
+        }
+
+        deserializer.deserialize_newtype_struct(NODE, NodeVisitor)
     }
 }
 

@@ -12,12 +12,11 @@ use axum::http::{HeaderMap, Method, header};
 use millrace_protocol::tenant::TenantName;
 use millrace_protocol::token::TokenText;
 
-use super::browser::{AllowedHosts, comes_from_own_page};
-use super::caller::{Access, Caller, ClientAddress};
-use super::cookie::{find_cookie, find_tenant_cookie};
+use super::browser::{AllowedHosts, comes_from_own_page, find_cookie, find_tenant_cookie};
+use super::caller::{Caller, ClientAddress, refused_token, unauthenticated};
 use super::limits::{CallerLimits, LimitEnforcer};
 use super::oidc::{OidcSettings, OidcVerifier, TokenHolder};
-use super::tenants::{ServedTenants, TenantDirectory};
+use super::tenants::{Access, ServedTenants, TenantDirectory};
 use crate::problem::{Problem, ProblemKind};
 
 /// The header with which the holder of a token for several tenants chooses one.
@@ -227,15 +226,6 @@ fn choose_tenant(
             Err(Problem::new(ProblemKind::TenantNotChosen, detail))
         }
     }
-}
-
-fn unauthenticated(detail: impl std::fmt::Display) -> Problem {
-    Problem::new(ProblemKind::Unauthenticated, detail)
-}
-
-/// The refusal of every token that is not valid. Whether the token, its tenant or its secret is wrong is no one's business.
-pub(super) fn refused_token() -> Problem {
-    unauthenticated("the token is not valid here; it is unknown, expired, or was revoked")
 }
 
 /// Returns what a request has to show. The header has precedence, so that a program in a browser can use another token.

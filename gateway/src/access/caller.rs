@@ -1,19 +1,13 @@
-//! The caller of a request, and its access to the cluster.
+//! The caller of a request.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
-use std::ops::Deref;
-use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
-use millrace_client::Administrator;
-use millrace_protocol::audit::Actor;
-use millrace_protocol::token::{Scope, ScopeSet, TokenId};
+use millrace_protocol::token::{ScopeSet, TokenId};
 
-use super::limits::{LimitEnforcer, RequestSlot, StreamPermit};
 use crate::problem::{Problem, ProblemKind};
-use crate::state::{Gateway, SharedGateway};
 
 /// The header in which proxies name the clients of requests.
 const FORWARDED_FOR: &str = "x-forwarded-for";
@@ -69,71 +63,11 @@ impl<S: Send + Sync> FromRequestParts<S> for ClientAddress {
     }
 }
 
-/// A caller's access to the cluster of its tenant. Only the checks of a route create one, so a handler that has it serves a
-/// caller with the scope of that route.
-#[derive(Clone)]
-pub struct Access {
-    gateway: SharedGateway,
-    pub caller: Arc<Caller>,
-    limits: Arc<LimitEnforcer>,
-    slot: RequestSlot,
+pub(super) fn unauthenticated(detail: impl std::fmt::Display) -> Problem {
+    Problem::new(ProblemKind::Unauthenticated, detail)
 }
 
-impl Access {
-    pub(super) fn new(
-        gateway: SharedGateway,
-        caller: Arc<Caller>,
-        limits: Arc<LimitEnforcer>,
-        slot: RequestSlot,
-    ) -> Self {
-        Self { gateway, caller, limits, slot }
-    }
-
-    /// Returns the permission to hold an event stream open.
-    pub fn open_stream(&self) -> Result<StreamPermit, Problem> {
-        self.limits.open_stream(&self.caller, self.slot.clone())
-    }
-
-    /// Checks that the caller has a scope, for an operation that needs another one than its route.
-    pub fn require(&self, scope: Scope) -> Result<(), Problem> {
-        if self.caller.scopes.contains(scope) {
-            return Ok(());
-        }
-        let Caller { name, scopes, .. } = &*self.caller;
-        let detail = format!(
-            "this operation needs the scope {scope}, and the token of {name} has {scopes}; use a token with that scope"
-        );
-        Err(Problem::new(ProblemKind::ScopeMissing, detail))
-    }
-}
-
-impl Access {
-    /// The caller as the audit names it.
-    pub fn actor(&self) -> Actor {
-        let Caller { name, token, address, .. } = &*self.caller;
-        let address = address.map(|address| address.to_string());
-        Actor { name: name.clone(), token: token.clone(), address }
-    }
-
-    /// Makes administrative changes on behalf of the caller.
-    pub fn administrator(&self) -> Administrator<'_> {
-        Administrator::new(&self.gateway.bus, self.actor())
-    }
-}
-
-impl Deref for Access {
-    type Target = Gateway;
-
-    fn deref(&self) -> &Gateway {
-        &self.gateway
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for Access {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let access = parts.extensions.get::<Self>().cloned();
-        access.ok_or_else(|| Problem::new(ProblemKind::Unauthenticated, "this route has no access checks"))
-    }
+/// The refusal of every token that is not valid. Whether the token, its tenant or its secret is wrong is no one's business.
+pub(super) fn refused_token() -> Problem {
+    unauthenticated("the token is not valid here; it is unknown, expired, or was revoked")
 }

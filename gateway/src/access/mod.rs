@@ -2,15 +2,12 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `browser` | keeps web pages of other origins out |
+//! | `browser` | keeps web pages of other origins out; the cookies of pages |
 //! | `authenticate` | finds the caller of a request |
-//! | `tenants` | the tenants that the gateway serves, each with its own tokens and limits |
+//! | `tenants` | the tenants that the gateway serves, with their tokens, limits and metrics, and the access of handlers to them |
 //! | `oidc/` | the tokens of an OpenID Connect provider |
 //! | `limits` | the limits of single callers |
-//! | `token_cache` | the tokens of a tenant, as they were read last |
-//! | `tenant_metrics` | the metrics of a tenant |
-//! | `cookie` | the cookies of pages in a browser |
-//! | `caller` | the caller, and its access to the cluster as handlers receive it |
+//! | `caller` | the caller |
 //! | `routes` | the routes, each with the scope that it demands |
 //!
 //! A handler gets the cluster by [`Access`] only, which exists after the checks of its route alone.
@@ -26,19 +23,15 @@
 mod authenticate;
 mod browser;
 mod caller;
-mod cookie;
 mod limits;
 mod oidc;
 mod routes;
-mod tenant_metrics;
 mod tenants;
-mod token_cache;
 
 pub use authenticate::{AccessSettings, Authenticator, RequestHead, TenantChoice};
-pub use browser::{AllowedHosts, check_request};
-pub use caller::{Access, Caller, ClientAddress, PeerAddress};
-pub use cookie::{remove_cookies, set_cookie, set_tenant_cookie};
+pub use browser::{AllowedHosts, remove_cookies, set_cookie, set_tenant_cookie};
+pub use caller::{Caller, ClientAddress, PeerAddress};
 pub use limits::{CallerLimits, StreamPermit};
 pub use oidc::{OidcSettings, RequiredClaim, ScopeGrant, is_safe_provider_url};
-pub use routes::{ApiRoutes, TOKEN_SCHEME, require_caller};
-pub use tenants::{ServedTenants, TenantAccess, TenantDirectory};
+pub use routes::{ApiRoutes, TOKEN_SCHEME, check_request, require_caller};
+pub use tenants::{Access, ServedTenants, TenantAccess, TenantDirectory};

@@ -13,6 +13,8 @@ use utoipa::openapi::security::SecurityRequirement;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use super::authenticate::{Authenticator, RequestHead};
+use super::browser::check_headers;
+use super::caller::ClientAddress;
 
 /// The name of the tokens' scheme in the description of the API.
 pub const TOKEN_SCHEME: &str = "token";
@@ -81,6 +83,22 @@ impl ApiRoutes {
 
     pub fn nest_below(self, root: &str) -> OpenApiRouter {
         OpenApiRouter::new().nest(root, self.0)
+    }
+}
+
+/// Refuses requests of other hosts and origins.
+pub async fn check_request(
+    Extension(authenticator): Extension<Arc<Authenticator>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let address = ClientAddress::of_request(&request, authenticator.is_behind_proxy());
+    request.extensions_mut().insert(address);
+    let authority = request.uri().authority().map(ToString::to_string);
+    let hosts = authenticator.allowed_hosts();
+    match check_headers(request.method(), authority.as_deref(), request.headers(), hosts) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `POST /plans/check`: checks a plan without submitting it.
 
 use millrace_plan_file::{
-    CapabilityMistake, PlanFile, find_capability_mistakes, parse_additional_tasks, parse_plan_file,
+    CapabilityMistakes, PlanFile, find_capability_mistakes, parse_additional_tasks, parse_plan_file,
 };
 use millrace_protocol::plan::CapabilityRegistry;
 use millrace_protocol::token::Scope;
@@ -130,13 +130,12 @@ fn describe_check(parsed: Result<PlanFile, YamlMistakes>, known: &CapabilityRegi
             return PlanCheck::PlanCheck { valid: false, mistakes: mistakes.collect(), objective, tasks };
         }
     };
-    let mistakes = find_capability_mistakes(&plan.tasks, &plan.positions, known).into_iter();
-    let mistakes: Vec<PlanMistake> = mistakes
-        .map(|mistake| match mistake {
-            CapabilityMistake::Unknown(mistake) => PlanMistake::new(MistakeSeverity::Warning, &mistake),
-            CapabilityMistake::Parameters(mistake) => PlanMistake::new(MistakeSeverity::Error, &mistake),
-        })
-        .collect();
+    let CapabilityMistakes { unknown, parameters } =
+        find_capability_mistakes(&plan.tasks, &plan.positions, known);
+    let warnings = unknown.iter().map(|mistake| PlanMistake::new(MistakeSeverity::Warning, mistake));
+    let errors = parameters.iter().map(|mistake| PlanMistake::new(MistakeSeverity::Error, mistake));
+    let mut mistakes: Vec<PlanMistake> = warnings.chain(errors).collect();
+    mistakes.sort_by_key(|mistake| (mistake.line, mistake.column));
     let tasks = plan.tasks.iter().map(|task| CheckedTask {
         id: task.id.to_string(),
         objective: task.objective.clone(),

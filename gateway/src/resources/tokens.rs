@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::extract::Extension;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{AppendHeaders, IntoResponse, Response};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
+use millrace_client::expiry_after;
 use millrace_protocol::tenant::TenantName;
 use millrace_protocol::token::{Scope, ScopeSet, TokenId, TokenState, find_token_name_problem};
 use millrace_runtime::clock::parse_duration;
@@ -95,7 +96,8 @@ async fn post_token(access: Access, Json(body): Json<TokenBody>) -> ApiResult {
     }
     // Otherwise a caller could get what it may not do.
     scopes.iter().try_for_each(|scope| access.require(scope))?;
-    let expires = expires_in.as_deref().map(expiry_after).transpose()?;
+    let expires = expires_in.as_deref().map(|text| parse_duration(text).and_then(expiry_after)).transpose();
+    let expires = expires.map_err(|detail| invalid(format!("expires_in: {detail}")))?;
     let new =
         NewToken { name, scopes, expires, by: access.caller.name.clone(), tenant: access.tenant.clone() };
     let (text, stored) = access.administrator().create_token(new).await.map_err(|error| match error {
@@ -103,14 +105,6 @@ async fn post_token(access: Access, Json(body): Json<TokenBody>) -> ApiResult {
         CreateTokenError::Fault(fault) => fault.into(),
     })?;
     Ok(json_response(StatusCode::CREATED, &CommandOutcome::token_created(&text, &stored)))
-}
-
-fn expiry_after(text: &str) -> Result<Timestamp, Problem> {
-    let invalid = |detail: String| Problem::invalid(format!("expires_in: {detail}"));
-    let duration = parse_duration(text).map_err(invalid)?;
-    let after =
-        SignedDuration::try_from(duration).ok().and_then(|age| Timestamp::now().checked_add(age).ok());
-    after.ok_or_else(|| invalid("that is too far in the future".into()))
 }
 
 /// Revoke a token. Every gateway refuses it within a second.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::GraphError;
 use super::spec::{
     MAX_OBJECTIVE, MAX_PARAMETER_DEPTH, MAX_PERSONS, MAX_TASKS, ReviewCheck, ReviewPolicy, TaskLimits,
-    TaskSpec,
+    TaskSpec, VALID_ATTEMPTS,
 };
 use super::start::find_start_mistake;
 use super::state::Plan;
@@ -202,7 +202,7 @@ fn check_limits(task: &TaskSpec, limits: &TaskLimits) -> Result<(), GraphError> 
         Err(GraphError::Limit { task: task.id.clone(), limit: limit.into(), expected: expected.into() })
     };
     if !(1..=100).contains(&limits.max_attempts) {
-        return refuse("max_attempts", "a whole number from 1 to 100");
+        return refuse("max_attempts", VALID_ATTEMPTS);
     }
     let clocks =
         [("queue_wait", limits.queue_wait), ("run_time", limits.run_time), ("silence", limits.silence)];

@@ -2,12 +2,14 @@
 //! [`super::graph`] validates it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::{Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::budget::{Budget, ResourceAmounts};
 use super::start::{PlanTime, StartEvent, start_waits};
@@ -23,6 +25,8 @@ use crate::wire::InlineOrStoredBytes;
 
 /// The maximum size of the objective of a run or a task, in bytes.
 pub const MAX_OBJECTIVE: usize = 64 * 1024;
+/// A valid number of attempts, for people.
+pub(super) const VALID_ATTEMPTS: &str = "a whole number from 1 to 100";
 /// The maximum nesting depth of the values of a task's parameters. Far below the depth that the decoders of the log
 /// accept, so that an accepted task can always be written and read.
 pub const MAX_PARAMETER_DEPTH: usize = 64;
@@ -309,6 +313,7 @@ pub enum ReviewCheck {
 #[schemars(rename = "Limits", deny_unknown_fields)]
 pub struct TaskLimits {
     /// The number of attempts before the task fails, at least 1.
+    #[serde(deserialize_with = "read_attempts")]
     pub max_attempts: u32,
     /// The backoff before the second attempt after an error; it doubles with each further attempt, up to 5 minutes.
     #[serde(with = "seconds")]
@@ -326,6 +331,25 @@ pub struct TaskLimits {
     #[serde(with = "seconds")]
     #[schemars(with = "f64")]
     pub silence: Duration,
+}
+
+/// Reads a number of attempts. The rules check its bounds; a mistake names them.
+fn read_attempts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    struct AttemptsVisitor;
+
+    impl Visitor<'_> for AttemptsVisitor {
+        type Value = u32;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(VALID_ATTEMPTS)
+        }
+
+        fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<u32, E> {
+            u32::try_from(number).map_err(|_| E::invalid_value(Unexpected::Unsigned(number), &self))
+        }
+    }
+
+    deserializer.deserialize_u32(AttemptsVisitor)
 }
 
 impl Default for TaskLimits {
@@ -505,6 +529,14 @@ pub const MAX_EARLIER_RUNS: usize = 16;
 pub const MAX_EARLIER_TEXT: usize = 4_000;
 
 impl Submission {
+    /// `true` if the run has a planner.
+    pub fn has_planner(&self) -> bool {
+        match self.mode {
+            PlanningMode::Llm | PlanningMode::Hybrid => true,
+            PlanningMode::Fixed => self.consult.is_some_and(|consult| consult > PlannerConsultMode::Never),
+        }
+    }
+
     /// Creates a submission with all defaults.
     #[must_use]
     pub fn new(objective: impl Into<String>, mode: PlanningMode) -> Self {

@@ -14,7 +14,9 @@ use millrace_agent::tool::Effect;
 use millrace_protocol::result::{CapabilityDescription, TaskError, TaskResult};
 use millrace_protocol::secrets::{PieceRedactor, SecretRedactor, redact_bytes, remember_secrets};
 use millrace_runtime::store::blobs::sha256_hex;
-use millrace_strict_yaml::{FileDuration, Whole, YamlMistakes, YamlNode, tidy_schema, without_defaults};
+use millrace_strict_yaml::{
+    FileDuration, Whole, YamlMistakes, YamlNode, command_words, tidy_schema, without_defaults,
+};
 use millrace_tools::program::{ExchangeError, Program, RunningProgram};
 use schemars::JsonSchema;
 use serde::de::Error;
@@ -93,7 +95,7 @@ fn default_effect() -> Effect {
 }
 
 fn read_program<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    let program = Vec::<String>::deserialize(deserializer)?;
+    let program = command_words(deserializer)?;
     match program.first().is_none_or(String::is_empty) {
         true => Err(D::Error::custom("it must be a list that begins with a program, not a list")),
         false => Ok(program),

@@ -81,50 +81,60 @@ pub async fn show_task(
     }
     view.print_start(options.follow);
     if is_following {
-        let mut arriving = follow_task(bus, run, &journals, last);
-        let mut connection = ConnectionMonitor::new(bus, target);
-        let mut is_lost = false;
-        'following: loop {
-            let updates = tokio::select! {
-                updates = arriving.recv() => updates,
-                () = tokio::time::sleep(CHECK_INTERVAL) => {
-                    match connection.check() {
-                        LinkState::Lost(since) if !std::mem::replace(&mut is_lost, true) => {
-                            let line = describe_lost_connection(since);
-                            note!("{line}");
-                        }
-                        LinkState::Recovered(outage) => {
-                            is_lost = false;
-                            note!("{}", describe_recovery(outage));
-                        }
-                        LinkState::Ended => return Err(connection.ended_error(run)),
-                        LinkState::Lost(_) | LinkState::Connected => {}
-                    }
-                    continue;
-                }
-            };
-            let Some(updates) = updates else { break };
-            if updates.is_err() && connection.is_lost() {
-                return Err(connection.ended_error(run));
-            }
-            for update in updates? {
-                match update {
-                    TaskUpdate::Entry(entry) => view.add_entry(read_entry(bus, *entry).await?),
-                    TaskUpdate::Decision { decision, .. } => {
-                        view.history.add_decision(&decision);
-                        if view.is_over() {
-                            break 'following;
-                        }
-                    }
-                }
-            }
-        }
+        follow_journals(bus, &journals, last, &mut view, target).await?;
     }
     view.print_end(options.follow);
     if is_offline && !is_over {
         print_stderr_line(&offline_run_hint(run, &view.history.plan));
     }
     Ok(CommandExit::Completed)
+}
+
+/// Adds what happens after a sequence, until the task or attempt has ended.
+async fn follow_journals(
+    bus: &Bus,
+    journals: &Journals,
+    last: u64,
+    view: &mut TranscriptView<'_>,
+    target: &ClusterTarget,
+) -> Result<(), CommandError> {
+    let mut arriving = follow_task(bus, view.run, journals, last);
+    let mut connection = ConnectionMonitor::new(bus, target);
+    let mut is_lost = false;
+    loop {
+        let updates = tokio::select! {
+            updates = arriving.recv() => updates,
+            () = tokio::time::sleep(CHECK_INTERVAL) => {
+                match connection.check() {
+                    LinkState::Lost(since) if !std::mem::replace(&mut is_lost, true) => {
+                        note!("{}", describe_lost_connection(since));
+                    }
+                    LinkState::Recovered(outage) => {
+                        is_lost = false;
+                        note!("{}", describe_recovery(outage));
+                    }
+                    LinkState::Ended => return Err(connection.ended_error(view.run)),
+                    LinkState::Lost(_) | LinkState::Connected => {}
+                }
+                continue;
+            }
+        };
+        let Some(updates) = updates else { return Ok(()) };
+        if updates.is_err() && connection.is_lost() {
+            return Err(connection.ended_error(view.run));
+        }
+        for update in updates? {
+            match update {
+                TaskUpdate::Entry(entry) => view.add_entry(read_entry(bus, *entry).await?),
+                TaskUpdate::Decision { decision, .. } => {
+                    view.history.add_decision(&decision);
+                    if view.is_over() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
 }
 
 struct TranscriptView<'a> {

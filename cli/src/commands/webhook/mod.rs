@@ -237,23 +237,15 @@ impl From<StateArgument> for DeliveryStateName {
     }
 }
 
-fn actor(by: Option<String>) -> Actor {
-    Actor::local(author_name(by))
-}
-
 /// Shows or changes webhooks.
 pub async fn run_command(arguments: WebhookArguments) -> CommandResult {
     match arguments.command.unwrap_or(WebhookCommand::List(arguments.common)) {
         WebhookCommand::Add { url, events, labels, description, secret_file, receivers, change } => {
-            let ChangeArguments { by, common } = change;
             let events = if events.is_empty() { WebhookEventKind::DEFAULT.to_vec() } else { events };
             let secret = secret_file.as_deref().map(read_secret).transpose()?;
             let new = NewWebhook { url: receivers.parse_url(&url)?, description, events, labels, secret };
-            let created = common
-                .target
-                .read(async |bus| Ok(webhooks::create_webhook(bus, new, actor(by)).await?))
-                .await?;
-            show_with_secret(&created, "created the webhook", common.json);
+            let created = change.make(async |bus, by| webhooks::create_webhook(bus, new, by).await).await?;
+            show_with_secret(&created, "created the webhook", change.common.json);
         }
         WebhookCommand::List(common) => {
             let stored = common.target.read(async |bus| Ok(read_webhooks(bus).await?)).await?;
@@ -272,42 +264,27 @@ pub async fn run_command(arguments: WebhookArguments) -> CommandResult {
                 labels: Some(labels).filter(|labels| all_labels || !labels.is_empty()),
                 enabled: None,
             };
-            apply_change(&id, update, change).await?;
+            change.apply(&id, update).await?;
         }
-        WebhookCommand::Pause { id, change } => set_enabled(&id, false, change).await?,
-        WebhookCommand::Resume { id, change } => set_enabled(&id, true, change).await?,
+        WebhookCommand::Pause { id, change } => change.apply(&id, WebhookChange::enabling(false)).await?,
+        WebhookCommand::Resume { id, change } => change.apply(&id, WebhookChange::enabling(true)).await?,
         WebhookCommand::Rotate { id, secret_file, keep_earlier_for, change } => {
-            let ChangeArguments { by, common } = change;
             let secret = secret_file.as_deref().map(read_secret).transpose()?;
             let overlap = keep_earlier_for
                 .map_or(SECRET_OVERLAP, |time| SignedDuration::try_from(time).unwrap_or(SignedDuration::MAX));
-            let rotate =
-                async |bus: &Bus| Ok(webhooks::replace_secret(bus, &id, secret, overlap, actor(by)).await?);
-            let changed = common.target.read(rotate).await?;
-            show_with_secret(&changed, "replaced the secret of the webhook", common.json);
+            let replace = async |bus: &Bus, by| webhooks::replace_secret(bus, &id, secret, overlap, by).await;
+            let changed = change.make(replace).await?;
+            show_with_secret(&changed, "replaced the secret of the webhook", change.common.json);
         }
         WebhookCommand::Delete { id, change } => {
-            let ChangeArguments { by, common } = change;
-            let deleted = common
-                .target
-                .read(async |bus| Ok(webhooks::delete_webhook(bus, &id, actor(by)).await?))
-                .await?;
-            match common.json {
+            let deleted = change.make(async |bus, by| webhooks::delete_webhook(bus, &id, by).await).await?;
+            match change.common.json {
                 true => print_json(&CommandOutcome::WebhookDeleted { id: &deleted.id, url: &deleted.url }),
                 false => note!("deleted the webhook {} of {}", deleted.id, deleted.url),
             }
         }
         WebhookCommand::Deliveries { id, state, limit, common } => {
-            let is_wanted = |delivery: &StoredDelivery| {
-                state.is_none_or(|state| DeliveryStateName::of(&delivery.state) == state.into())
-            };
-            let list =
-                async |bus: &Bus| Ok(webhooks::list_deliveries(bus, &id, None, limit, is_wanted).await?);
-            let page = common.target.read(list).await?;
-            list_deliveries(&page.deliveries, common.json);
-            if page.next.is_some() && !common.json {
-                print_stderr_line("millrace: there are more; --limit shows more of them");
-            }
+            list_deliveries(&id, state, limit, &common).await?;
         }
         WebhookCommand::Redeliver { id, delivery, attempt } => {
             return attempt.run(&id, async |bus| webhooks::redeliver(bus, &id, &delivery).await).await;
@@ -335,18 +312,21 @@ impl From<WebhookError> for CommandError {
     }
 }
 
-async fn set_enabled(id: &str, is_enabled: bool, change: ChangeArguments) -> Result<(), CommandError> {
-    apply_change(id, WebhookChange { enabled: Some(is_enabled), ..WebhookChange::default() }, change).await
-}
+impl ChangeArguments {
+    /// Makes a change on behalf of its author.
+    async fn make<T>(
+        &self,
+        write: impl AsyncFnOnce(&Bus, Actor) -> Result<T, WebhookError>,
+    ) -> Result<T, CommandError> {
+        let by = Actor::local(author_name(self.by.clone()));
+        self.common.target.read(async |bus| Ok(write(bus, by).await?)).await
+    }
 
-async fn apply_change(id: &str, update: WebhookChange, change: ChangeArguments) -> Result<(), CommandError> {
-    let ChangeArguments { by, common } = change;
-    let changed = common
-        .target
-        .read(async |bus| Ok(webhooks::change_webhook(bus, id, update, actor(by)).await?))
-        .await?;
-    show_webhook(&changed, common.json);
-    Ok(())
+    async fn apply(&self, id: &str, update: WebhookChange) -> Result<(), CommandError> {
+        let changed = self.make(async |bus, by| webhooks::change_webhook(bus, id, update, by).await).await?;
+        show_webhook(&changed, self.common.json);
+        Ok(())
+    }
 }
 
 /// Reads a secret, which is not an argument: other users of the machine see those.
@@ -436,12 +416,26 @@ fn list_webhooks(stored: &[StoredWebhook], is_json: bool) {
     }
 }
 
-fn list_deliveries(deliveries: &[StoredDelivery], is_json: bool) {
-    if is_json {
-        deliveries.iter().for_each(|delivery| print_json(&DeliveryJson::new(delivery)));
-    } else if deliveries.is_empty() {
+async fn list_deliveries(
+    id: &str,
+    state: Option<StateArgument>,
+    limit: usize,
+    CommonArguments { json, target }: &CommonArguments,
+) -> Result<(), CommandError> {
+    let is_wanted = |delivery: &StoredDelivery| {
+        state.is_none_or(|state| DeliveryStateName::of(&delivery.state) == state.into())
+    };
+    let list = async |bus: &Bus| Ok(webhooks::list_deliveries(bus, id, None, limit, is_wanted).await?);
+    let page = target.read(list).await?;
+    if *json {
+        page.deliveries.iter().for_each(|delivery| print_json(&DeliveryJson::new(delivery)));
+    } else if page.deliveries.is_empty() {
         print_stderr_line("millrace: there are no such deliveries");
     } else {
-        text::delivery_table(deliveries, clock::now()).iter().for_each(|line| print_stdout_line(line));
+        text::delivery_table(&page.deliveries, clock::now()).iter().for_each(|line| print_stdout_line(line));
     }
+    if page.next.is_some() && !json {
+        print_stderr_line("millrace: there are more; --limit shows more of them");
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use millrace_models::{Model, ModelSelection};
 use millrace_protocol::file::FilePath;
 use millrace_protocol::overrides::{FileOperation, PermissionMode, PermissionRule, PermissionRules};
-use millrace_strict_yaml::{ValueMistake, tidy_schema};
+use millrace_strict_yaml::{ValueMistake, command_words, tidy_schema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Unexpected};
 use serde::{Deserialize, Deserializer};
@@ -104,6 +104,7 @@ pub struct CommandHook {
     #[serde(default)]
     pub tools: Option<Vec<String>>,
     /// The program and its arguments. It runs in the folder of the capability file.
+    #[serde(deserialize_with = "command_words")]
     #[schemars(length(min = 1))]
     pub command: Vec<String>,
     /// The environment variables that it gets, beside PATH, HOME, LANG, TMPDIR and TZ.
@@ -158,7 +159,7 @@ pub(super) const MAX_FILES: usize = 8;
 
 /// The place of a memory file.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[serde(try_from = "FileName")]
 pub enum MemoryPlace {
     /// A file beside the capability file, or below its folder.
     Beside(PathBuf),
@@ -177,10 +178,14 @@ pub(super) fn read_places<'de, D: Deserializer<'de>>(
     }
 }
 
-impl TryFrom<String> for MemoryPlace {
+#[derive(Deserialize)]
+#[serde(rename = "file")]
+struct FileName(String);
+
+impl TryFrom<FileName> for MemoryPlace {
     type Error = ValueMistake;
 
-    fn try_from(text: String) -> Result<Self, ValueMistake> {
+    fn try_from(FileName(text): FileName) -> Result<Self, ValueMistake> {
         let invalid = |why: String| ValueMistake::sentence(format!("\"memory\": {why}"));
         let path = FilePath::new(&text).map_err(|error| invalid(error.to_string()))?;
         if !text.starts_with('/') {

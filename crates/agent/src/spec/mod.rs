@@ -115,7 +115,7 @@ pub struct AgentSpec {
     /// The capabilities that it may ask with the tools task and start_task; by default all.
     pub agents: AgentAccess,
     /// The MCP servers whose tools it gets.
-    #[serde(rename = "mcp")]
+    #[serde(rename = "mcp", deserialize_with = "server_tools::read_servers")]
     #[schemars(with = "Vec<String>")]
     pub servers: Vec<YamlNode>,
     /// A folder of the host among its files.
@@ -430,11 +430,14 @@ fn read_approvals<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Approval
 }
 
 fn read_skill_folders<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
-    let folders = Vec::<String>::deserialize(deserializer)?;
+    #[derive(Deserialize)]
+    #[serde(rename = "folder")]
+    struct Folder(String);
+    let folders = Vec::<Folder>::deserialize(deserializer)?;
     if !(1..=MAX_SKILL_FOLDERS).contains(&folders.len()) {
         return Err(D::Error::custom("it must be a list of 1 to 16 folders, not a list"));
     }
-    let folder = |(at, text): (usize, String)| match text.trim() {
+    let folder = |(at, Folder(text)): (usize, Folder)| match text.trim() {
         "" => {
             let text = format!("\"skills\" must be the path of a folder, not the text {text:?}");
             Err(D::Error::custom(ValueMistake::at(at.to_string(), text)))

@@ -16,26 +16,19 @@
 
 use millrace_protocol::plan::{MAX_PERSONS, PersonReview, ReviewPolicy};
 use millrace_protocol::question::ExpiryAction;
-use millrace_strict_yaml::one_of;
+use millrace_strict_yaml::{checked_text, one_of};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use crate::approval::read_expiry;
 
 // A text that is not blank.
 #[derive(Deserialize)]
-#[serde(try_from = "String")]
-pub(super) struct Sentence(pub String);
+#[serde(rename = "sentence")]
+pub(super) struct Sentence(#[serde(deserialize_with = "read_sentence")] pub String);
 
-impl TryFrom<String> for Sentence {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        match text.trim().is_empty() {
-            true => Err(format!("it must be a sentence, not the text {text:?}")),
-            false => Ok(Self(text)),
-        }
-    }
+fn read_sentence<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    checked_text(deserializer, "a sentence", |text| !text.trim().is_empty())
 }
 
 impl JsonSchema for Sentence {

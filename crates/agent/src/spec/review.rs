@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use millrace_models::ModelSelection;
 use millrace_protocol::plan::{ReviewCheck, ReviewPolicy};
-use millrace_strict_yaml::{FileDuration, ValueMistake, Whole, YamlNode, one_of, tidy_schema};
+use millrace_strict_yaml::{
+    FileDuration, ValueMistake, Whole, YamlNode, YamlValue, command_words, one_of, tidy_schema,
+};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
@@ -57,8 +59,8 @@ pub struct ReviewFields {
     #[schemars(with = "Option<Vec<Sentence>>", length(min = 1))]
     models: Option<Vec<String>>,
     /// The number of models that must accept it; a majority by default.
-    #[schemars(range(min = 1))]
-    quorum: Option<u32>,
+    #[schemars(with = "Option<u32>", range(min = 1))]
+    quorum: Option<YamlNode>,
     /// The percentage of results that models and persons judge.
     sample: Option<Whole<0, 100>>,
     /// The persons that judge the result after the checks and the critic: true for anyone, a name or role, several, or settings.
@@ -74,7 +76,7 @@ impl TryFrom<ReviewForm> for ReviewPolicy {
             ReviewForm::Text(ReviewName::Critic) => return Ok(Self::critic(Vec::new())),
             ReviewForm::Map(fields) => *fields,
         };
-        check_quorum(quorum, models.as_ref())?;
+        let quorum = quorum.map(|quorum| read_quorum(&quorum, models.as_ref())).transpose()?;
         let checks =
             checks.map(|checks| checks.into_iter().map(|CheckForm(check)| check).collect::<Vec<_>>());
         let is_critic = [criteria.is_some(), models.is_some(), quorum.is_some(), sample.is_some()];
@@ -105,21 +107,26 @@ impl TryFrom<ReviewForm> for ReviewPolicy {
     }
 }
 
-fn check_quorum(quorum: Option<u32>, models: Option<&Vec<String>>) -> Result<(), ValueMistake> {
+fn read_quorum(node: &YamlNode, models: Option<&Vec<String>>) -> Result<u32, ValueMistake> {
     let judges = models.map_or(1, Vec::len);
-    let Some(quorum) = quorum.filter(|quorum| !(1..=judges).contains(&(*quorum as usize))) else {
-        return Ok(());
-    };
     let expected = match judges {
-        1 => "1: there is one model".to_owned(),
-        _ => format!("from 1 to {judges}, the number of its models"),
+        1 => "a whole number 1: there is one model".to_owned(),
+        _ => format!("a whole number from 1 to {judges}, the number of its models"),
     };
-    let text = format!("\"quorum\" must be a whole number {expected}, not the number {quorum}");
-    Err(ValueMistake::at("quorum", text))
+    let number = if let YamlValue::Number(number) = &node.value { number.as_u64() } else { None };
+    let number = number.and_then(|number| u32::try_from(number).ok());
+    let number = number.filter(|number| (1..=judges).contains(&(*number as usize)));
+    number.ok_or_else(|| {
+        ValueMistake::at("quorum", format!("\"quorum\" {}", node.mismatch(&expected).predicate()))
+    })
 }
 
 fn read_models<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<String>>, D::Error> {
-    let names = Vec::<String>::deserialize(deserializer)?;
+    #[derive(Deserialize)]
+    #[serde(rename = "model")]
+    struct Name(String);
+    let names = Vec::<Name>::deserialize(deserializer)?;
+    let names: Vec<String> = names.into_iter().map(|Name(name)| name).collect();
     if names.is_empty() {
         let text = "\"models\" must name a model; leave it out to use the critics' own";
         return Err(D::Error::custom(ValueMistake::sentence(text)));
@@ -224,7 +231,7 @@ fn read_pattern<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Str
 }
 
 fn read_command<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<String>>, D::Error> {
-    let words = Vec::<String>::deserialize(deserializer)?;
+    let words = command_words(deserializer)?;
     match words.first().is_none_or(String::is_empty) {
         true => Err(D::Error::custom("it must be a list that starts with a program, not a list")),
         false => Ok(Some(words)),

@@ -2,6 +2,15 @@
 //! themselves are known only when a worker has connected to the server.
 
 use millrace_strict_yaml::YamlNode;
+use serde::{Deserialize, Deserializer};
+
+/// Reads the field `mcp`: servers, which are described elsewhere.
+pub(super) fn read_servers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<YamlNode>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename = "MCP server")]
+    struct Server(YamlNode);
+    Ok(Vec::<Server>::deserialize(deserializer)?.into_iter().map(|Server(node)| node).collect())
+}
 
 /// The prefixes of the tool names of an agent's MCP servers; an empty one allows any name.
 #[derive(Debug, Default)]

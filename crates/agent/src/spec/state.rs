@@ -68,7 +68,7 @@ pub(super) fn check_state(
     mistakes: &mut MistakeCollector,
 ) {
     spec.state.phases = std::mem::take(&mut spec.phases);
-    let conditions = spec.tools.iter().filter_map(|tool| Some((tool.name.clone(), tool.when.clone()?.value)));
+    let conditions = spec.tools.iter().filter_map(|tool| Some((tool.name.clone(), tool.when.clone()?)));
     spec.state.conditions = conditions.collect();
     let rules = &spec.state;
     let mut found: Vec<StateMistake> = Vec::new();
@@ -121,9 +121,11 @@ fn check_conditions(spec: &AgentSpec, has_skills: bool) -> Result<(), StateMista
     for (name, field) in rules.fields.iter().filter(|(_, field)| has_references(field)) {
         check_references(field, rules, &values).map_err(|text| (format!("@state/{name}"), text))?;
     }
-    let of_tools = spec.tools.iter().enumerate().filter_map(|(at, tool)| {
-        Some((format!("tools/{at}/{}/when", tool.name), &tool.when.as_ref()?.value))
-    });
+    let of_tools = spec
+        .tools
+        .iter()
+        .enumerate()
+        .filter_map(|(at, tool)| Some((format!("tools/{at}/{}/when", tool.name), tool.when.as_ref()?)));
     let of_phases =
         rules.phases.iter().enumerate().map(|(at, phase)| (format!("phases/{at}/when"), &phase.when));
     let more = if has_skills { &SKILL_NAMES[..] } else { &[] };
@@ -223,7 +225,7 @@ fn check_field_name(name: &str, field: &StateField, tool_names: &[&str]) -> Opti
 /// Returns the first mistake in a field, with its place in it.
 fn check_field(field: &StateField, node: Option<&YamlNode>) -> Option<StateMistake> {
     let mistake = |place: &str, text: String| Some((place.to_owned(), text));
-    if let Err(text) = check_schema(&field.schema) {
+    if let Err(text) = check_schema(&field.schema, node) {
         return mistake("schema", text);
     }
     if !has_references(field)
@@ -242,9 +244,10 @@ fn check_field(field: &StateField, node: Option<&YamlNode>) -> Option<StateMista
     })
 }
 
-fn check_schema(schema: &Value) -> Result<(), String> {
-    if !schema.is_object() {
-        return Err("\"schema\" must be a JSON Schema, which is a map".into());
+fn check_schema(schema: &Value, of: Option<&YamlNode>) -> Result<(), String> {
+    if let (false, Some(node)) = (schema.is_object(), of.and_then(|of| of.child("schema"))) {
+        let mistake = node.mismatch("a JSON Schema, which is a map");
+        return Err(format!("\"schema\" {}", mistake.predicate()));
     }
     let checked = match list_references(schema).is_empty() {
         true => check_json_schema(schema),
@@ -275,7 +278,7 @@ fn check_policy(policy: &StatePolicy, is_list: bool, node: &YamlNode) -> Option<
     }
     if let Some(schema) = schema {
         let text = "a policy's \"schema\" can't refer to the state; use \"deny\", or the schema of the field";
-        let checked = check_schema(schema).err();
+        let checked = check_schema(schema, Some(node)).err();
         let refers = !list_references(schema).is_empty();
         if let Some(text) = checked.or_else(|| refers.then(|| text.into())) {
             return mistake("schema", text);

@@ -1,7 +1,7 @@
 //! The field `tools` of an agent: names of tools, each perhaps with settings and a condition.
 
 use millrace_strict_yaml::{
-    MistakeCollector, Placed, Position, ValueMistake, YamlMistake, YamlNode, YamlValue, did_you_mean_hint,
+    MistakeCollector, Position, ValueMistake, YamlMistake, YamlNode, YamlValue, did_you_mean_hint,
 };
 use serde::Deserialize;
 
@@ -18,7 +18,7 @@ pub trait ToolNames {
 
 /// A tool of an agent.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(try_from = "YamlNode")]
+#[serde(try_from = "ToolNode")]
 pub struct ToolReference {
     /// Its name.
     pub name: String,
@@ -27,7 +27,7 @@ pub struct ToolReference {
     /// Its settings, if the file has any.
     pub settings: Option<YamlNode>,
     /// The condition under which it is available.
-    pub when: Option<Placed<Condition>>,
+    pub when: Option<Condition>,
 }
 
 impl ToolReference {
@@ -39,10 +39,14 @@ impl ToolReference {
     }
 }
 
-impl TryFrom<YamlNode> for ToolReference {
+#[derive(Deserialize)]
+#[serde(rename = "tool")]
+struct ToolNode(YamlNode);
+
+impl TryFrom<ToolNode> for ToolReference {
     type Error = ValueMistake;
 
-    fn try_from(node: YamlNode) -> Result<Self, ValueMistake> {
+    fn try_from(ToolNode(node): ToolNode) -> Result<Self, ValueMistake> {
         let expected = "the name of a tool, or a map from its name to its settings";
         let (name, position, mut settings) = match node.value {
             YamlValue::Text(name) => return Ok(Self { position: node.position, ..Self::named(&name) }),
@@ -64,7 +68,7 @@ impl TryFrom<YamlNode> for ToolReference {
             let text = node.as_text().ok_or_else(|| mistake(node.mismatch("text").predicate()))?;
             let condition = Condition::parse(text);
             let condition = condition.map_err(|error| mistake(format!("is not a condition: {error}")))?;
-            when = Some(Placed { value: condition, position: node.position });
+            when = Some(condition);
         }
         let is_only_condition =
             when.is_some() && matches!(&settings.value, YamlValue::Map(entries) if entries.is_empty());

@@ -8,7 +8,8 @@ use millrace_protocol::plan::{
 };
 use millrace_protocol::subject::Topic;
 
-use super::legs::{JournalTrace, LegEnd, add_usage};
+use super::journals::JournalTrace;
+use super::legs::{LegEnd, add_usage};
 use super::{Phase, RunTracer};
 use crate::names::own;
 use crate::span::{AttributeValue, LinkRelation, SpanContext, SpanId, SpanLink, TraceId};

@@ -11,40 +11,9 @@ use millrace_protocol::subject::{CRITIC, Topic};
 use millrace_views::journal::TranscriptEvent;
 
 use super::RunTracer;
-use super::waits::OpenWait;
+use super::journals::{EndedLeg, Leg};
 use crate::names::{self, operation, own};
 use crate::span::{LinkRelation, Span, SpanContext, SpanId, SpanLink};
-
-/// A journal, as far as later spans need it.
-#[derive(Debug, Default)]
-pub(super) struct JournalTrace {
-    pub leg: Option<Leg>,
-    pub last: Option<EndedLeg>,
-    pub open_waits: Vec<OpenWait>,
-    /// Waits that have ended, until the next leg begins.
-    pub ended_waits: Vec<Span>,
-}
-
-#[derive(Debug)]
-pub(super) struct Leg {
-    pub context: SpanContext,
-    pub start: Timestamp,
-    pub worker: String,
-    pub usage: Usage,
-    /// The arguments of calls, until their results arrive; only if content is exported.
-    pub arguments: BTreeMap<String, String>,
-    parent: SpanId,
-    build: Option<Build>,
-    links: Vec<SpanLink>,
-    last_entry: Timestamp,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct EndedLeg {
-    pub context: SpanContext,
-    /// The relation in the link from the next leg of the journal.
-    next: LinkRelation,
-}
 
 pub(super) struct LegEnd {
     outcome: &'static str,

@@ -8,8 +8,11 @@
 //! | `legs` | the work of a claimant, between its claim and its outcome |
 //! | `steps` | model calls, tool calls and other steps |
 //! | `waits` | waits, questions among them |
+//!
+//! `journals` has the state of legs and waits.
 
 mod decisions;
+mod journals;
 mod legs;
 mod steps;
 mod waits;
@@ -24,8 +27,7 @@ use millrace_protocol::subject::{CRITIC, PLANNER, Topic};
 use millrace_protocol::trace_context::TraceParent;
 use millrace_views::journal::TranscriptEntry;
 
-use self::legs::JournalTrace;
-use self::waits::OpenWait;
+use self::journals::{JournalTrace, OpenWait};
 use crate::names::{self, Convention, operation, own};
 use crate::span::{
     AttributeValue, LinkRelation, Span, SpanContext, SpanId, SpanKind, SpanLink, SpanStatus, TraceId,

@@ -1,26 +1,15 @@
 //! Waits of attempts for persons, events, times and other tasks. The span of a wait has links to the legs before and after it, and
 //! is complete when the leg after it begins, or when there will be none.
 
-use jiff::Timestamp;
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::JournalKey;
 use millrace_protocol::question::QuestionSubject;
 use millrace_protocol::wait::{Wait, WaitCondition, WaitEnd};
 
 use super::RunTracer;
+use super::journals::OpenWait;
 use crate::names::own;
 use crate::span::{AttributeValue, LinkRelation, Span, SpanContext, SpanLink};
-
-/// A wait that has not ended.
-#[derive(Debug)]
-pub(super) struct OpenWait {
-    pub wait: Wait,
-    context: SpanContext,
-    parent: SpanContext,
-    start: Timestamp,
-    before: Option<SpanContext>,
-    rounds: u32,
-}
 
 impl RunTracer {
     pub(super) fn begin_waits(&mut self, journal: &JournalKey, waits: &[Wait]) {

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use millrace_api_form::Named;
 use millrace_plan_file::{
-    AdditionalTasks, CapabilityMistake, find_capability_mistakes, parse_additional_tasks, parse_not_before,
+    AdditionalTasks, changed_limits, find_capability_mistakes, parse_additional_tasks, parse_not_before,
     parse_on_failed_dependency, parse_review, parse_start_event,
 };
 use millrace_protocol::ids::{Capability, TaskId};
-use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan, TaskLimits, TaskPatch};
+use millrace_protocol::plan::{CapabilityRegistry, CommandAction, Edit, Plan, TaskPatch};
 use millrace_runtime::clock::parse_duration;
 use millrace_runtime::work::registry;
 use schemars::JsonSchema;
@@ -18,8 +19,8 @@ use crate::problem::{Problem, ProblemKind};
 use crate::resources::submission::parse_budget;
 use crate::state::{Gateway, find_task};
 
-/// A command with its body. It is written as its body, whose digest an idempotency key stands for.
-#[derive(Debug, Clone, Serialize)]
+/// A command with its body. It is written as its body, whose digest an idempotency key stands for; its name is that of its operation.
+#[derive(Debug, Clone, Serialize, Named)]
 #[serde(untagged)]
 pub enum Steering {
     CancelRun(CancelBody),
@@ -35,22 +36,6 @@ pub enum Steering {
 }
 
 impl Steering {
-    /// The name of its operation, to which idempotency keys belong.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::CancelRun(_) => "cancel_run",
-            Self::PauseRun => "pause_run",
-            Self::InterruptRun => "interrupt_run",
-            Self::ResumeRun(_) => "resume_run",
-            Self::SendMessage(_) => "send_message",
-            Self::SignalEvent(_) => "signal_event",
-            Self::AddTasks(_) => "add_tasks",
-            Self::EditTask(_) => "edit_task",
-            Self::CancelTask(_) => "cancel_task",
-            Self::RetryTask(_) => "retry_task",
-        }
-    }
-
     /// `true` if it is possible for a run in this state: most commands are for runs that have not ended.
     pub fn is_for(&self, plan: &Plan) -> bool {
         let Some(end) = &plan.run.end else { return true };
@@ -204,12 +189,8 @@ impl AddBody {
         if !plan.has_planner() {
             let known = registry::read_capabilities(&gateway.bus).await?;
             let known = CapabilityRegistry::from_descriptions(known.values());
-            let mistakes = find_capability_mistakes(&tasks, &positions, &known).into_iter();
-            let refused = mistakes.filter_map(|mistake| match mistake {
-                CapabilityMistake::Unknown(_) => None,
-                CapabilityMistake::Parameters(mistake) => Some(mistake.text),
-            });
-            let refused: Vec<String> = refused.collect();
+            let refused = find_capability_mistakes(&tasks, &positions, &known).parameters;
+            let refused: Vec<String> = refused.into_iter().map(|mistake| mistake.text).collect();
             if !refused.is_empty() {
                 return Err(Problem::new(ProblemKind::InvalidRun, refused.join("\n")));
             }
@@ -237,12 +218,7 @@ impl EditBody {
         let text_of = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let run_time = self.run_time.as_deref().map(parse_duration).transpose();
         let run_time = run_time.map_err(|error| mistake("run_time", error.to_string()))?;
-        let old = plan.task(&task).map(|task| task.spec.limits.clone()).unwrap_or_default();
-        let limits = (self.max_attempts.is_some() || run_time.is_some()).then(|| TaskLimits {
-            max_attempts: self.max_attempts.unwrap_or(old.max_attempts),
-            run_time: run_time.unwrap_or(old.run_time),
-            ..old
-        });
+        let limits = changed_limits(plan, &task, (self.max_attempts, run_time));
         let review = self.review.as_ref().map(|review| parse_review(&text_of(review))).transpose();
         let policy = self.on_failed_dependency.as_deref().map(parse_on_failed_dependency).transpose();
         let not_before = self.not_before.as_deref().map(parse_not_before).transpose();

@@ -6,7 +6,6 @@
 mod upload;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::http::StatusCode;
@@ -19,14 +18,13 @@ use millrace_client::{
     submit_run_with_id,
 };
 use millrace_plan_file::{
-    CapabilityMistake, PlanFile, find_capability_mistakes, parse_plan_file, parse_run_budget,
-    resolve_consult, resolve_mode, resolve_objective,
+    PlanFile, RunDescription, find_capability_mistakes, parse_plan_file, parse_run_budget,
 };
-use millrace_protocol::ids::{Capability, RunId, SessionId};
-use millrace_protocol::labels::{Labels, find_labels_problem};
+use millrace_protocol::ids::{RunId, SessionId};
+use millrace_protocol::labels::Labels;
 use millrace_protocol::plan::{
     Budget, CapabilityRegistry, Document, EarlierRun, PlannerConsultMode, PlanningMode, Submission,
-    find_criteria_problem, find_earlier_runs_problem,
+    find_earlier_runs_problem,
 };
 use millrace_protocol::subject::Topic;
 use millrace_protocol::token::Scope;
@@ -34,7 +32,7 @@ use millrace_protocol::trace_context::TraceParent;
 use millrace_runtime::log::read_topic;
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_runtime::work::registry;
-use millrace_strict_yaml::{FileDescription, YamlMistakes, parse_yaml};
+use millrace_strict_yaml::{FileDescription, YamlMistake, YamlMistakes, parse_yaml};
 use millrace_views::CommandOutcome;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -220,56 +218,34 @@ async fn describe_submission(
     uploaded: Vec<Document>,
 ) -> Result<(Submission, Vec<Document>), Problem> {
     let plan = body.plan.as_ref().map(parse_plan).transpose()?;
-    let objective = resolve_objective(body.objective.as_deref(), plan.as_ref())
-        .map_err(|mistake| invalid_run("objective", mistake))?;
-    let mode = resolve_mode(body.mode, plan.as_ref()).map_err(|mistake| invalid_run("mode", mistake))?;
-    let plan = plan.unwrap_or_default();
-    let consult =
-        resolve_consult(mode, body.consult, &plan).map_err(|mistake| invalid_run("consult", mistake))?;
-    let budget = body.budget.as_ref().map(parse_budget).transpose()?.unwrap_or(plan.budget);
-    let criteria = [plan.criteria, body.criteria].concat();
-    if let Some(problem) = find_criteria_problem(&criteria) {
-        return Err(invalid_run("criteria", problem));
-    }
-    if let Some(problem) = find_labels_problem(&body.labels) {
-        return Err(invalid_run("labels", problem));
-    }
-    let has_planner = match mode {
-        PlanningMode::Llm | PlanningMode::Hybrid => true,
-        PlanningMode::Fixed => consult.is_some_and(|consult| consult > PlannerConsultMode::Never),
-    };
-    if !plan.tasks.is_empty() && !has_planner {
-        let named = plan.tasks.iter().map(|task| &task.capability).collect();
-        let known = registry::read_named_capabilities(&gateway.bus, &named).await?;
-        let known = CapabilityRegistry::from_descriptions(known.values());
-        let mistakes = find_capability_mistakes(&plan.tasks, &plan.positions, &known).into_iter();
-        let mistakes = mistakes.filter_map(|mistake| match mistake {
-            // Tasks wait for a capability that nobody provides yet.
-            CapabilityMistake::Unknown(_) => None,
-            CapabilityMistake::Parameters(mistake) => {
-                Some(Mistake { pointer: "plan.tasks".into(), message: mistake.text })
-            }
-        });
-        refuse_mistakes(mistakes.collect())?;
-    }
-    let (model, models) = parse_models(&body.models)?;
-    let (after, earlier) = store_earlier_results(gateway, &body.after).await?;
-    let documents = find_documents(gateway, body.documents, [uploaded, earlier].concat()).await?;
-    let submission = Submission {
-        tasks: plan.tasks.into_iter().map(Arc::new).collect(),
-        model,
-        models,
-        fail_fast: body.fail_fast || plan.fail_fast,
-        approve_plan: body.approve_plan || plan.approve_plan,
-        criteria,
-        after,
+    let positions = plan.as_ref().map(|plan| plan.positions.clone()).unwrap_or_default();
+    let description = RunDescription {
+        objective: body.objective,
+        mode: body.mode,
+        consult: body.consult,
+        models: parse_models(&body.models)?,
+        budget: body.budget.as_ref().map(parse_budget).transpose()?,
+        fail_fast: body.fail_fast,
+        approve_plan: body.approve_plan,
+        criteria: body.criteria,
         labels: body.labels,
         session: body.session,
-        budget,
-        consult,
-        ..Submission::new(objective, mode)
     };
-    Ok((submission, documents))
+    let submission =
+        description.into_submission(plan).map_err(|mistake| invalid_run(mistake.field(), mistake))?;
+    if !submission.tasks.is_empty() && !submission.has_planner() {
+        let named = submission.tasks.iter().map(|task| &task.capability).collect();
+        let known = registry::read_named_capabilities(&gateway.bus, &named).await?;
+        let known = CapabilityRegistry::from_descriptions(known.values());
+        let tasks = submission.tasks.iter().map(AsRef::as_ref);
+        // Tasks wait for a capability that nobody provides yet.
+        let mistakes = find_capability_mistakes(tasks, &positions, &known).parameters.into_iter();
+        let mistake = |mistake: YamlMistake| Mistake { pointer: "plan.tasks".into(), message: mistake.text };
+        refuse_mistakes(mistakes.map(mistake).collect())?;
+    }
+    let (after, earlier) = store_earlier_results(gateway, &body.after).await?;
+    let documents = find_documents(gateway, body.documents, [uploaded, earlier].concat()).await?;
+    Ok((Submission { after, ..submission }, documents))
 }
 
 /// Refuses a run with these mistakes, if there are any.
@@ -296,14 +272,11 @@ pub fn parse_budget(budget: &Value) -> Result<Budget, Problem> {
     read.map_err(|mistakes: YamlMistakes| invalid_run("budget", mistakes.texts()))
 }
 
-type Models = (Option<String>, BTreeMap<Capability, String>);
-
-fn parse_models(texts: &[String]) -> Result<Models, Problem> {
+fn parse_models(texts: &[String]) -> Result<ModelPreferences, Problem> {
     let models = ModelPreferences::parse(texts.iter().map(String::as_str));
     let models = models.map_err(|error| invalid_run("models", error))?;
     models.selections().try_for_each(validate_selection).map_err(|error| invalid_run("models", error))?;
-    let by_capability = models.by_capability.into_iter().map(|(name, choice)| (name, choice.to_string()));
-    Ok((models.default.map(|choice| choice.to_string()), by_capability.collect()))
+    Ok(models)
 }
 
 /// Stores the results of ended runs as documents.

@@ -1,4 +1,4 @@
-//! The agent card: the addresses of both bindings, and the capabilities of the cluster as skills.
+//! The agent card, which the server shows: the addresses of both bindings, and the capabilities of the cluster as skills.
 
 use std::collections::HashMap;
 
@@ -6,6 +6,7 @@ use a2a::agent_card::{
     AgentCapabilities, AgentCard, AgentInterface, AgentSkill, HttpAuthSecurityScheme, SecurityScheme,
 };
 use a2a::{TRANSPORT_PROTOCOL_HTTP_JSON, TRANSPORT_PROTOCOL_JSONRPC};
+use axum::http::{HeaderMap, header};
 use millrace_protocol::token::Scope;
 use serde::Deserialize;
 
@@ -31,6 +32,28 @@ struct Capabilities {
 struct CapabilityLine {
     name: String,
     description: Option<String>,
+}
+
+/// The A2A server.
+#[derive(Clone)]
+pub struct A2aServer {
+    /// `true` if clients connect over TLS, which a proxy ends.
+    is_encrypted: bool,
+    needs_token: bool,
+}
+
+impl A2aServer {
+    #[must_use]
+    pub fn new(is_encrypted: bool, needs_token: bool) -> Self {
+        Self { is_encrypted, needs_token }
+    }
+
+    /// Returns the card, with the capabilities of the cluster as far as the client may know them.
+    pub fn card(&self, headers: &HeaderMap, skills: Vec<AgentSkill>) -> AgentCard {
+        let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or("localhost");
+        let scheme = if self.is_encrypted { "https" } else { "http" };
+        build_card(&format!("{scheme}://{host}"), skills, self.needs_token)
+    }
 }
 
 /// Reads the capabilities of the cluster as skills.
@@ -59,7 +82,7 @@ fn skill(id: &str, name: &str, description: String) -> AgentSkill {
 }
 
 /// Returns the card of a gateway at an address. `needs_token` is `true` if it refuses clients without a token.
-pub fn build_card(address: &str, skills: Vec<AgentSkill>, needs_token: bool) -> AgentCard {
+fn build_card(address: &str, skills: Vec<AgentSkill>, needs_token: bool) -> AgentCard {
     let url = format!("{address}{ROOT}");
     let token = HttpAuthSecurityScheme {
         scheme: "Bearer".into(),

@@ -3,8 +3,8 @@
 use a2a::{A2AError, Message, Part, PartContent, Role};
 use serde_json::{Map, Value, json};
 
+use super::binding::A2aFault;
 use super::card::OBJECTIVE_SKILL;
-use super::fault::A2aFault;
 use crate::standards::api::SubmittedDocument;
 use crate::standards::run_view::{QuestionView, value_of_text};
 

@@ -11,7 +11,7 @@ use millrace_protocol::token::Scope;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::fault::A2aFault;
+use super::binding::A2aFault;
 use super::message::{CONTEXT_LABEL, answer_of_message, check_context, describe_run, find_question, text_of};
 use super::push::{describe_config_of_message, set_config};
 use super::task::{RunTask, context_of, run_states_of, state_of};
@@ -194,23 +194,16 @@ pub async fn list_tasks(
     if !(1..=MAX_PAGE).contains(&size) {
         return Err(A2aFault::invalid(format!("pageSize must be from 1 to {MAX_PAGE}")));
     }
-    let mut filter = ListQuery { limit: usize::try_from(size).ok(), ..ListQuery::default() };
-    if let Some(status) = &request.status {
-        let states = run_states_of(status);
-        if states.is_empty() && *status != TaskState::Unspecified {
-            // No task has this state.
-            let (tasks, next_page_token) = (Vec::new(), String::new());
-            return Ok(ListTasksResponse { tasks, next_page_token, page_size: 0, total_size: 0 });
-        }
-        filter.state = Some(states);
-    }
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    let Some(filter) = filter_of(&request)? else {
+        // No task has the state.
+        let (tasks, next_page_token) = (Vec::new(), String::new());
+        return Ok(ListTasksResponse { tasks, next_page_token, page_size: 0, total_size: 0 });
+    };
     // A run without a label is a context of its own.
-    let is_own_part = request.page_token.as_deref() == Some(OWN_PART);
     let own_context = match request.context_id.as_deref().filter(|context| !context.is_empty()) {
         None => None,
         Some(context) => {
-            check_context(context)?;
-            filter.label = Some(format!("{CONTEXT_LABEL}={context}"));
             let own = RunTask::read(operator, context, Some(0)).await.ok();
             own.filter(|own| own.task.context_id == context)
         }
@@ -218,46 +211,74 @@ pub async fn list_tasks(
     let list = async |query| -> Result<Runs, Problem> {
         value_of(list_runs(operator.with(Scope::Read)?, Query(query)).await).await
     };
-    let all = ListQuery { limit: Some(MAX_COUNT), ..filter.clone() };
-    let page = match is_own_part {
+    let page = match request.page_token.as_deref() == Some(OWN_PART) {
         true => Runs::default(),
-        false => list(ListQuery { cursor: request.page_token.clone(), ..filter }).await?,
+        false => {
+            let cursor = request.page_token.clone();
+            list(ListQuery { cursor, limit: Some(size), ..filter.clone() }).await?
+        }
     };
-    let all = list(all).await?;
-    let is_wanted = |task: &Task| {
-        let is_recent = request
-            .status_timestamp_after
-            .is_none_or(|after| task.status.timestamp.is_some_and(|timestamp| timestamp >= after));
-        let is_any = |status: &TaskState| *status == TaskState::Unspecified || *status == task.status.state;
-        is_recent && request.status.as_ref().is_none_or(is_any)
-    };
+    let all = list(ListQuery { limit: Some(MAX_COUNT), ..filter }).await?;
     // The run of the context is the oldest one: it is at the end, in a part of its own if the last one is full.
-    let has_room = page.next.is_empty() && page.runs.len() < usize::try_from(size).unwrap_or(usize::MAX);
+    let has_room = page.next.is_empty() && page.runs.len() < size;
     let next_page_token = match own_context.is_some() && page.next.is_empty() && !has_room {
         true => OWN_PART.to_owned(),
         false => page.next,
     };
     let own = own_context.filter(|_| has_room).map(|own| own.task);
+    let is_wanted = |task: &Task| is_wanted(task, &request);
     let listed: Vec<Task> =
         page.runs.into_iter().map(RunLine::into_task).chain(own).filter(is_wanted).collect();
     let total = all.runs.into_iter().map(RunLine::into_task).filter(is_wanted).count().max(listed.len());
-    let mut tasks = Vec::with_capacity(listed.len());
-    for task in listed {
-        let wants_more = request.include_artifacts.unwrap_or(false)
-            || request.history_length.is_some_and(|length| length > 0);
-        tasks.push(match wants_more {
-            false => task,
-            true => {
-                let full =
-                    RunTask::read(operator, &task.id, Some(request.history_length.unwrap_or(0))).await?;
-                match request.include_artifacts.unwrap_or(false) {
-                    true => full.with_artifacts(operator).await?.task,
-                    false => full.task,
-                }
-            }
-        });
-    }
+    let tasks = complete_tasks(operator, listed, &request).await?;
     let page_size = i32::try_from(tasks.len()).unwrap_or(i32::MAX);
     let total_size = i32::try_from(total).unwrap_or(i32::MAX);
     Ok(ListTasksResponse { tasks, next_page_token, page_size, total_size })
+}
+
+/// Returns the selection of runs for a list; `None` if no task has the requested state.
+fn filter_of(request: &ListTasksRequest) -> Result<Option<ListQuery>, A2aFault> {
+    let mut filter = ListQuery::default();
+    if let Some(status) = &request.status {
+        let states = run_states_of(status);
+        if states.is_empty() && *status != TaskState::Unspecified {
+            return Ok(None);
+        }
+        filter.state = Some(states);
+    }
+    if let Some(context) = request.context_id.as_deref().filter(|context| !context.is_empty()) {
+        check_context(context)?;
+        filter.label = Some(format!("{CONTEXT_LABEL}={context}"));
+    }
+    Ok(Some(filter))
+}
+
+fn is_wanted(task: &Task, request: &ListTasksRequest) -> bool {
+    let is_recent = request
+        .status_timestamp_after
+        .is_none_or(|after| task.status.timestamp.is_some_and(|timestamp| timestamp >= after));
+    let is_any = |status: &TaskState| *status == TaskState::Unspecified || *status == task.status.state;
+    is_recent && request.status.as_ref().is_none_or(is_any)
+}
+
+/// Adds the history and the artifacts that the client wants.
+async fn complete_tasks(
+    operator: &Operator,
+    listed: Vec<Task>,
+    request: &ListTasksRequest,
+) -> Result<Vec<Task>, A2aFault> {
+    let has_artifacts = request.include_artifacts.unwrap_or(false);
+    let history = request.history_length.unwrap_or(0);
+    if !has_artifacts && history <= 0 {
+        return Ok(listed);
+    }
+    let mut tasks = Vec::with_capacity(listed.len());
+    for task in listed {
+        let full = RunTask::read(operator, &task.id, Some(history)).await?;
+        tasks.push(match has_artifacts {
+            true => full.with_artifacts(operator).await?.task,
+            false => full.task,
+        });
+    }
+    Ok(tasks)
 }

@@ -26,7 +26,7 @@ use millrace_runtime::store::blobs::sha256_hex;
 use millrace_views::QuestionLine;
 use serde_json::{Value, json};
 
-use super::fault::A2aFault;
+use super::binding::A2aFault;
 use super::task::{context_of, message_of_agent, parts_of_question, state_of};
 use crate::problem::Problem;
 use crate::resources::webhooks::{PushAuthenticationBody, PushConfigBody};

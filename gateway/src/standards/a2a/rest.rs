@@ -1,40 +1,34 @@
-//! The HTTP+JSON binding, and the routes of both.
+//! The HTTP+JSON binding.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
-use a2a::agent_card::{AgentCard, AgentSkill};
 use a2a::{
     A2AError, CancelTaskRequest, DeleteTaskPushNotificationConfigRequest,
     GetTaskPushNotificationConfigRequest, GetTaskRequest, ListTaskPushNotificationConfigsRequest,
     ListTasksRequest, SendMessageRequest, SendMessageResponse, StreamResponse, TaskPushNotificationConfig,
-    VERSION,
 };
-use axum::body::{Body, Bytes};
+use axum::Extension;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, Request, State};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{Extension, Router};
 use millrace_protocol::foreign_json::{parse_foreign_json, plain_json_error};
 use millrace_runtime::store::blobs::sha256_hex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::sync::mpsc;
 
-use super::card::{ROOT, build_card, read_skills};
-use super::fault::A2aFault;
-use super::field_names::{usual_name, with_usual_names};
-use super::operations::{Delivery, cancel_task, deliver_message, get_task, list_tasks, send_message};
+use super::binding::{A2aFault, last_event_id, operator_of, usual_name, with_usual_names};
+use super::card::{A2aServer, ROOT, read_skills};
+use super::operations::{cancel_task, get_task, list_tasks, send_message};
 use super::push::{create_push_config, delete_push_config, get_push_config, list_push_configs};
-use super::rpc::answer_rpc;
-use super::updates::{StreamEnd, StreamPart, StreamStart, start_stream};
+use super::updates::{start_message_stream, start_task_stream, stream_response};
 use crate::access::{Authenticator, RequestHead};
 use crate::standards::api::Operator;
 use crate::standards::mcp::MAX_BODY;
+
+type SharedServer = Arc<A2aServer>;
 
 /// The media type of answers and notifications.
 pub const MEDIA_TYPE: &str = "application/a2a+json";
@@ -42,67 +36,8 @@ pub const MEDIA_TYPE: &str = "application/a2a+json";
 /// The caching of the card. Its skills change with the workers of the cluster.
 const CARD_CACHING: &str = "private, max-age=60";
 
-/// The A2A server.
-#[derive(Clone)]
-pub struct A2aServer {
-    /// `true` if clients connect over TLS, which a proxy ends.
-    is_encrypted: bool,
-    needs_token: bool,
-}
-
-type SharedServer = Arc<A2aServer>;
-
-impl A2aServer {
-    #[must_use]
-    pub fn new(is_encrypted: bool, needs_token: bool) -> Self {
-        Self { is_encrypted, needs_token }
-    }
-
-    /// Returns the routes: those of the public card, and those of the operations, which need credentials.
-    pub fn into_routes(self) -> (Router, Router) {
-        let server = Arc::new(self);
-        let card = Router::new().route("/.well-known/agent-card.json", get(read_card));
-        // Clients that resolve a path against the address of the card end it with a slash.
-        let with_slash = Router::new().route(&format!("{ROOT}/"), post(answer_rpc));
-        let with_slash = with_slash.layer(DefaultBodyLimit::max(MAX_BODY)).with_state(server.clone());
-        let operations = Router::new()
-            .route("/", post(answer_rpc))
-            .route("/message:send", post(post_message))
-            .route("/message:stream", post(stream_message))
-            .route("/tasks", get(get_tasks))
-            .route("/tasks/{task}", get(read_or_follow_task).post(act_on_task))
-            .route("/tasks/{task}/pushNotificationConfigs", get(get_push_configs).post(post_push_config))
-            .route(
-                "/tasks/{task}/pushNotificationConfigs/{config}",
-                get(read_push_config).delete(remove_push_config),
-            )
-            .route("/extendedAgentCard", get(read_extended_card))
-            .layer(DefaultBodyLimit::max(MAX_BODY))
-            .with_state(server.clone());
-        (card.with_state(server), Router::new().nest(ROOT, operations).merge(with_slash))
-    }
-
-    /// Returns the card, with the capabilities of the cluster as far as the client may know them.
-    pub fn card(&self, headers: &HeaderMap, skills: Vec<AgentSkill>) -> AgentCard {
-        let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or("localhost");
-        let scheme = if self.is_encrypted { "https" } else { "http" };
-        build_card(&format!("{scheme}://{host}"), skills, self.needs_token)
-    }
-}
-
-/// Returns the sender of a request.
-pub fn operator_of(parts: &Parts) -> Result<Operator, A2aFault> {
-    let version = parts.headers.get("a2a-version").and_then(|value| value.to_str().ok());
-    match version.map(str::trim).filter(|version| !version.is_empty()) {
-        Some(version) if version.split('.').next() != VERSION.split('.').next() => {
-            Err(A2AError::version_not_supported(version).into())
-        }
-        Some(_) | None => Ok(Operator::of_request(parts)?),
-    }
-}
-
 /// The sender of a request, with its head.
-struct Client(Operator, Parts);
+pub(super) struct Client(Operator, Parts);
 
 impl<S: Send + Sync> FromRequestParts<S> for Client {
     type Rejection = A2aFault;
@@ -112,40 +47,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Client {
     }
 }
 
-/// The id of the last event that a client that reconnects has received.
-pub fn last_event_id(headers: &HeaderMap) -> Option<String> {
-    let id = headers.get("last-event-id").and_then(|value| value.to_str().ok());
-    id.filter(|id| !id.is_empty()).map(str::to_owned)
-}
-
 fn json_response(value: &impl Serialize) -> Response {
     let body = serde_json::to_vec(value).expect("the types of A2A serialise to JSON");
     ([(header::CONTENT_TYPE, MEDIA_TYPE)], body).into_response()
-}
-
-/// Returns a stream of server-sent events; `encode` returns the data of an update or a fault.
-pub fn stream_response(
-    receiver: mpsc::Receiver<StreamPart>,
-    encode: impl Fn(Result<&StreamResponse, A2aFault>) -> Value + Send + 'static,
-) -> Response {
-    let frames = futures::stream::unfold((receiver, encode), |(mut receiver, encode)| async move {
-        let frame = match receiver.recv().await? {
-            StreamPart::KeepAlive => ": keep-alive\n\n".to_owned(),
-            StreamPart::Update(id, update) => {
-                let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
-                format!("{id}data: {}\n\n", encode(Ok(&update)))
-            }
-            StreamPart::Fault(fault) => format!("data: {}\n\n", encode(Err(fault))),
-        };
-        Some((Ok::<_, Infallible>(Bytes::from(frame)), (receiver, encode)))
-    });
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream"),
-        (header::CACHE_CONTROL, "no-store"),
-        // Proxies must not collect events.
-        (header::HeaderName::from_static("x-accel-buffering"), "no"),
-    ];
-    (headers, Body::from_stream(frames)).into_response()
 }
 
 fn encode_update(update: Result<&StreamResponse, A2aFault>) -> Value {
@@ -155,7 +59,7 @@ fn encode_update(update: Result<&StreamResponse, A2aFault>) -> Value {
     }
 }
 
-struct A2aBody<T>(T);
+pub(super) struct A2aBody<T>(T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for A2aBody<T> {
     type Rejection = A2aFault;
@@ -173,7 +77,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for A2aBody<T> {
     }
 }
 
-async fn read_card(
+pub(super) async fn read_card(
     State(server): State<SharedServer>,
     Extension(authenticator): Extension<Arc<Authenticator>>,
     request: Request,
@@ -202,21 +106,21 @@ async fn read_card(
     }
 }
 
-async fn read_extended_card(
+pub(super) async fn read_extended_card(
     State(server): State<SharedServer>,
     Client(operator, parts): Client,
 ) -> Result<Response, A2aFault> {
     Ok(json_response(&server.card(&parts.headers, read_skills(&operator).await?)))
 }
 
-async fn post_message(
+pub(super) async fn post_message(
     Client(operator, _): Client,
     A2aBody(request): A2aBody<SendMessageRequest>,
 ) -> Result<Response, A2aFault> {
     Ok(json_response(&SendMessageResponse::Task(send_message(&operator, request).await?)))
 }
 
-async fn stream_message(
+pub(super) async fn stream_message(
     Client(operator, parts): Client,
     A2aBody(request): A2aBody<SendMessageRequest>,
 ) -> Result<Response, A2aFault> {
@@ -224,38 +128,16 @@ async fn stream_message(
     Ok(stream_response(receiver, encode_update))
 }
 
-/// Delivers a message, and follows its task until it has ended or needs input.
-pub async fn start_message_stream(
-    operator: &Operator,
-    request: SendMessageRequest,
-    last: Option<String>,
-) -> Result<mpsc::Receiver<StreamPart>, A2aFault> {
-    let Delivery { run, before } = deliver_message(operator, &request).await?;
-    let start = match (last, before) {
-        (Some(id), _) => StreamStart::After(id),
-        (None, Some(before)) => StreamStart::After(before.to_string()),
-        (None, None) => StreamStart::First,
-    };
-    start_stream(operator, &run, start, StreamEnd::TaskOrInput).await
-}
-
-/// Follows a task until it has ended.
-pub async fn start_task_stream(
-    operator: &Operator,
-    run: &str,
-    last: Option<String>,
-) -> Result<mpsc::Receiver<StreamPart>, A2aFault> {
-    let start = last.map_or(StreamStart::Now, StreamStart::After);
-    start_stream(operator, run, start, StreamEnd::Task).await
-}
-
-type ParsedQuery<T> = Result<Query<T>, QueryRejection>;
+pub(super) type ParsedQuery<T> = Result<Query<T>, QueryRejection>;
 
 fn refused_query(error: QueryRejection) -> A2aFault {
     A2aFault::invalid(error.body_text())
 }
 
-async fn get_tasks(Client(operator, _): Client, query: ParsedQuery<Value>) -> Result<Response, A2aFault> {
+pub(super) async fn get_tasks(
+    Client(operator, _): Client,
+    query: ParsedQuery<Value>,
+) -> Result<Response, A2aFault> {
     let Query(query) = query.map_err(refused_query)?;
     Ok(json_response(&list_tasks(&operator, parse_list_query(query)?).await?))
 }
@@ -277,7 +159,7 @@ fn parse_list_query(query: Value) -> Result<ListTasksRequest, A2aFault> {
     })
 }
 
-async fn read_or_follow_task(
+pub(super) async fn read_or_follow_task(
     Client(operator, parts): Client,
     Path(task): Path<String>,
 ) -> Result<Response, A2aFault> {
@@ -294,7 +176,7 @@ async fn read_or_follow_task(
     Ok(json_response(&get_task(&operator, GetTaskRequest { id: task, history_length, tenant: None }).await?))
 }
 
-async fn act_on_task(
+pub(super) async fn act_on_task(
     Client(operator, parts): Client,
     Path(task): Path<String>,
 ) -> Result<Response, A2aFault> {
@@ -310,12 +192,12 @@ async fn act_on_task(
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct PageQuery {
+pub(super) struct PageQuery {
     page_size: Option<i32>,
     page_token: Option<String>,
 }
 
-async fn get_push_configs(
+pub(super) async fn get_push_configs(
     Client(operator, _): Client,
     Path(task_id): Path<String>,
     query: ParsedQuery<PageQuery>,
@@ -325,7 +207,7 @@ async fn get_push_configs(
     Ok(json_response(&list_push_configs(&operator, request).await?))
 }
 
-async fn post_push_config(
+pub(super) async fn post_push_config(
     Client(operator, _): Client,
     Path(task_id): Path<String>,
     A2aBody(config): A2aBody<TaskPushNotificationConfig>,
@@ -335,7 +217,7 @@ async fn post_push_config(
     Ok(json_response(&create_push_config(&operator, config).await?))
 }
 
-async fn read_push_config(
+pub(super) async fn read_push_config(
     Client(operator, _): Client,
     Path((task_id, id)): Path<(String, String)>,
 ) -> Result<Response, A2aFault> {
@@ -343,7 +225,7 @@ async fn read_push_config(
     Ok(json_response(&get_push_config(&operator, request).await?))
 }
 
-async fn remove_push_config(
+pub(super) async fn remove_push_config(
     Client(operator, _): Client,
     Path((task_id, id)): Path<(String, String)>,
 ) -> Result<Response, A2aFault> {

@@ -12,15 +12,13 @@ use millrace_protocol::foreign_json::{parse_foreign_json, plain_json_error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::sync::mpsc::Receiver;
 
-use super::card::read_skills;
-use super::fault::A2aFault;
-use super::field_names::with_usual_names;
+use super::binding::{A2aFault, last_event_id, operator_of, with_usual_names};
+use super::card::{A2aServer, read_skills};
 use super::operations::{cancel_task, get_task, list_tasks, send_message};
 use super::push::{create_push_config, delete_push_config, get_push_config, list_push_configs};
-use super::rest::{
-    A2aServer, last_event_id, operator_of, start_message_stream, start_task_stream, stream_response,
-};
+use super::updates::{StreamPart, start_message_stream, start_task_stream, stream_response};
 use crate::standards::api::Operator;
 use crate::standards::mcp::MAX_BODY;
 
@@ -36,63 +34,69 @@ pub async fn answer_rpc(State(server): State<Arc<A2aServer>>, request: Request) 
         let fault = A2aFault::invalid(format!("the body has more than {MAX_BODY} bytes"));
         return rpc_response(&failure(JsonRpcId::Null, fault));
     };
-    let request = match parse_request(&bytes) {
+    let JsonRpcRequest { id, method, params, .. } = match parse_request(&bytes) {
         Ok(request) => request,
         Err((id, error)) => return rpc_response(&failure(id, error.into())),
     };
-    let id = request.id.clone();
-    let operator = match operator_of(&parts) {
-        Ok(operator) => operator,
-        Err(fault) => return rpc_response(&failure(id, fault)),
-    };
-    let params = request.params.unwrap_or_default();
-    let outcome = match request.method.as_str() {
-        methods::SEND_MESSAGE => {
-            call(&operator, params, send_message).await.map(|task| json!({ "task": task }))
-        }
-        methods::GET_TASK => call(&operator, params, get_task).await,
-        methods::LIST_TASKS => call(&operator, params, list_tasks).await,
-        methods::CANCEL_TASK => call(&operator, params, cancel_task).await,
-        methods::GET_EXTENDED_AGENT_CARD => {
-            let skills = read_skills(&operator).await.unwrap_or_default();
-            Ok(millrace_views::to_value(&server.card(&parts.headers, skills)))
-        }
-        methods::SEND_STREAMING_MESSAGE | methods::SUBSCRIBE_TO_TASK => {
-            let last = last_event_id(&parts.headers);
-            let started = match request.method == methods::SUBSCRIBE_TO_TASK {
-                true => match parse_params::<SubscribeToTaskRequest>(params) {
-                    Ok(request) => start_task_stream(&operator, &request.id, last).await,
+    let params = params.unwrap_or_default();
+    let outcome = match operator_of(&parts) {
+        Err(fault) => Err(fault),
+        Ok(operator) => match method.as_str() {
+            methods::SEND_STREAMING_MESSAGE | methods::SUBSCRIBE_TO_TASK => {
+                match start_stream(&operator, &method, params, last_event_id(&parts.headers)).await {
+                    Ok(receiver) => return stream_rpc_response(receiver, id),
                     Err(fault) => Err(fault),
-                },
-                false => match parse_params(params) {
-                    Ok(request) => start_message_stream(&operator, request, last).await,
-                    Err(fault) => Err(fault),
-                },
-            };
-            match started {
-                Err(fault) => Err(fault),
-                Ok(receiver) => {
-                    return stream_response(receiver, move |update| {
-                        let response = match update {
-                            Ok(update) => {
-                                JsonRpcResponse::success(id.clone(), millrace_views::to_value(update))
-                            }
-                            Err(fault) => failure(id.clone(), fault),
-                        };
-                        millrace_views::to_value(&response)
-                    });
                 }
             }
-        }
-        methods::CREATE_PUSH_CONFIG => call(&operator, params, create_push_config).await,
-        methods::GET_PUSH_CONFIG => call(&operator, params, get_push_config).await,
-        methods::LIST_PUSH_CONFIGS => call(&operator, params, list_push_configs).await,
-        methods::DELETE_PUSH_CONFIG => call(&operator, params, delete_push_config).await,
-        other => Err(A2AError::method_not_found(other).into()),
+            methods::GET_EXTENDED_AGENT_CARD => {
+                let skills = read_skills(&operator).await.unwrap_or_default();
+                Ok(millrace_views::to_value(&server.card(&parts.headers, skills)))
+            }
+            method => answer_method(&operator, method, params).await,
+        },
     };
     rpc_response(&match outcome {
         Ok(result) => JsonRpcResponse::success(id, result),
         Err(fault) => failure(id, fault),
+    })
+}
+
+async fn answer_method(operator: &Operator, method: &str, params: Value) -> Result<Value, A2aFault> {
+    match method {
+        methods::SEND_MESSAGE => {
+            call(operator, params, send_message).await.map(|task| json!({ "task": task }))
+        }
+        methods::GET_TASK => call(operator, params, get_task).await,
+        methods::LIST_TASKS => call(operator, params, list_tasks).await,
+        methods::CANCEL_TASK => call(operator, params, cancel_task).await,
+        methods::CREATE_PUSH_CONFIG => call(operator, params, create_push_config).await,
+        methods::GET_PUSH_CONFIG => call(operator, params, get_push_config).await,
+        methods::LIST_PUSH_CONFIGS => call(operator, params, list_push_configs).await,
+        methods::DELETE_PUSH_CONFIG => call(operator, params, delete_push_config).await,
+        other => Err(A2AError::method_not_found(other).into()),
+    }
+}
+
+async fn start_stream(
+    operator: &Operator,
+    method: &str,
+    params: Value,
+    last: Option<String>,
+) -> Result<Receiver<StreamPart>, A2aFault> {
+    if method == methods::SUBSCRIBE_TO_TASK {
+        let request: SubscribeToTaskRequest = parse_params(params)?;
+        return start_task_stream(operator, &request.id, last).await;
+    }
+    start_message_stream(operator, parse_params(params)?, last).await
+}
+
+fn stream_rpc_response(receiver: Receiver<StreamPart>, id: JsonRpcId) -> Response {
+    stream_response(receiver, move |update| {
+        let response = match update {
+            Ok(update) => JsonRpcResponse::success(id.clone(), millrace_views::to_value(update)),
+            Err(fault) => failure(id.clone(), fault),
+        };
+        millrace_views::to_value(&response)
     })
 }
 

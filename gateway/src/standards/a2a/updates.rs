@@ -3,14 +3,22 @@
 //! id gets every later one.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::time::Duration;
 
-use a2a::{A2AError, StreamResponse, TaskArtifactUpdateEvent, TaskState, TaskStatus, TaskStatusUpdateEvent};
+use a2a::{
+    A2AError, SendMessageRequest, StreamResponse, TaskArtifactUpdateEvent, TaskState, TaskStatus,
+    TaskStatusUpdateEvent,
+};
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
-use super::fault::A2aFault;
+use super::binding::A2aFault;
+use super::operations::{Delivery, deliver_message};
 use super::task::{RunTask, read_artifacts, status_of};
 use crate::feed::EventLevel;
 use crate::problem::Problem;
@@ -50,7 +58,57 @@ pub enum StreamStart {
     After(String),
 }
 
-pub async fn start_stream(
+/// Delivers a message, and follows its task until it has ended or needs input.
+pub async fn start_message_stream(
+    operator: &Operator,
+    request: SendMessageRequest,
+    last: Option<String>,
+) -> Result<mpsc::Receiver<StreamPart>, A2aFault> {
+    let Delivery { run, before } = deliver_message(operator, &request).await?;
+    let start = match (last, before) {
+        (Some(id), _) => StreamStart::After(id),
+        (None, Some(before)) => StreamStart::After(before.to_string()),
+        (None, None) => StreamStart::First,
+    };
+    start_stream(operator, &run, start, StreamEnd::TaskOrInput).await
+}
+
+/// Follows a task until it has ended.
+pub async fn start_task_stream(
+    operator: &Operator,
+    run: &str,
+    last: Option<String>,
+) -> Result<mpsc::Receiver<StreamPart>, A2aFault> {
+    let start = last.map_or(StreamStart::Now, StreamStart::After);
+    start_stream(operator, run, start, StreamEnd::Task).await
+}
+
+/// Returns a stream of server-sent events; `encode` returns the data of an update or a fault.
+pub fn stream_response(
+    receiver: mpsc::Receiver<StreamPart>,
+    encode: impl Fn(Result<&StreamResponse, A2aFault>) -> Value + Send + 'static,
+) -> Response {
+    let frames = futures::stream::unfold((receiver, encode), |(mut receiver, encode)| async move {
+        let frame = match receiver.recv().await? {
+            StreamPart::KeepAlive => ": keep-alive\n\n".to_owned(),
+            StreamPart::Update(id, update) => {
+                let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
+                format!("{id}data: {}\n\n", encode(Ok(&update)))
+            }
+            StreamPart::Fault(fault) => format!("data: {}\n\n", encode(Err(fault))),
+        };
+        Some((Ok::<_, Infallible>(Bytes::from(frame)), (receiver, encode)))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+        // Proxies must not collect events.
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, Body::from_stream(frames)).into_response()
+}
+
+async fn start_stream(
     operator: &Operator,
     run: &str,
     start: StreamStart,

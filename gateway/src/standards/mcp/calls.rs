@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use millrace_protocol::question::AnswerScope;
 use millrace_protocol::token::Scope;
+use rmcp::RoleServer;
+use rmcp::model::{ProgressNotificationParam, ProgressToken};
+use rmcp::service::Peer;
 use tokio::time::Instant;
 
-use super::ProgressSender;
 use super::arguments::{
     AnswerArguments, CancelArguments, EventsArguments, FileArguments, ListRunsArguments, MAX_EVENTS,
     MAX_WAIT, MessageArguments, NoArguments, QuestionsArguments, ResumeArguments, RetryArguments,
@@ -25,7 +27,7 @@ use crate::resources::steering::{
 use crate::resources::{cluster, files};
 use crate::standards::api::{Operator, SubmittedDocument, read_content, read_report, value_of};
 use crate::standards::events::{RunEvent, RunEvents};
-use crate::standards::run_view::{QuestionsView, RunView, read_questions};
+use crate::standards::run_view::{QuestionsView, ReportProgress, RunView, read_questions};
 
 /// The longest text of a result, in bytes: a file may be larger than a conversation.
 const MAX_TEXT: usize = 400_000;
@@ -33,6 +35,34 @@ const MAX_TEXT: usize = 400_000;
 pub struct Call {
     pub operator: Operator,
     pub progress: ProgressSender,
+}
+
+/// Sends progress notifications to the client of a request, if it wants them.
+pub struct ProgressSender {
+    peer: Peer<RoleServer>,
+    token: Option<ProgressToken>,
+}
+
+impl ProgressSender {
+    pub fn new(peer: Peer<RoleServer>, token: Option<ProgressToken>) -> Self {
+        Self { peer, token }
+    }
+}
+
+impl ReportProgress for ProgressSender {
+    async fn report_progress(&self, run: &RunView) {
+        let Some(token) = self.token.clone() else { return };
+        let done = run.tasks.iter().filter(|task| task.state == "completed").count();
+        let mut progress = ProgressNotificationParam::new(token, count(done));
+        progress.total = Some(count(run.tasks.len())).filter(|total| *total > 0.0);
+        progress.message = Some(run.describe());
+        // A client that is gone ends the call itself.
+        drop(self.peer.notify_progress(progress).await);
+    }
+}
+
+fn count(tasks: usize) -> f64 {
+    f64::from(u32::try_from(tasks).unwrap_or(u32::MAX))
 }
 
 pub async fn start_run(call: Call, mut arguments: StartRunArguments) -> Result<StartedRun, Problem> {

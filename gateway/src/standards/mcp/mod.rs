@@ -30,19 +30,17 @@ use axum::http::request::Parts;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CancelTaskParams, CreateTaskResult, ErrorData, GetTaskParams,
     GetTaskResult, Implementation, ListResourceTemplatesResult, ListToolsResult, PaginatedRequestParams,
-    ProgressNotificationParam, ProgressToken, ReadResourceRequestParams, ReadResourceResponse,
-    ServerCapabilities, ServerConfig, UpdateTaskParams,
+    ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig, UpdateTaskParams,
 };
-use rmcp::service::{Peer, RequestContext, ServerInitializeError};
+use rmcp::service::{RequestContext, ServerInitializeError};
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 use rmcp::{RoleServer, ServerHandler, ServiceExt};
 use tokio_util::sync::CancellationToken;
 
-use self::calls::{Call, start_run};
+use self::calls::{Call, ProgressSender, start_run};
 use self::tools::{START_RUN, error_result, find_tool, list_tools, parse};
 use super::api::Operator;
-use super::run_view::{ReportProgress, RunView};
 use crate::access::Access;
 
 /// The maximum size of a request: a run may have documents.
@@ -56,28 +54,6 @@ questions, ask the user and send the decision with answer_question. get_report r
 pub struct McpServer {
     /// The access of the user of this process; `None` if each request has its own.
     local: Option<Access>,
-}
-
-/// Sends progress notifications to the client of a request, if it wants them.
-pub struct ProgressSender {
-    peer: Peer<RoleServer>,
-    token: Option<ProgressToken>,
-}
-
-impl ReportProgress for ProgressSender {
-    async fn report_progress(&self, run: &RunView) {
-        let Some(token) = self.token.clone() else { return };
-        let done = run.tasks.iter().filter(|task| task.state == "completed").count();
-        let mut progress = ProgressNotificationParam::new(token, count(done));
-        progress.total = Some(count(run.tasks.len())).filter(|total| *total > 0.0);
-        progress.message = Some(run.describe());
-        // A client that is gone ends the call itself.
-        drop(self.peer.notify_progress(progress).await);
-    }
-}
-
-fn count(tasks: usize) -> f64 {
-    f64::from(u32::try_from(tasks).unwrap_or(u32::MAX))
 }
 
 impl McpServer {
@@ -162,8 +138,7 @@ impl ServerHandler for McpServer {
         };
         let (operator, arguments) = (self.operator_of(&context)?, request.arguments.unwrap_or_default());
         let has_tasks = context.client_capabilities().is_some_and(|client| client.supports_tasks());
-        let progress =
-            ProgressSender { peer: context.peer.clone(), token: context.meta.get_progress_token() };
+        let progress = ProgressSender::new(context.peer.clone(), context.meta.get_progress_token());
         let call = Call { operator: operator.clone(), progress };
         if request.name != START_RUN || !has_tasks {
             return Ok(tool.call(call, arguments).await.into());

@@ -262,6 +262,12 @@ mod tests {
     }
 
     #[test]
+    fn no_tool_makes_administrative_changes() {
+        // They are recorded in the audit: a tool that makes one belongs in the test of the surfaces that do.
+        assert!(TOOLS.iter().all(|tool| tool.scope != Scope::Admin));
+    }
+
+    #[test]
     fn caller_who_may_only_read_sees_no_tool_that_writes() {
         let tools = list_tools(&ScopeSet::from_iter([Scope::Read]));
         assert_eq!(tools.len(), 9);
