@@ -13,8 +13,6 @@ macro_rules! note {
 
 mod budget;
 mod commands;
-mod connection_monitor;
-mod disk_monitor;
 mod doctor;
 mod documents;
 mod evaluation;
@@ -23,6 +21,7 @@ mod help;
 mod interrupted;
 mod invocation;
 mod json;
+mod monitors;
 mod open_page;
 mod prices;
 mod questions;
@@ -267,8 +266,12 @@ async fn dispatch_command(
 ) -> Result<ExitCode, CommandError> {
     // Processes of a cluster log what they do; commands for people log errors only.
     let level = match &command {
-        Command::Process(process) if !matches!(process, ProcessCommand::Mcp(_)) => "info",
-        _ => "error",
+        Command::Process(ProcessCommand::Mcp(_))
+        | Command::Work(_)
+        | Command::Steering(_)
+        | Command::Cluster(_)
+        | Command::Setup(_) => "error",
+        Command::Process(_) => "info",
     };
     millrace_runtime::ops::telemetry::init_logging(level);
     program::warn_if_visible(hidden);

@@ -11,6 +11,7 @@
 //! | `tenants` | the accounts of several tenants, from a folder |
 //! | `resources` | the resources, one file each |
 //! | `dashboard` | the web pages |
+//! | `pages` | the description of the API and reports as pages |
 //! | `feed` | the events of a run as a stream |
 //! | `trace_export` | traces of all runs, for a receiver of OpenTelemetry |
 //! | `standards` | façades over the API for other protocols |
@@ -24,15 +25,14 @@ mod account;
 mod arguments;
 mod content;
 mod dashboard;
-mod docs_page;
 mod extract;
 mod feed;
-mod heartbeat;
 mod held_position;
 mod history;
-mod html;
 mod idempotency;
+mod listed_run;
 mod openapi;
+mod pages;
 mod problem;
 mod resources;
 mod run_filter;

@@ -1,42 +1,32 @@
 //! `millrace eval`: measures how well models and capability files answer the objectives of an evaluation file.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use futures::StreamExt;
 use millrace_agent::corpus::{Corpus, InputFile, ListedFile, list_folder_files};
-use millrace_agent::model::Model;
-use millrace_local_cluster::users::ClusterUse;
-use millrace_local_cluster::{LocalOptions, WebOffer, folders};
-use millrace_runtime::{Bus, clock};
+use millrace_local_cluster::folders;
+use millrace_runtime::clock;
 use millrace_strict_yaml::{LoadError, did_you_mean_hint};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::budget::BudgetArguments;
-use crate::documents::upload_documents;
-use crate::evaluation::ceiling::{measure_ceiling, open_ceiling_model};
-use crate::evaluation::cluster::{ClusterSampler, SampleEnd};
 use crate::evaluation::environment::EvaluationEnvironment;
 use crate::evaluation::file::{
     Configuration, EntryName, EvaluationFile, MAX_SAMPLES, Objective, configurations_of_arguments,
     has_web_tools, load_evaluation_file,
 };
-use crate::evaluation::score::{AnswerKind, ConfigurationScore, SampleScore, method_name, percent};
-use crate::evaluation::selection::{SampleConditions, SampleJob, list_samples, select_objectives};
-use crate::evaluation::setup::ConfigurationSetup;
-use crate::evaluation::store::{ResultsFolder, SampleKey, SampleMethod, SampleRecord};
-use crate::evaluation::table::{ConfigurationScores, share_text, table_lines};
+use crate::evaluation::measurement::{Evaluation, SampleProgress};
+use crate::evaluation::score::{ConfigurationScore, ConfigurationScores, percent, table_lines};
+use crate::evaluation::selection::{SampleConditions, select_objectives};
+use crate::evaluation::store::{ResultsFolder, SampleMethod};
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::this_command;
-use crate::json::{EvaluationConfigurationJson, EvaluationSampleJson, print_json};
-use crate::session::{ClusterStart, run_with_local_cluster};
-use crate::submission::open_models_to_check;
+use crate::json::{EvaluationConfigurationJson, print_json};
 use crate::target::ClusterTarget;
-use crate::view::{print_stderr_line, print_stdout_line, separate_thousands};
+use crate::view::{print_stderr_line, print_stdout_line};
 
 /// The time limit of a sample if nothing sets one.
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -150,32 +140,6 @@ struct EvaluationClusterArguments {
     data: PathBuf,
 }
 
-/// An evaluation with everything that its measurement needs.
-struct Evaluation<'a> {
-    objectives: Vec<&'a Objective>,
-    conditions: SampleConditions,
-    files: Vec<ListedFile>,
-    corpus: Corpus,
-    environment: EvaluationEnvironment,
-    cluster: &'a EvaluationClusterArguments,
-    call_timeout: Option<Duration>,
-    progress: SampleProgress,
-    interrupt: CancellationToken,
-}
-
-/// Prints samples as they end.
-#[derive(Debug, Clone, Copy)]
-struct SampleProgress {
-    is_json: bool,
-}
-
-/// The samples of one configuration, measured in one way, by whether they have ended.
-struct PendingSamples<'a> {
-    configuration: &'a Configuration,
-    jobs: Vec<SampleJob<'a>>,
-    score: ConfigurationScore,
-}
-
 pub async fn run_command(arguments: EvalArguments, interrupt: CancellationToken) -> CommandResult {
     let has_web = arguments.configurations.reads_web().map_err(CommandError::invalid_input)?;
     let file = load_evaluation_file(&arguments.file, has_web).map_err(CommandError::invalid_input)?;
@@ -204,14 +168,15 @@ pub async fn run_command(arguments: EvalArguments, interrupt: CancellationToken)
     let results = arguments.output.results.clone().unwrap_or_else(default_results);
     let results = Mutex::new(ResultsFolder::open(&results)?);
     let progress = SampleProgress { is_json: arguments.output.json };
-    let cluster = &arguments.cluster;
+    let EvaluationClusterArguments { nats, data, parallel } = arguments.cluster;
     let evaluation = Evaluation {
         objectives,
         conditions,
         files,
         corpus,
         environment,
-        cluster,
+        target: ClusterTarget { nats, data },
+        parallel,
         call_timeout: samples.call_timeout,
         progress,
         interrupt: interrupt.clone(),
@@ -271,43 +236,6 @@ fn print_scores(scores: &[ConfigurationScores], is_json: bool) {
             line(SampleMethod::Ceiling, ceiling, None);
         }
     }
-}
-
-impl SampleProgress {
-    fn print_sample(self, key: &SampleKey, record: &SampleRecord, score: &SampleScore) {
-        if self.is_json {
-            print_json(&EvaluationSampleJson::new(key, record, score));
-            return;
-        }
-        let facts = score.facts_found.len() + score.facts_missed.len();
-        let mut parts = vec![match score.kind {
-            AnswerKind::Answered => "answered".to_owned(),
-            AnswerKind::NotAnswered => "not answered".to_owned(),
-            AnswerKind::Missing => {
-                record.end.map_or_else(|| "no answer".to_owned(), |end| format!("no deliverable ({end})"))
-            }
-        }];
-        if facts > 0 {
-            let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-            parts.push(format!("{} facts", share_text(count(score.facts_found.len()), count(facts))));
-        }
-        if !score.wrong.is_empty() {
-            parts.push(format!("{} wrong", score.wrong.len()));
-        }
-        let tokens = record.usage.input_tokens + record.usage.output_tokens;
-        parts.push(format!("{} tokens", separate_thousands(&tokens.to_string())));
-        parts.push(format!("{:.1} s", record.elapsed_ms as f64 / 1000.0));
-        note!("{}: {}", describe_sample(key), parts.join(", "));
-    }
-}
-
-fn describe_sample(key: &SampleKey) -> String {
-    let SampleKey { configuration, objective, sample, method, .. } = key;
-    let method = match method {
-        SampleMethod::Run => String::new(),
-        SampleMethod::Ceiling => format!(" ({})", method_name(*method)),
-    };
-    format!("{configuration} {objective} {sample}{method}")
 }
 
 impl SampleArguments {
@@ -415,184 +343,4 @@ fn read_corpus(file: &EvaluationFile) -> Result<(Vec<ListedFile>, Corpus), Comma
         note!("skipped {}: {}", one.path, one.reason);
     }
     Ok((files, corpus))
-}
-
-impl<'a> Evaluation<'a> {
-    /// Measures what is missing of a configuration and returns its scores.
-    async fn measure_configuration(
-        &self,
-        configuration: &'a Configuration,
-        with_ceiling: bool,
-        results: &Mutex<ResultsFolder>,
-    ) -> Result<ConfigurationScores, CommandError> {
-        let mut runs = self.find_pending(configuration, SampleMethod::Run, results).await?;
-        if !runs.jobs.is_empty() {
-            self.measure_runs(&mut runs, results).await?;
-        }
-        let mut scores =
-            ConfigurationScores { name: configuration.name.to_string(), runs: runs.score, ceiling: None };
-        if with_ceiling && !self.interrupt.is_cancelled() {
-            scores.ceiling = self.measure_ceilings(configuration, results).await?;
-        }
-        Ok(scores)
-    }
-
-    /// Returns the samples that have not been measured, and the score of the others.
-    async fn find_pending(
-        &self,
-        configuration: &'a Configuration,
-        method: SampleMethod,
-        results: &Mutex<ResultsFolder>,
-    ) -> Result<PendingSamples<'a>, CommandError> {
-        let setup = ConfigurationSetup::read(configuration, &self.environment).await?;
-        let all =
-            list_samples(configuration, &setup, &self.objectives, method, &self.conditions, &self.corpus);
-        let mut pending =
-            PendingSamples { configuration, jobs: Vec::new(), score: ConfigurationScore::default() };
-        pending.score.selected = u32::try_from(all.len()).unwrap_or(u32::MAX);
-        let results = results.lock().await;
-        for job in all {
-            match results.find_record(&job.key) {
-                Some(record) => {
-                    let score = pending.score.add(job.objective, record);
-                    if self.progress.is_json {
-                        self.progress.print_sample(&job.key, record, &score);
-                    }
-                }
-                None => pending.jobs.push(job),
-            }
-        }
-        if pending.score.samples > 0 {
-            note!(
-                "{}: {} of {} samples ({}) are in the results already",
-                configuration.name,
-                pending.score.samples,
-                pending.score.selected,
-                method_name(method)
-            );
-        }
-        Ok(pending)
-    }
-
-    /// Measures samples as runs, on a cluster of the configuration's own or on the one that the user names.
-    async fn measure_runs(
-        &self,
-        pending: &mut PendingSamples<'_>,
-        results: &Mutex<ResultsFolder>,
-    ) -> Result<(), CommandError> {
-        if self.cluster.nats.is_some() {
-            let target = ClusterTarget { nats: self.cluster.nats.clone(), data: self.cluster.data.clone() };
-            let (bus, cluster_use): (Bus, Option<ClusterUse>) = target.use_cluster().await?;
-            let outcome = self.measure_on_cluster(&bus, pending, results).await;
-            drop(cluster_use);
-            return outcome;
-        }
-        let options = self.local_options(pending.configuration, results.lock().await.path());
-        open_models_to_check(&options)?;
-        let web = if options.web { WebOffer::AsConfigured } else { WebOffer::Never };
-        let start = ClusterStart { options: &options, web };
-        let work = run_with_local_cluster(start, &self.interrupt, async |bus, _| {
-            self.measure_on_cluster(bus, pending, results).await?;
-            Ok(CommandExit::Completed)
-        });
-        Box::pin(work).await.map(drop)
-    }
-
-    fn local_options(&self, configuration: &Configuration, results: &std::path::Path) -> LocalOptions {
-        let parallel = u32::from(self.cluster.parallel);
-        LocalOptions {
-            workers: 2,
-            // A run has tasks in parallel, and a planner.
-            slots: parallel.max(4),
-            critics: 1,
-            capability: configuration.capabilities.clone(),
-            web: configuration.web,
-            model: configuration.models.clone(),
-            call_timeout: self.call_timeout,
-            ..LocalOptions::for_one_command(&results.join("clusters").join(configuration.name.as_str()), true)
-        }
-    }
-
-    async fn measure_on_cluster(
-        &self,
-        bus: &Bus,
-        pending: &mut PendingSamples<'_>,
-        results: &Mutex<ResultsFolder>,
-    ) -> Result<(), CommandError> {
-        let documents = match self.files.is_empty() {
-            true => None,
-            false => Some(upload_documents(bus, self.files.clone()).await?),
-        };
-        let sampler = ClusterSampler {
-            bus,
-            configuration: pending.configuration,
-            documents,
-            corpus: &self.corpus,
-            conditions: &self.conditions,
-            interrupt: &self.interrupt,
-        };
-        self.measure_in_parallel(pending, results, async |job| sampler.measure(job, results).await).await
-    }
-
-    /// Measures the model alone. Returns `None` if the configuration has no language model.
-    async fn measure_ceilings(
-        &self,
-        configuration: &'a Configuration,
-        results: &Mutex<ResultsFolder>,
-    ) -> Result<Option<ConfigurationScore>, CommandError> {
-        let Some(model) = open_ceiling_model(configuration, self.call_timeout)? else {
-            note!("{} has no language model; its ceiling is not measured", configuration.name);
-            return Ok(None);
-        };
-        let model: Arc<dyn Model> = model;
-        let mut pending = self.find_pending(configuration, SampleMethod::Ceiling, results).await?;
-        let timeout = self.conditions.timeout;
-        let measure = async |job: &SampleJob<'_>| {
-            tokio::select! {
-                end = measure_ceiling(model.as_ref(), job.objective, &self.corpus, timeout) => Ok(end),
-                () = self.interrupt.cancelled() => Ok(SampleEnd::Interrupted),
-            }
-        };
-        self.measure_in_parallel(&mut pending, results, measure).await?;
-        Ok(Some(pending.score))
-    }
-
-    /// Measures samples, several at a time, and records each as it ends.
-    async fn measure_in_parallel(
-        &self,
-        pending: &mut PendingSamples<'_>,
-        results: &Mutex<ResultsFolder>,
-        measure: impl AsyncFn(&SampleJob<'_>) -> Result<SampleEnd, CommandError>,
-    ) -> Result<(), CommandError> {
-        let jobs = std::mem::take(&mut pending.jobs);
-        let measure = &measure;
-        let mut ends = futures::stream::iter(jobs)
-            .map(|job| async move {
-                let end = if self.interrupt.is_cancelled() {
-                    Ok(SampleEnd::Interrupted)
-                } else {
-                    measure(&job).await
-                };
-                (job, end)
-            })
-            .buffer_unordered(usize::from(self.cluster.parallel));
-        while let Some((job, end)) = ends.next().await {
-            match end? {
-                SampleEnd::Finished(record) => {
-                    let score = pending.score.add(job.objective, &record);
-                    self.progress.print_sample(&job.key, &record, &score);
-                    results.lock().await.record_end(&job.key, record)?;
-                }
-                SampleEnd::Unmeasured(reason) => {
-                    note!(
-                        "{}: not measured: {}",
-                        describe_sample(&job.key),
-                        millrace_protocol::safe_text::single_line(&reason)
-                    );
-                }
-                SampleEnd::Interrupted => {}
-            }
-        }
-        Ok(())
-    }
 }

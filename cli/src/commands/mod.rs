@@ -25,6 +25,7 @@ pub mod restore;
 pub mod resume;
 pub mod retention;
 pub mod run;
+pub mod run_lines;
 pub mod schema;
 pub mod sessions;
 pub mod show;

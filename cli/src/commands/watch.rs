@@ -12,6 +12,7 @@ use anyhow::anyhow;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use futures::StreamExt;
+use millrace_client::{find_run, follow_run, read_plan};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, PauseReason, Plan, work_in_flight};
 use millrace_protocol::safe_text::single_line;
@@ -19,13 +20,12 @@ use millrace_protocol::subject;
 use millrace_runtime::{Bus, Fault};
 use tokio_util::sync::CancellationToken;
 
-use crate::connection_monitor::{ConnectionMonitor, LinkState};
-use crate::disk_monitor::DiskMonitor;
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::history::RunHistory;
 use crate::interrupted::interrupt_run;
 use crate::invocation::command_hint;
 use crate::json::{ErrorLine, print_json};
+use crate::monitors::{ConnectionMonitor, DiskMonitor, LinkState};
 use crate::questions::InPlaceAnswers;
 use crate::report::RunReport;
 use crate::session::ClusterSession;
@@ -33,7 +33,6 @@ use crate::target::{ClusterTarget, ReadConnection, read_run_history, refuse_dama
 use crate::view::{
     LiveModelOutput, RunDisplay, describe_requested_wait, print_stderr_line, print_stdout_line,
 };
-use millrace_client::{find_run, follow_run, read_plan};
 
 /// Redraw interval while nothing happens.
 const REDRAW: Duration = Duration::from_millis(250);
@@ -207,16 +206,27 @@ pub async fn watch_run(
         }
     }
     watched.close();
-    if let Some(text) = describe_pause(run, &watched.history.plan) {
+    print_watched_result(bus, run, watched.history, output, &target.data).await
+}
+
+/// Prints and saves the result of a run that was shown to its end, or says that it is paused.
+async fn print_watched_result(
+    bus: &Bus,
+    run: &RunId,
+    history: RunHistory,
+    output: &OutputOptions,
+    data: &Path,
+) -> CommandResult {
+    if let Some(text) = describe_pause(run, &history.plan) {
         return Ok(output.print_stop(CommandExit::Paused, text));
     }
-    let report = RunReport::fetch_if_ended(bus, run, watched.history).await?;
+    let report = RunReport::fetch_if_ended(bus, run, history).await?;
     let report = report.map_err(|_| {
         CommandError::unusable_environment(anyhow!(
             "lost track of run {run}: the cluster no longer reports it"
         ))
     })?;
-    print_and_save_result(&report, output, &target.data)
+    print_and_save_result(&report, output, data)
 }
 
 /// A run that is shown until it ends.

@@ -3,21 +3,25 @@
 
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
 use jiff::Timestamp;
 use millrace_agent::citations::{CitationCount, count_resolving_citations};
 use millrace_agent::corpus::Corpus;
+use millrace_agent::session::{AgentHost, HostSettings};
+use millrace_agent::sources::{OrderInputError, OrderInputs};
 use millrace_client::{FindError, find_run, follow_run, read_plan, read_task_result, submit_run};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{
     Budget, CommandAction, DocumentSet, Plan, PlanningMode, RunEnd, Submission, work_in_flight,
 };
 use millrace_protocol::result::{SourceKind, TaskResult};
+use millrace_protocol::work::InputResult;
 use millrace_runtime::Bus;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::file::{Configuration, Objective};
-use super::kept_pages::add_cited_pages;
 use super::selection::{SampleConditions, SampleJob};
 use super::store::{ResultsFolder, SampleRecord};
 use crate::exit::{CommandError, CommandExit};
@@ -217,4 +221,36 @@ fn describe_provider_wait(plan: &Plan) -> String {
         || "the model's provider does not answer".into(),
         |wait| format!("the provider of {} does not answer: {}", wait.model, wait.error),
     )
+}
+
+/// The blob store, as the source of kept texts.
+struct KeptTexts(Bus);
+
+impl OrderInputs for KeptTexts {
+    fn read_result<'a>(
+        &'a self,
+        input: &'a InputResult,
+    ) -> BoxFuture<'a, Result<TaskResult, OrderInputError>> {
+        ready(Err(OrderInputError::Broken(format!("the result of task {} is no text", input.task)))).boxed()
+    }
+
+    fn read_blob<'a>(&'a self, sha256: &'a str) -> BoxFuture<'a, Result<Vec<u8>, OrderInputError>> {
+        let reading = self.0.blobs().get(sha256);
+        reading
+            .map(|read| {
+                read.map_err(|fault| match fault.is_transient() {
+                    true => OrderInputError::Unavailable(fault.to_string()),
+                    false => OrderInputError::Broken(fault.to_string()),
+                })
+            })
+            .boxed()
+    }
+}
+
+/// Returns the documents together with the web pages that a result cites. A page whose text is missing is left out.
+pub async fn add_cited_pages(bus: &Bus, documents: &Corpus, result: &TaskResult) -> anyhow::Result<Corpus> {
+    let host = AgentHost::new(HostSettings::default())?;
+    let pages = host.open_sources_of_result(None, result, &KeptTexts(bus.clone())).await?;
+    let pages = pages.iter().flat_map(|pages| pages.documents_and_pages()).cloned().map(Into::into);
+    Ok(documents.with_pages(pages.collect()))
 }

@@ -4,16 +4,16 @@
 //! | file | |
 //! |---|---|
 //! | `file` | the evaluation file |
+//! | `statement` | the facts that answers should state |
 //! | `setup` | what determines the samples of a configuration: models, capability files, settings |
 //! | `environment` | the variables among these settings |
 //! | `wording` | comparison of texts: numbers, units, dates |
 //! | `selection` | the selected samples, and their fingerprints |
 //! | `store` | the results folder |
-//! | `cluster` | samples as runs on a cluster |
-//! | `kept_pages` | the web pages that a result cites |
+//! | `measurement` | what the results lack, measured in parallel |
+//! | `cluster` | samples as runs on a cluster, with the web pages that they cite |
 //! | `ceiling` | samples of the model alone |
-//! | `score` | scores and sums |
-//! | `table` | the table for people |
+//! | `score` | scores and sums, and their table |
 //!
 //! # Invariants
 //!
@@ -24,13 +24,12 @@ pub mod ceiling;
 pub mod cluster;
 pub mod environment;
 pub mod file;
-mod kept_pages;
+pub mod measurement;
 pub mod score;
 pub mod selection;
 pub mod setup;
 mod statement;
 pub mod store;
-pub mod table;
 mod wording;
 
 #[cfg(test)]

@@ -5,10 +5,9 @@ use millrace_protocol::plan::EndReason;
 use millrace_protocol::result::Usage;
 
 use super::file::{EvaluationFile, Objective, configurations_of_arguments, load_evaluation_file};
-use super::score::{AnswerKind, ConfigurationScore, SampleScore};
+use super::score::{AnswerKind, ConfigurationScore, ConfigurationScores, SampleScore, table_lines};
 use super::selection::select_objectives;
 use super::store::SampleRecord;
-use super::table::{ConfigurationScores, table_lines};
 
 /// Writes an evaluation file beside a folder with two documents, and loads it.
 fn load(text: &str) -> Result<EvaluationFile, String> {

@@ -20,7 +20,7 @@ use crate::json::{RunResult, to_value};
 use crate::submission::{create_private_folder, write_file_and_create_folder};
 use crate::view::{format_short_duration, separate_thousands};
 use millrace_client::read_task_result;
-use millrace_views::report::report_markdown;
+use millrace_views::report_markdown;
 use millrace_views::wording::explain_deliverable_choice;
 
 /// Maximum number of characters of the end's detail in the summary line.

@@ -18,7 +18,6 @@
 //! - I97: A file of a folder, which may have come with a checkout, names no program to run, no file to write, and no address for
 //!   a credential of the environment. (`cli/tests/command_line.rs::files_of_a_folder_can_run_nothing_and_get_no_credentials`)
 
-mod dotenv;
 mod file;
 mod variables;
 
@@ -162,7 +161,7 @@ impl SettingsSources<'_> {
     fn add_dotenv(&self, settings: &mut Settings) -> anyhow::Result<()> {
         let path = self.working_folder.join(".env");
         let Some(text) = read_own_file(&path, self.user)? else { return Ok(()) };
-        let assignments = dotenv::parse_dotenv(&text)
+        let assignments = file::parse_dotenv(&text)
             .map_err(|mistake| anyhow!("{}:{}: {}", path.display(), mistake.line, mistake.what))?;
         // The last assignment of a name counts, as in a shell.
         for assignment in assignments.into_iter().rev().filter(|assignment| !assignment.value.is_empty()) {

@@ -4,15 +4,13 @@
 //! lib      arguments, list of benchmarks
 //! ├─ speed    throughput and latency of plans            ├─ plans    the plans, as submissions
 //! ├─ replay   reading and folding a run                  ├─ run      one run, measured from its log
-//! ├─ growth   scaling with plan and lane size            ├─ baseline the same messages, no Millrace
-//! ├─ agents   overhead of the agent loop                 ├─ sizes    message sizes of a run
-//! ├─ slots    utilization of worker slots                ├─ stages   latency of a task by stage
-//! ├─ parked   parked attempts: memory, slots, wake-up    ├─ takeover kills a lane's owner
+//! ├─ growth   scaling with plan and lane size, memory    ├─ baseline the same messages, no Millrace
+//! ├─ agents   overhead of the agent loop                 ├─ takeover kills a lane's owner
+//! ├─ slots    worker slots: utilization, parked attempts │
 //! ├─ waiting  takeover of a lane full of waiting runs    │
 //! ├─ delegate latency of delegation                      │
 //! ├─ runs     small runs over HTTP                       ├─ http     a small HTTP client
 //! ├─ streams  event streams of a gateway                 │
-//! ├─ memory   memory of a supervisor per task            │
 //! ├─ startup  start of a local cluster                   │
 //! └─ report   table and JSON                             └─ cluster  the cluster; process: CPU and memory use
 //! ```
@@ -27,19 +25,14 @@ mod cluster;
 mod delegate;
 mod growth;
 mod http;
-mod memory;
-mod parked;
-mod peers;
 mod plans;
 mod process;
 mod replay;
 mod report;
 mod run;
 mod runs;
-mod sizes;
 mod slots;
 mod speed;
-mod stages;
 mod startup;
 mod streams;
 mod takeover;
@@ -307,7 +300,7 @@ async fn measure_benchmark(
         Benchmark::Slots => {
             report.growth.insert(name, slots::measure_slot_use(&options, tasks, rounds).await?);
         }
-        Benchmark::Parked => report.growth.extend(parked::measure_parking(&options, tasks).await?),
+        Benchmark::Parked => report.growth.extend(slots::measure_parking(&options, tasks).await?),
         Benchmark::WaitingRuns => report.growth.extend(waiting::measure_waiting_runs(&options, tasks).await?),
         Benchmark::Delegate => {
             report.growth.extend(delegate::measure_delegation(&options, tasks, rounds).await?);
@@ -318,7 +311,7 @@ async fn measure_benchmark(
             report.comparisons.insert(name, figures.comparison);
             report.growth.extend(figures.bounds);
         }
-        Benchmark::Memory => report.growth.extend(memory::measure_task_memory(&options, tasks).await?),
+        Benchmark::Memory => report.growth.extend(growth::measure_task_memory(&options, tasks).await?),
         Benchmark::Startup => {
             let startup = startup::compare_startup_with_server(&options, rounds).await?;
             report.comparisons.insert(name, startup);

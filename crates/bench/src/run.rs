@@ -1,10 +1,14 @@
 //! Measures one run. Times are those at which the server stored messages: all come from one clock, and no additional
 //! reader disturbs the run.
+//!
+//! The stages of a task: decision to claim (queue, pull, claim), claim to outcome (the work itself), outcome to next decision (read,
+//! decide, append). Their latency is only meaningful with one task in flight.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use jiff::Timestamp;
+use millrace_client::submit_run;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{
     Decision, EndReason, Event, Plan, Submission, TaskEvent, TaskState, apply_decision,
@@ -18,8 +22,7 @@ use millrace_runtime::work::registry;
 
 use crate::cluster::BenchCluster;
 use crate::process::{CpuSeconds, cpu_seconds_between};
-use crate::stages::{LatencyStage, StageLatencies};
-use millrace_client::submit_run;
+use crate::report::quantile;
 
 #[derive(Debug)]
 pub struct RunMeasurement {
@@ -199,4 +202,67 @@ pub fn hop_times(decisions: &[(Timestamp, Decision)]) -> Vec<Duration> {
 fn duration_between(from: Option<Timestamp>, to: Option<Timestamp>) -> Duration {
     let span = from.zip(to).map(|(from, to)| to.duration_since(from));
     span.and_then(|span| Duration::try_from(span).ok()).unwrap_or_default()
+}
+
+/// The message that ends a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LatencyStage {
+    Decision,
+    Claim,
+    Outcome,
+}
+
+/// The times of all tasks by stage.
+#[derive(Debug, Default)]
+pub struct StageLatencies {
+    last: Option<(LatencyStage, Timestamp)>,
+    to_claim: Vec<Duration>,
+    to_outcome: Vec<Duration>,
+    to_decision: Vec<Duration>,
+}
+
+impl StageLatencies {
+    /// Adds the next message.
+    pub fn add_message(&mut self, stage: LatencyStage, at: Timestamp) {
+        let Some((before, since)) = self.last.replace((stage, at)) else { return };
+        let Ok(took) = Duration::try_from(at.duration_since(since)) else { return };
+        match (before, stage) {
+            (LatencyStage::Decision, LatencyStage::Claim) => self.to_claim.push(took),
+            (LatencyStage::Claim, LatencyStage::Outcome) => self.to_outcome.push(took),
+            (LatencyStage::Outcome, LatencyStage::Decision) => self.to_decision.push(took),
+            // For example a separate decision on a claim.
+            (LatencyStage::Decision | LatencyStage::Claim | LatencyStage::Outcome, _) => {}
+        }
+    }
+
+    /// Returns the median of each stage in milliseconds: to the claim, to the outcome, to the next decision.
+    pub fn median_milliseconds(&self) -> [f64; 3] {
+        [&self.to_claim, &self.to_outcome, &self.to_decision]
+            .map(|times| quantile(times.iter().map(|time| time.as_secs_f64() * 1e3), 0.5))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_separated_and_unordered_messages_ignored() {
+        let mut stages = StageLatencies::default();
+        let mut at = Timestamp::UNIX_EPOCH;
+        for (stage, millis) in [
+            (LatencyStage::Decision, 0),
+            (LatencyStage::Claim, 1),
+            (LatencyStage::Outcome, 2),
+            (LatencyStage::Decision, 4),
+            (LatencyStage::Decision, 100),
+            (LatencyStage::Claim, 1),
+            (LatencyStage::Decision, 100),
+            (LatencyStage::Outcome, 100),
+        ] {
+            at += Duration::from_millis(millis);
+            stages.add_message(stage, at);
+        }
+        assert_eq!(stages.median_milliseconds(), [1.0, 2.0, 4.0]);
+    }
 }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::plan::Submission;
 
+use super::baseline::mean_pass_sizes;
 use crate::baseline::{self, BaselineTimes, PassSizes};
 use crate::cluster::{BenchCluster, BenchOptions};
 use crate::plans;
 use crate::process::CpuSeconds;
 use crate::report::{BaselineComparison, median, quantile, rate_per_second};
 use crate::run::{RunMeasurement, measure_run, stage_times};
-use crate::sizes::mean_pass_sizes;
 
 /// Number of independent tasks that the baseline has in flight.
 const IN_FLIGHT: u32 = 1_024;

@@ -16,9 +16,9 @@ use millrace_protocol::subject;
 use millrace_runtime::nats::direct_get::read_matching;
 use millrace_runtime::nats::topology::lane_stream;
 
+use super::slots::signal_event;
 use crate::cluster::{BenchCluster, BenchOptions, POLL_INTERVAL};
 use crate::http::HttpConnection;
-use crate::parked::signal_event;
 use crate::report::{BaselineComparison, BoundedFigure, quantile};
 use crate::run::LONG;
 use crate::{plans, process};

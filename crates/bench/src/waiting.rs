@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
+use millrace_client::submit_run;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::wire;
@@ -15,13 +16,12 @@ use millrace_runtime::log::read_topic;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::work::registry;
 
+use super::slots::signal_event;
 use crate::cluster::{BenchCluster, BenchOptions};
-use crate::parked::signal_event;
 use crate::report::{BoundedFigure, median};
 use crate::run::{measure_run, run_timeout, wait_for_summary};
 use crate::takeover::{LEASE, LaneTakeover, SUPERVISOR};
 use crate::{plans, process};
-use millrace_client::submit_run;
 
 /// Size of the journal of each run.
 const JOURNAL_BYTES: u32 = 100_000;

@@ -9,13 +9,11 @@
 mod budget;
 pub mod limits;
 mod run;
-mod schema;
-mod start;
 mod tasks;
 
 use std::path::Path;
 
-use millrace_agent::spec::ReviewForm;
+use millrace_agent::spec::{ReviewForm, review_schema};
 use millrace_protocol::plan::{
     Budget, Plan, PlannerConsultMode, PlanningMode, ReviewPolicy, TaskSpec, find_criteria_problem,
 };
@@ -23,19 +21,17 @@ use millrace_strict_yaml::{
     FileDescription, LoadError, MistakeCollector, ValueMistake, YamlMistake, YamlMistakes, YamlNode,
     collect_node, deserialize_field, from_form, tidy_schema,
 };
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
-
+use serde_json::{Value, json};
 use tasks::TaskForm;
 
 pub use budget::{BudgetForm, parse_run_budget};
 pub use run::{RunDescription, RunMistake};
-pub use schema::plan_file_schema;
-pub use start::{parse_not_before, parse_start_event};
 pub use tasks::{
-    CapabilityMistakes, TaskFieldPositions, changed_limits, find_capability_mistakes,
-    parse_on_failed_dependency,
+    CapabilityMistakes, TaskFieldPositions, changed_limits, find_capability_mistakes, parse_not_before,
+    parse_on_failed_dependency, parse_start_event,
 };
 
 /// The most bytes of a plan file: 32 MiB, which is 100,000 tasks with all their fields.
@@ -182,6 +178,47 @@ pub fn parse_review(text: &str) -> Result<ReviewPolicy, YamlMistakes> {
     let kind = FileDescription { name: "review", holds: "none, critic, or checks and criteria" };
     let node = millrace_strict_yaml::parse_yaml(text.as_bytes(), kind)?;
     deserialize_field(&node, "review").map(|Review(policy)| policy)
+}
+
+/// The schema of a review.
+pub struct ReviewSchema;
+
+impl JsonSchema for ReviewSchema {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Review".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        Schema::try_from(review_schema()).expect("a schema is a map")
+    }
+}
+
+/// The JSON Schema of a plan file (draft 2020-12).
+pub fn plan_file_schema() -> Value {
+    let mut schema = schemars::schema_for!(PlanFile).to_value();
+    schema["$defs"]["OnFailedDependency"] = json!({
+        "description": "What happens to a task when a task it depends on fails or is cancelled: cancel it too, skip the \
+                        dependency and run without it, or ask the planner (block is a deprecated name for ask).",
+        "enum": ["cancel", "skip", "ask", "block"],
+    });
+    schema["$defs"]["TaskSpec"]["properties"]["review"]["default"] = json!("none");
+    schema["$defs"]["Limits"]["description"] = json!("Limits on the number and duration of attempts.");
+    let limits = &mut schema["$defs"]["Limits"]["properties"];
+    limits["max_attempts"]["minimum"] = json!(1);
+    limits["max_attempts"]["maximum"] = json!(100);
+    for name in ["backoff", "queue_wait", "run_time", "silence"] {
+        let description = limits[name]["description"].take();
+        let default = limits[name]["default"].take();
+        limits[name] = json!({
+            "description": description,
+            "default": default,
+            "anyOf": [
+                { "type": "number", "minimum": 0, "description": "Seconds." },
+                { "type": "string", "examples": ["90s", "5m", "1h 30m"] },
+            ],
+        });
+    }
+    schema
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a type expects, for the texts of mistakes: the type is deserialised from a probe, whose error is the answer.
+//! The expectations of types, for the texts of mistakes: a type is deserialised from a probe, and the error is the answer.
 
 use std::cell::RefCell;
 
@@ -15,7 +15,7 @@ pub(crate) fn are_forms(variants: &[&str]) -> bool {
 }
 
 impl Expectation {
-    /// What a type expects, as far as its name says it.
+    /// The expectation that the name of a type states.
     pub fn of<'de, T: Deserialize<'de>>() -> Option<Self> {
         Self::of_result(T::deserialize(Probe))
     }

@@ -148,7 +148,7 @@ pub(crate) enum Fault {
     MissingField(&'static str),
     /// A mistake that was collected already.
     Collected,
-    /// What a type expects: no mistake, but the answer to a probe.
+    /// The answer to a probe: no mistake, but the expectation of a type.
     Expectation(Expectation),
 }
 

@@ -536,7 +536,7 @@ mod tests {
                 "name: a\nmode: carefull\n",
                 "2:7: \"mode\" must be plain or careful, not the text \"carefull\"; did you mean \"careful\"?",
             ),
-            ("name: a\nmode: careful\n", "2:7: \"careful\" needs a value: write careful: …"),
+            ("name: a\nmode: careful\n", "2:7: \"mode\": \"careful\" needs a value: write careful: …"),
             (
                 "name: a\nmode: {careful: {tries: -1}}\n",
                 "2:25: \"tries\" must be a whole number of 0 or more, not the number -1",

@@ -9,7 +9,6 @@
 //! |---|---|
 //! | `question` | questions to persons, their answers, and other waits |
 //! | `run`, `run_state`, `task` | a run: in a list, and completely |
-//! | `transcript` | what agents did |
 //! | `run_log` | events, and decisions with the messages that they answer |
 //! | `timeline` | what each attempt did, from when to when |
 //! | `session` | sessions and their runs |
@@ -20,8 +19,8 @@
 //! | `retention` | rules of retention, sweeps, deletions |
 //! | `gateway` | tokens, administrative actions, webhooks and deliveries |
 //! | `history` | the state of a run with what its state does not keep |
-//! | `journal` | entries of journals with the values that they refer to |
-//! | `report`, `changes`, `wording` | texts that several views share |
+//! | `journal` | entries of journals with the values that they refer to, and what agents did |
+//! | `changes`, `wording` | texts that several views share |
 
 pub mod changes;
 mod check;
@@ -31,7 +30,6 @@ mod gateway;
 pub mod history;
 pub mod journal;
 mod question;
-pub mod report;
 mod retention;
 mod run;
 mod run_log;
@@ -40,7 +38,6 @@ mod session;
 mod spend;
 mod task;
 mod timeline;
-mod transcript;
 pub mod wording;
 
 use serde::Serialize;
@@ -50,6 +47,7 @@ pub use check::*;
 pub use cluster::*;
 pub use command::*;
 pub use gateway::*;
+pub use journal::{EntryLine, PlannerTranscript, TaskTranscript};
 pub use millrace_protocol::form::*;
 pub use millrace_protocol::plan::EventJson;
 pub use millrace_protocol::wait::{ProviderWaitJson, WaitEndJson};
@@ -62,7 +60,6 @@ pub use session::*;
 pub use spend::*;
 pub use task::*;
 pub use timeline::*;
-pub use transcript::*;
 
 /// Converts a value to JSON. Text from outside is made safe when it is printed.
 pub fn to_value(value: &impl Serialize) -> Value {

@@ -3,17 +3,19 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 use jiff::Timestamp;
 use millrace_protocol::form::Time;
 use millrace_protocol::ids::{Capability, Lane, RunId, SessionId, TaskId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::plan::{
-    Budget, DeliverableRule, EarlierRun, EndReason, Plan, PlanningMode, ResourceAmounts, RunHold, Task,
-    UsageBreakdown,
+    Budget, DeliverableRule, EarlierRun, EndReason, Plan, PlanningMode, ResourceAmounts, RunEnd, RunHold,
+    Task, UsageBreakdown,
 };
 use millrace_protocol::registry::{QueuePlace, RunSummary};
-use millrace_protocol::result::{TaskResult, Usage};
+use millrace_protocol::result::{SourceKind, TaskResult, Usage};
+use millrace_protocol::safe_text::{self, markdown_line};
 use millrace_protocol::wait::ProviderWaitJson;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -429,4 +431,36 @@ impl<'a> ReplayJson<'a> {
             plan: Cow::Borrowed(&history.plan),
         }
     }
+}
+
+/// Returns a deliverable as Markdown, with its sources and the end of its run. `has_fallback` is `true` if the plan was made
+/// without the planner's model.
+#[must_use]
+pub fn report_markdown(result: &TaskResult, end: &RunEnd, has_fallback: bool) -> String {
+    let mut text = safe_text::markdown_document(result.output.trim_end());
+    text.push('\n');
+    if !result.sources.is_empty() && !has_source_list(&text) {
+        text.push_str("\n## Sources\n\n");
+        for source in &result.sources {
+            let kind = match source.kind {
+                SourceKind::Document | SourceKind::Web => "",
+                SourceKind::Code => "code, ",
+                SourceKind::Data => "data, ",
+                SourceKind::Other => "other, ",
+            };
+            let (id, title) = (markdown_line(&source.id), markdown_line(&source.title));
+            let _ = writeln!(text, "- [{id}] {title} ({kind}{})", markdown_line(&source.location));
+        }
+    }
+    if end.reason != EndReason::Completed || has_fallback {
+        let _ = write!(text, "\n> This run ended **{}**", end.reason);
+        let detail =
+            if end.detail.is_empty() { String::new() } else { format!(": {}", markdown_line(&end.detail)) };
+        let _ = writeln!(text, "{detail}.");
+    }
+    text
+}
+
+fn has_source_list(text: &str) -> bool {
+    text.lines().any(|line| line.trim_start_matches('#').trim() == "Sources")
 }

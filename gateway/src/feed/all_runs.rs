@@ -19,18 +19,16 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::cursor::EventCursor;
 use super::filter::EventFilter;
-use super::frame::{Frame, StreamNotice, summary_frame};
+use super::frame::{Frame, FrameSink, KEEP_ALIVE, SLOW, StreamNotice, StreamStop, summary_frame};
 use super::hub::{LaneHub, LaneItem, Subscription};
 use super::labels::read_labels;
 use super::lane_log::LaneLog;
 use super::message::LaneMessage;
-use super::position::StreamPosition;
-use super::sink::{FrameSink, KEEP_ALIVE, SLOW, StreamStop};
+use super::position::{EventCursor, StreamPosition};
 use crate::history::HistoryCache;
+use crate::listed_run::IndexedRun;
 use crate::run_filter::RunFilter;
-use crate::run_index::IndexedRun;
 
 /// The number of summaries that are sent at a time.
 const SUMMARIES: usize = 256;

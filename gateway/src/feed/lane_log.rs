@@ -19,7 +19,8 @@ use millrace_runtime::store::archive::join_with_archive;
 use millrace_runtime::{Bus, Fault};
 
 use super::message::LaneMessage;
-use crate::run_index::{IndexedRun, RunIndex};
+use crate::listed_run::IndexedRun;
+use crate::run_index::RunIndex;
 
 /// The maximum number of messages of a page.
 const PAGE: usize = 256;

@@ -2,10 +2,9 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `cursor` | the position of an event of one run, which is its id |
-//! | `position` | the position in the events of all runs |
+//! | `position` | the position of an event of one run, which is its id, and that in the events of all runs |
 //! | `filter` | the events that a client asks for |
-//! | `frame` | events and notices as frames |
+//! | `frame` | events and notices as frames, on their way to the client |
 //! | `message` | a message of a lane with its events |
 //! | `hub` | one follower per lane for all streams |
 //! | `run_feed` | the messages of one run, from the log, the follower or the archive |
@@ -13,7 +12,6 @@
 //! | `lane_log` | the messages of all runs of a lane, with those in the archive |
 //! | `stream` | one open stream of one run |
 //! | `all_runs` | one open stream of many runs |
-//! | `sink` | frames on their way to the client |
 //!
 //! # Invariants
 //!
@@ -30,7 +28,6 @@
 //!   (`tests/tests/gateway/streams.rs::streams_continue_across_reopenings_and_have_every_event_once`)
 
 mod all_runs;
-mod cursor;
 mod filter;
 mod frame;
 mod hub;
@@ -39,17 +36,15 @@ mod lane_log;
 mod message;
 mod position;
 mod run_feed;
-mod sink;
 mod stream;
 
 pub use all_runs::{AllRunsRequest, AllRunsStream, StreamSources, StreamStart};
-pub use cursor::EventCursor;
 pub use filter::{EventFilter, EventLevel};
 pub use frame::{Frame, RUN_SUMMARY, StreamNotice};
 pub use hub::LaneHub;
 pub use labels::read_labels;
 pub use lane_log::LaneLog;
 pub use message::LaneMessage;
-pub use position::StreamPosition;
+pub use position::{EventCursor, StreamPosition};
 pub use run_feed::{FeedStep, RunFeed};
 pub use stream::{EventRequest, EventStream, QUEUED_FRAMES};

@@ -18,13 +18,12 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::cursor::EventCursor;
 use super::filter::{EventFilter, EventLevel};
-use super::frame::{Frame, StreamNotice};
+use super::frame::{Frame, FrameSink, KEEP_ALIVE, SLOW, StreamNotice, StreamStop};
 use super::hub::LaneHub;
 use super::message::LaneMessage;
+use super::position::EventCursor;
 use super::run_feed::{FeedStep, RunFeed};
-use super::sink::{FrameSink, KEEP_ALIVE, SLOW, StreamStop};
 use crate::history::read_end_state_at;
 
 /// The number of frames that wait for a slow client, in addition to what the connection buffers.

@@ -13,9 +13,9 @@ use utoipa_axum::routes;
 
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{Path, Query};
+use crate::listed_run::ListedRun;
 use crate::problem::{ApiResult, Problem, ProblemKind};
 use crate::run_filter::RunFilter;
-use crate::run_index::ListedRun;
 use crate::state::reply;
 
 /// The number of sessions in a list if the client does not choose one.

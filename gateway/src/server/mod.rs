@@ -5,8 +5,7 @@
 //! - I166: Malformed, oversized and slow requests end with a problem or their connection, and never with an error of the gateway.
 //!   (`tests/tests/gateway.rs::malformed_oversized_and_slow_requests_are_refused`)
 
-mod address_slots;
-mod lingering;
+mod connections;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -31,13 +30,12 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
-use address_slots::AddressSlots;
-use lingering::LingeringStream;
+use connections::{AddressSlots, LingeringStream};
 
 use crate::access::{Authenticator, PeerAddress, check_request, require_caller};
 use crate::dashboard;
-use crate::docs_page;
 use crate::openapi::api_router;
+use crate::pages;
 use crate::problem::{Problem, ProblemKind};
 use crate::standards::{A2aServer, McpServer};
 
@@ -77,15 +75,15 @@ fn build_router(
     let (router, _) = api_router().split_for_parts();
     let pages = match has_dashboard {
         true => dashboard::routes(),
-        false => Router::new().route("/", get(docs_page::redirect_to_docs)),
+        false => Router::new().route("/", get(pages::redirect_to_docs)),
     };
     let router = router
         .merge(pages)
         .merge(protocols)
         .merge(agent_card)
-        .route("/docs", get(docs_page::serve_page))
-        .route("/docs/docs.js", get(docs_page::serve_script))
-        .route("/docs/docs.css", get(docs_page::serve_style));
+        .route("/docs", get(pages::serve_page))
+        .route("/docs/docs.js", get(pages::serve_script))
+        .route("/docs/docs.css", get(pages::serve_style));
     add_checks(router, authenticator)
 }
 

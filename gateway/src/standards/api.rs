@@ -1,19 +1,26 @@
 //! The operations of the API for clients of other protocols.
 
+use std::time::Duration;
+
 use axum::body::to_bytes;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use millrace_protocol::token::{Scope, ScopeSet};
 use millrace_protocol::trace_context::TraceParent;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
 
-use crate::access::Access;
+use crate::access::{Access, StreamPermit};
 use crate::extract::{IdempotencyKey, Json, Path, Query, parse_json};
+use crate::feed::{EventLevel, Frame};
 use crate::idempotency::EarlyReply;
 use crate::problem::{ApiResult, Problem, ProblemKind};
+use crate::resources::events::{EventQuery, open_events};
 use crate::resources::files::{FileQuery, read_file};
 use crate::resources::questions::{self, send_answer};
 use crate::resources::runs;
@@ -165,6 +172,85 @@ pub fn encode_path(text: &str) -> String {
     encoded
 }
 
+/// The time in which further events belong to a batch, after its first one.
+const BATCH_TIME: Duration = Duration::from_millis(200);
+/// The longest data of an event for a model, in bytes: prompts and replies of agents are much longer.
+const MAX_DATA: usize = 4_000;
+
+/// An event of a run, or a notice of its stream.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct RunEvent {
+    /// The position in the log, such as `17.0`; absent for notices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// The name, such as `task_completed`.
+    pub name: String,
+    /// The event.
+    pub data: Value,
+}
+
+impl RunEvent {
+    /// `true` if the stream ends with it, because the run has ended.
+    pub fn is_end(&self) -> bool {
+        self.id.is_none() && self.name == "end"
+    }
+
+    /// Returns the event with at most some thousand bytes of data.
+    pub fn shortened(mut self) -> Self {
+        let text = self.data.to_string();
+        if text.len() > MAX_DATA {
+            let cut = text.floor_char_boundary(MAX_DATA);
+            self.data = json!({ "cut_to": MAX_DATA, "of_bytes": text.len(), "text": &text[..cut] });
+        }
+        self
+    }
+}
+
+/// A stream of the events of a run.
+pub struct RunEvents {
+    frames: mpsc::Receiver<Frame>,
+    _permit: StreamPermit,
+}
+
+impl RunEvents {
+    /// Opens the stream after a position: an event's id, or a sequence; empty is the beginning.
+    pub async fn open(
+        operator: &Operator,
+        run: &str,
+        after: &str,
+        level: EventLevel,
+    ) -> Result<Self, Problem> {
+        let query = EventQuery { after: Some(after.to_owned()), level, ..EventQuery::default() };
+        let (frames, permit) = open_events(&operator.with(Scope::Read)?, run, query).await?;
+        Ok(Self { frames, _permit: permit })
+    }
+
+    /// Returns the next event; `None` after the end of the stream.
+    pub async fn next_event(&mut self) -> Option<RunEvent> {
+        loop {
+            if let Frame::Event { id, name, data } = self.frames.recv().await? {
+                return Some(RunEvent { id, name, data: serde_json::from_slice(&data).ok()? });
+            }
+        }
+    }
+
+    /// Returns the events up to the end of the run, `limit` events, or a pause after the first one. Waits for the first one
+    /// until the deadline.
+    pub async fn read_batch(&mut self, limit: usize, deadline: Instant) -> Vec<RunEvent> {
+        let (mut events, mut until) = (Vec::new(), deadline);
+        while events.len() < limit {
+            let Ok(Some(event)) = timeout_at(until, self.next_event()).await else { break };
+            let is_end = event.is_end();
+            events.push(event);
+            if is_end {
+                break;
+            }
+            until = Instant::now() + BATCH_TIME;
+        }
+        events
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,5 +258,19 @@ mod tests {
     #[test]
     fn special_characters_of_paths_are_encoded() {
         assert_eq!(encode_path("notes/a b#1.md"), "notes/a%20b%231.md");
+    }
+}
+
+#[cfg(test)]
+mod events_tests {
+    use super::*;
+
+    #[test]
+    fn long_data_is_cut() {
+        let event =
+            RunEvent { id: None, name: "step".into(), data: json!({ "text": "ä".repeat(MAX_DATA) }) };
+        let event = event.shortened();
+        assert!(event.data.to_string().len() < MAX_DATA + 200, "{}", event.data.to_string().len());
+        assert_eq!(event.data["cut_to"], MAX_DATA);
     }
 }

@@ -4,15 +4,13 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `api` | the operations of the API |
-//! | `events` | the events of a run |
+//! | `api` | the operations of the API, and the events of a run |
 //! | `run_view` | runs as models and other agents read them |
 //! | `mcp` | the Model Context Protocol |
 //! | `a2a` | the Agent2Agent protocol |
 
 mod a2a;
 mod api;
-mod events;
 mod mcp;
 mod run_view;
 

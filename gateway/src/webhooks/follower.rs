@@ -1,16 +1,20 @@
 //! Reads the log, and derives deliveries from it. The position is written after the deliveries are stored, so that whoever continues
 //! derives those that are missing, and finds the others by their ids.
+//!
+//! Push configs whose run is gone, or ended long ago, are removed, so that secrets of clients are not kept longer than needed.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use millrace_client::questions::full_id;
 use millrace_protocol::ids::{Lane, RunId, WebhookId};
 use millrace_protocol::plan::Decision;
 use millrace_protocol::question::QuestionAsker;
 use millrace_protocol::webhook::{
-    EventNotice, StoredDelivery, StoredPushConfig, StoredSubscription, WebhookMessage, notices_of_decision,
+    DELIVERY_AGE, EventNotice, StoredDelivery, StoredPushConfig, StoredSubscription, WebhookMessage,
+    notices_of_decision,
 };
 use millrace_runtime::fault::max_replica_lag;
 use millrace_runtime::nats::topology::{WEBHOOKS, bucket_stream};
@@ -18,15 +22,17 @@ use millrace_runtime::ops::cluster_status::read_stream_states;
 use millrace_runtime::store::bucket::{BucketChange, BucketChanges, Entry};
 use millrace_runtime::store::keys::ExportPosition;
 use millrace_runtime::store::webhooks::{
-    create_deliveries, follow_subscriptions, read_lane_ends, write_subscription,
+    create_deliveries, follow_subscriptions, read_lane_ends, remove_push_config, write_subscription,
 };
 use millrace_runtime::{Bus, Fault, clock};
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::feed::{LaneLog, LaneMessage, read_labels};
 use crate::history::HistoryCache;
+use crate::problem::ProblemKind;
 use crate::run_index::RunIndex;
+use crate::state::Gateway;
 
 /// The pause before the webhooks are read again from a replica that lags.
 const LAG_PAUSE: Duration = Duration::from_millis(50);
@@ -323,5 +329,65 @@ impl DeliveryFollower {
             .filter(|question| is_asker(&question.id.asker) && question.wait.wait.key == *key)
             .last();
         Ok(found.map(|question| full_id(run, &question.id)))
+    }
+}
+
+/// The interval at which the runs of push configs are checked.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// The time after the end of a run for which its push configs stay: longer than its last delivery is attempted, and a run that
+/// ended may be resumed.
+const AGE: SignedDuration = SignedDuration::from_hours(7 * 24);
+
+const _: () = assert!(AGE.as_secs() > DELIVERY_AGE.as_secs(), "a delivery needs its config");
+
+/// The checks of push configs.
+#[derive(Default)]
+pub struct PushExpiry {
+    last: Option<Instant>,
+}
+
+impl PushExpiry {
+    /// Periodically removes the push configs of deleted and of old runs.
+    pub async fn remove_expired(
+        &mut self,
+        gateway: &Gateway,
+        subscriptions: &SubscriptionTable,
+    ) -> Result<(), Fault> {
+        if self.last.is_some_and(|last| last.elapsed() < INTERVAL)
+            || subscriptions.push_configs().next().is_none()
+        {
+            return Ok(());
+        }
+        self.last = Some(Instant::now());
+        gateway.runs.refresh(&gateway.bus).await?;
+        let without_summary = subscriptions.push_configs().map(|config| &config.run);
+        let without_summary = gateway.runs.without_summary(without_summary.cloned().collect());
+        let mut gone = HashSet::new();
+        for run in without_summary {
+            if is_gone(gateway, &run).await {
+                gone.insert(run);
+            }
+        }
+        let (now, runs) = (clock::now(), &gateway.runs);
+        let is_old = |config: &StoredPushConfig| {
+            let ended = runs.find(&config.run).filter(|run| run.summary.end.is_some());
+            // One that was set after the end has its own time.
+            ended.is_some_and(|run| now.duration_since(run.summary.updated.max(config.created)) >= AGE)
+        };
+        for config in subscriptions.push_configs() {
+            if gone.contains(&config.run) || is_old(config) {
+                debug!(run = %config.run, config = config.config, "removing a push config");
+                remove_push_config(&gateway.bus, config).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `true` if there is no such run any more.
+async fn is_gone(gateway: &Gateway, run: &RunId) -> bool {
+    match gateway.find_run(run.as_str()).await {
+        Ok(_) => false,
+        Err(problem) => problem.is(ProblemKind::RunNotFound) || problem.is(ProblemKind::RunDeleted),
     }
 }

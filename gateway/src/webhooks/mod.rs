@@ -12,11 +12,9 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `follower` | derives deliveries from the log |
+//! | `follower` | derives deliveries from the log, and removes push configs of runs that are gone |
 //! | `queue` | the deliveries that have not ended, and which are due |
 //! | `outgoing` | the requests of deliveries: Standard Webhooks, or A2A notifications |
-//! | `receiver` | requests to receivers |
-//! | `expiry` | removes push configs of runs that are gone, or ended long ago |
 //!
 //! # Invariants
 //!
@@ -25,11 +23,9 @@
 //!   (`tests/tests/gateway_webhooks.rs::every_event_arrives_while_gateways_are_killed_and_the_receiver_is_away`,
 //!   `protocol/src/webhook/delivery.rs::a_receiver_that_stays_away_is_tried_for_three_days`)
 
-mod expiry;
 mod follower;
 mod outgoing;
 mod queue;
-mod receiver;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -55,11 +51,10 @@ use tracing::{debug, info, warn};
 
 use crate::held_position::{FollowerStop, HeldPosition, PositionClaim};
 use crate::state::Gateway;
-use expiry::PushExpiry;
-use follower::{DeliveryFollower, SubscriptionTable};
+use follower::{DeliveryFollower, PushExpiry, SubscriptionTable};
+use outgoing::ReceiverClient;
 use outgoing::build_request;
 use queue::{DeliveryKey, DeliveryQueue, MAX_WAITING};
-use receiver::ReceiverClient;
 
 const NAME: &str = "webhooks";
 /// A position that does not change for this long has no holder any more.

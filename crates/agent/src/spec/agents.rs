@@ -326,7 +326,7 @@ mod tests {
                 "[{name: a, tools: [execute]}]\n",
                 "1:28: the tool \"execute\" is none of this agent's own, and it can pass on no others; its tools are task, grep, time_*",
             ),
-            ("[{name: a, model: \"\"}]\n", "1:27: \"\" names no model"),
+            ("[{name: a, model: \"\"}]\n", "1:27: \"model\": \"\" names no model"),
             (
                 "[{name: a, permissions: [{paths: [a], mode: deny}]}]\n",
                 "1:33: \"permissions\": \"a\" is not a valid path",

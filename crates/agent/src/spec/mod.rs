@@ -575,7 +575,10 @@ concurrency: 2
                 parse_mistake(""),
                 "1:1: there is nothing in the file; a capability has a name and a description",
             ),
-            (instead("name: legal", "name: le gal"), "1:7: \"le gal\" is not a valid capability name"),
+            (
+                instead("name: legal", "name: le gal"),
+                "1:7: \"name\": \"le gal\" is not a valid capability name",
+            ),
             (
                 with("instrutions: x"),
                 "8:1: there is no field \"instrutions\" in a capability; did you mean \"instructions\"?",

@@ -1,4 +1,4 @@
-//! What both bindings share: errors, the sender of a request, and the names of fields. The JSON of Protocol Buffers allows two
+//! The parts of both bindings: errors, the sender of a request, and the names of fields. The JSON of Protocol Buffers allows two
 //! names for each field of a request: `historyLength`, and `history_length` as in the definition. The types of A2A know the first one.
 
 use a2a::errordetails::{PROTOCOL_DOMAIN, TypedDetail};

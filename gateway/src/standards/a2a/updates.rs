@@ -22,8 +22,7 @@ use super::operations::{Delivery, deliver_message};
 use super::task::{RunTask, read_artifacts, status_of};
 use crate::feed::EventLevel;
 use crate::problem::Problem;
-use crate::standards::api::Operator;
-use crate::standards::events::{RunEvent, RunEvents};
+use crate::standards::api::{Operator, RunEvent, RunEvents};
 use crate::standards::run_view::RunView;
 
 /// The interval of the comments that keep connections open.

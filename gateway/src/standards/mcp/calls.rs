@@ -9,13 +9,11 @@ use rmcp::model::{ProgressNotificationParam, ProgressToken};
 use rmcp::service::Peer;
 use tokio::time::Instant;
 
-use super::arguments::{
-    AnswerArguments, CancelArguments, EventsArguments, FileArguments, ListRunsArguments, MAX_EVENTS,
-    MAX_WAIT, MessageArguments, NoArguments, QuestionsArguments, ResumeArguments, RetryArguments,
-    RunArguments, StartRunArguments, WaitArguments,
-};
-use super::results::{
-    AnswerResult, CapabilitiesResult, CommandResult, EventsResult, FilesResult, RunsResult, StartedRun,
+use super::values::{
+    AnswerArguments, AnswerResult, CancelArguments, CapabilitiesResult, CommandResult, EventsArguments,
+    EventsResult, FileArguments, FilesResult, ListRunsArguments, MAX_EVENTS, MAX_WAIT, MessageArguments,
+    NoArguments, QuestionsArguments, ResumeArguments, RetryArguments, RunArguments, RunsResult,
+    StartRunArguments, StartedRun, WaitArguments,
 };
 use crate::extract::{IdempotencyKey, Json, Path, Query};
 use crate::problem::Problem;
@@ -25,8 +23,9 @@ use crate::resources::steering::{
     CancelBody, CommandQuery, MessageBody, ResumeBody, RetryBody, Steering, steer,
 };
 use crate::resources::{cluster, files};
-use crate::standards::api::{Operator, SubmittedDocument, read_content, read_report, value_of};
-use crate::standards::events::{RunEvent, RunEvents};
+use crate::standards::api::{
+    Operator, RunEvent, RunEvents, SubmittedDocument, read_content, read_report, value_of,
+};
 use crate::standards::run_view::{QuestionsView, ReportProgress, RunView, read_questions};
 
 /// The longest text of a result, in bytes: a file may be larger than a conversation.

@@ -4,7 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `tools` | the tools, as clients see them |
-//! | `arguments`, `results` | the values of their calls |
+//! | `values` | the values of their calls |
 //! | `calls` | the calls |
 //! | `resources` | reports and files |
 //! | `tasks` | runs as tasks of the tasks extension |
@@ -17,12 +17,11 @@
 //! - I211: A run that an MCP client has started is a task with the state, the questions and the result of the run; its questions
 //!   are answered once. (`tests/tests/standards.rs::mcp_clients_drive_runs_with_questions_to_their_ends`)
 
-mod arguments;
 mod calls;
 mod resources;
-mod results;
 mod tasks;
 mod tools;
+mod values;
 
 use std::sync::Arc;
 

@@ -1,10 +1,40 @@
-//! Markdown as a page. The text comes from models and documents, so nothing in it may run or load anything.
+//! `/docs`, the description of the API as a page, and Markdown as a page. Everything that they need is in the program, so that they
+//! work without a network. Markdown comes from models and documents, so nothing in it may run or load anything.
 
 use axum::http::header;
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use pulldown_cmark::{CowStr, Event, Options, Parser, Tag, html};
 
-/// The policy of every page: no scripts, nothing from other servers.
+/// The policy of the page of the API: its own script and style, and the description from this server.
+const DOCS_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Leads from the root to the page of the API.
+pub async fn redirect_to_docs() -> Redirect {
+    Redirect::temporary("/docs")
+}
+
+pub async fn serve_page() -> Response {
+    serve("text/html; charset=utf-8", include_str!("../assets/docs.html"))
+}
+
+pub async fn serve_script() -> Response {
+    serve("text/javascript; charset=utf-8", include_str!("../assets/docs.js"))
+}
+
+pub async fn serve_style() -> Response {
+    serve("text/css; charset=utf-8", include_str!("../assets/docs.css"))
+}
+
+fn serve(media_type: &'static str, text: &'static str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, media_type),
+        (header::CONTENT_SECURITY_POLICY, DOCS_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, text).into_response()
+}
+
+/// The policy of pages with text of models: no scripts, nothing from other servers.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const STYLE: &str = "body{max-width:48rem;margin:2rem auto;padding:0 1rem;font:1rem/1.5 system-ui,sans-serif}\
                      pre{overflow-x:auto;padding:.75rem;background:#8881}table{border-collapse:collapse}\
