@@ -24,13 +24,13 @@ use streams::{
 use crate::Fault;
 use crate::fault::{ClientResult, fault_from_client_error, jetstream_error_code};
 
+pub use streams::has_queue;
 pub use streams::{
     ADMISSION_BOARD, ARCHIVE, ATTENDANCE, AUDIT, BLOBS, CAPABILITIES, CLUSTER, DELIVERIES,
     DELIVERY_RECORD_AGE, FILES, HEARTBEAT_AGE, HEARTBEATS, KEYS, LEASES, LIMITS, MEMBERS, RETENTION, RUNS,
     SESSIONS, TOKENS, WEBHOOKS, WORK, blob_referring_streams, bucket_stream, cluster_stream_names,
     ensure_queue, ensure_queues, lane_stream, object_stream,
 };
-pub use streams::has_queue;
 pub(crate) use streams::{ensure_bucket, shared_bucket_config};
 
 /// Creates the cluster where it does not exist, or checks that it has the requested settings. Of several programs that
