@@ -101,6 +101,7 @@ fn dependencies_follow_the_table() {
                 "millrace-runtime",
                 "millrace-address-policy",
                 "millrace-agent",
+                "millrace-api-form",
                 "millrace-client",
                 "millrace-models",
                 "millrace-plan-file",
