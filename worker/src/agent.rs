@@ -18,7 +18,7 @@ use millrace_protocol::plan::{ReviewPolicy, Work};
 use millrace_protocol::result::{self, CapabilityDescription, TaskError};
 
 use crate::hooks::CommandHookRunner;
-use crate::tools::mcp::McpServers;
+use crate::tools::McpServers;
 use crate::{Attempt, Capability, CapabilityOutcome};
 
 /// An agent as a capability.

@@ -16,9 +16,10 @@ use crate::Capability;
 use crate::agent::Agent;
 use crate::builtin;
 use crate::external::command::{self, CommandCapability};
+
 use crate::external::http::{self, HttpCapability};
-use crate::tools::mcp::{self, McpServers};
-use crate::tools::{self, AllToolNames};
+
+use crate::tools::{self, AllToolNames, McpServers};
 
 /// An error in opening a capability.
 #[derive(Debug, thiserror::Error)]
@@ -230,7 +231,7 @@ fn unusable_skills_error(error: &LoadSkillsError) -> YamlMistake {
 /// Returns the JSON Schema of capability files.
 #[must_use]
 pub fn capability_file_schema() -> serde_json::Value {
-    let agent = spec::agent_file_schema(&tools::tool_schemas(), &mcp::mcp_servers_schema());
+    let agent = spec::agent_file_schema(&tools::tool_schemas(), &tools::mcp_servers_schema());
     let title = "A capability: what workers offer to tasks";
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",

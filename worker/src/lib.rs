@@ -39,7 +39,6 @@ pub mod builtin;
 mod capability;
 mod external;
 pub mod file;
-mod handler;
 mod hooks;
 mod tools;
 
@@ -84,7 +83,7 @@ use millrace_protocol::registry::ProcessRole;
 use millrace_runtime::program::parse_arguments;
 use millrace_tools::mcp::McpPool;
 
-use handler::CapabilityHandler;
+use capability::CapabilityHandler;
 
 /// The configuration of a worker.
 pub struct WorkerConfig {

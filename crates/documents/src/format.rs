@@ -1,8 +1,14 @@
 //! The binary formats: detection by content, and the parser of each.
+//!
+//! Text of PDF files by pages. The order of the text is that of the page's content.
+//!
+//! Text of e-mail messages: the headers that a reader sees, the body, and the names of the attachments.
 
+use mail_parser::{Address, Message, MessageParser, MimeHeaders};
+use pdf_extract::{Document, Error, Object, OutputError};
 use serde::{Deserialize, Serialize};
 
-use crate::{ExtractError, ExtractedText, mail, office, pdf, publication, sheet};
+use crate::{ExtractError, ExtractedText, TextPart, office, publication};
 
 /// The number of bytes in which the marks of a format are searched.
 const HEAD: usize = 4_096;
@@ -100,18 +106,97 @@ fn detect_packed_format(bytes: &[u8], ending: &str) -> Option<BinaryFormat> {
 /// See [`ExtractError`]. On a damaged file the parser may also panic, loop, or use up the memory.
 pub fn extract_text(format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
     match format {
-        BinaryFormat::Pdf => pdf::extract_pages(bytes),
+        BinaryFormat::Pdf => extract_pages(bytes),
         BinaryFormat::TextDocument => office::extract_text_document(bytes),
         BinaryFormat::Slides => office::extract_slides(bytes),
-        BinaryFormat::Workbook => sheet::extract_sheets(bytes),
+        BinaryFormat::Workbook => office::extract_sheets(bytes),
         BinaryFormat::Publication => publication::extract_sections(bytes),
-        BinaryFormat::Mail => mail::extract_message(bytes),
+        BinaryFormat::Mail => extract_message(bytes),
         BinaryFormat::Encrypted => Err(ExtractError::Encrypted),
     }
 }
 
 fn find(bytes: &[u8], mark: &[u8]) -> bool {
     bytes.windows(mark.len()).any(|window| window == mark)
+}
+
+/// Extracts the pages of a PDF file. A file that opens with an empty password is readable.
+pub(crate) fn extract_pages(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
+    let title = read_title(bytes);
+    let pages = pdf_extract::extract_text_from_mem_by_pages(bytes).map_err(to_extract_error)?;
+    let number_page = |(at, text)| TextPart { place: Some(format!("page {}", at + 1)), text };
+    Ok(ExtractedText { title, parts: pages.into_iter().enumerate().map(number_page).collect() })
+}
+
+fn read_title(bytes: &[u8]) -> Option<String> {
+    let document = Document::load_mem(bytes).ok()?;
+    let info = document.trailer.get(b"Info").ok()?.as_reference().ok()?;
+    let Object::String(title, _) = document.get_dictionary(info).ok()?.get(b"Title").ok()? else {
+        return None;
+    };
+    let title = decode_string(title);
+    Some(title.trim().to_owned()).filter(|title| !title.is_empty())
+}
+
+/// Decodes a text string: UTF-16 with a byte order mark, else a superset of ASCII.
+fn decode_string(bytes: &[u8]) -> String {
+    let (encoding, bytes) = match bytes.strip_prefix(&[0xfe, 0xff]) {
+        Some(units) => (encoding_rs::UTF_16BE, units),
+        None => (encoding_rs::WINDOWS_1252, bytes),
+    };
+    encoding.decode_without_bom_handling(bytes).0.into_owned()
+}
+
+fn to_extract_error(error: OutputError) -> ExtractError {
+    let needs_password =
+        matches!(error, OutputError::PdfError(Error::Decryption(_) | Error::InvalidPassword));
+    if needs_password { ExtractError::Encrypted } else { ExtractError::Damaged(error.to_string()) }
+}
+
+pub(crate) fn extract_message(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
+    let no_message = || ExtractError::Damaged("it has no headers of an e-mail message".into());
+    let message = MessageParser::default().parse(bytes).ok_or_else(no_message)?;
+    if message.headers().is_empty() {
+        return Err(no_message());
+    }
+    let subject = message.subject().map(|subject| subject.trim().to_owned()).filter(|text| !text.is_empty());
+    let mut text = format_headers(&message);
+    for part in 0..message.text_body_count() {
+        if let Some(body) = message.body_text(part) {
+            text.push('\n');
+            text.push_str(body.trim_end());
+            text.push('\n');
+        }
+    }
+    for attachment in message.attachments() {
+        let name = attachment.attachment_name().unwrap_or("without a name");
+        text.push_str(&format!("\nAttachment: {name}\n"));
+    }
+    Ok(ExtractedText::from_single_text(subject, text))
+}
+
+fn format_headers(message: &Message<'_>) -> String {
+    let mut headers = String::new();
+    let mut add = |name: &str, value: Option<String>| {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            headers.push_str(&format!("{name}: {value}\n"));
+        }
+    };
+    add("From", message.from().map(format_addresses));
+    add("To", message.to().map(format_addresses));
+    add("Cc", message.cc().map(format_addresses));
+    add("Date", message.date().map(|date| date.to_rfc3339()));
+    add("Subject", message.subject().map(str::to_owned));
+    headers
+}
+
+fn format_addresses(addresses: &Address<'_>) -> String {
+    let format = |address: &mail_parser::Addr<'_>| match (address.name(), address.address()) {
+        (Some(name), Some(address)) => format!("{name} <{address}>"),
+        (Some(text), None) | (None, Some(text)) => text.to_owned(),
+        (None, None) => String::new(),
+    };
+    addresses.iter().map(format).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

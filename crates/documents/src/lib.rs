@@ -12,13 +12,9 @@
 mod archive;
 mod child;
 mod format;
-mod html_tree;
-mod mail;
 pub mod markdown;
 mod office;
-mod pdf;
 mod publication;
-mod sheet;
 pub mod text;
 
 use serde::{Deserialize, Serialize};

@@ -1,9 +1,11 @@
 //! Converts untrusted HTML to Markdown. The converter recurses once per level of the tree, and a stack overflow would
 //! end the whole process: hence the depth is measured on the parsed tree before conversion, not guessed from the text.
 //! The caller provides the thread and its stack size.
+//!
+//! Prepares a page for the Markdown converter of `dom_query`, which takes many elements for parts of a line, drops captions
+//! and links without text, and writes only tables with rows of one length as tables.
 
-use crate::html_tree::prepare;
-use dom_query::Document;
+use dom_query::{Document, NodeRef};
 use html5ever::tendril::TendrilSink;
 
 /// The levels that every tree has: the document, `html`, `body`, and a final text.
@@ -65,9 +67,174 @@ fn is_deeper(document: &Document, deepest: usize) -> bool {
     true
 }
 
+/// Elements that stand on lines of their own, but are parts of a line to the converter.
+const BLOCKS: &str = "address, aside, caption, center, dd, details, dialog, dt, fieldset, figcaption, figure, footer, form, \
+     header, hgroup, legend, main, nav, optgroup, option, search, summary, textarea";
+/// Elements that are blocks to the converter, once those above are `div`.
+const CONVERTED_BLOCKS: [&str; 16] = [
+    "article",
+    "blockquote",
+    "div",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "hr",
+    "li",
+    "ol",
+    "p",
+    "pre",
+    "section",
+    "table",
+];
+/// The number of empty cells for each cell of a table that are added at most, so that the memory stays proportional.
+const MAX_PADDING: usize = 8;
+
+/// Removes the elements in `skipped`, and brings the rest into the form that the converter writes without loss. Takes time
+/// proportional to the number of elements times their nesting, which the caller limits.
+pub(crate) fn prepare(document: &Document, skipped: &[&str]) {
+    document.select(&skipped.join(", ")).remove();
+    for caption in document.select("table > caption").nodes() {
+        if let Some(table) = caption.parent() {
+            table.insert_before(caption);
+        }
+    }
+    document.select(BLOCKS).rename("div");
+    document.select("dir, menu").rename("ul");
+    document.select("a:not([href])").rename("span");
+    replace_with_text(document, "pre br", "\n");
+    replace_with_text(document, "h1 br, h2 br, h3 br, h4 br, h5 br, h6 br", " ");
+    document.select("pre").nodes().iter().for_each(prepare_preformatted);
+    document.select("table").nodes().iter().for_each(prepare_table);
+    document.select("code:not(pre code, code code)").nodes().iter().for_each(prepare_code);
+    document.select("a").nodes().iter().for_each(prepare_link);
+    document.select("h1, h2, h3, h4, h5, h6").nodes().iter().for_each(prepare_heading);
+    let emphasised = document.select("b, em, i, strong");
+    emphasised.nodes().iter().filter(|part| has_block(part)).for_each(|part| part.rename("div"));
+}
+
+fn replace_with_text(document: &Document, selector: &str, text: &str) {
+    for node in document.select(selector).nodes() {
+        node.replace_with(&node.tree.new_text(text));
+    }
+}
+
+/// Shows the language of preformatted text, and the lines in it that begin and end by their elements alone.
+fn prepare_preformatted(pre: &NodeRef<'_>) {
+    let class = pre.class().unwrap_or_default();
+    if let Some(language) = class.split_ascii_whitespace().find_map(|name| name.strip_prefix("language-")) {
+        pre.set_attr("data-language", language);
+    }
+    for node in pre.descendants() {
+        let is_line = ["div", "li", "p", "td", "th", "tr"].iter().any(|name| node.has_name(name));
+        let is_listing = node.has_name("code") && node.text().contains('\n');
+        if is_line || is_listing && node.next_sibling().is_some_and(|next| next.is_element()) {
+            let before = node.prev_sibling().filter(|_| is_line);
+            before.iter().chain([&node]).filter(|part| !part.text().ends_with('\n')).for_each(|part| {
+                part.insert_after(&part.tree.new_text("\n"));
+            });
+        }
+    }
+}
+
+/// Joins the lines of code that is a part of a line: the converter takes code of several lines for a block.
+fn prepare_code(code: &NodeRef<'_>) {
+    let text = code.text();
+    let in_cell = || code.ancestors(None).iter().any(|node| node.has_name("td") || node.has_name("th"));
+    if text.trim().lines().count() == 2 || in_cell() {
+        code.set_text(text.split_whitespace().collect::<Vec<_>>().join(" "));
+    }
+}
+
+/// Makes the rows of a table equally long, or, if it is one for the layout or very uneven, its cells blocks.
+fn prepare_table(table: &NodeRef<'_>) {
+    let rows = own_rows(table);
+    let lengths: Vec<usize> = rows.iter().map(|row| row.element_children().len()).collect();
+    let (cells, longest) = (lengths.iter().sum::<usize>(), lengths.iter().copied().max().unwrap_or(0));
+    let missing = lengths.len() * longest - cells;
+    if table.descendants_it().any(|node| node.has_name("table") || node.has_name("pre"))
+        || missing > cells * MAX_PADDING
+    {
+        let parts = rows.iter().flat_map(|row| row.element_children());
+        parts.for_each(|cell| cell.rename("div"));
+        rows.iter().chain([table]).for_each(|node| node.rename("div"));
+        return;
+    }
+    for (row, length) in rows.iter().zip(lengths) {
+        (length..longest).for_each(|_| row.append_child(&row.tree.new_element("td")));
+    }
+    if table.parent().is_some_and(|parent| parent.has_name("li")) {
+        // The converter writes a table as text if it is directly in an item.
+        table.wrap_node(&table.tree.new_element("div"));
+    }
+}
+
+fn own_rows<'a>(table: &NodeRef<'a>) -> Vec<NodeRef<'a>> {
+    let parts = table.element_children().into_iter();
+    parts
+        .flat_map(|part| if part.has_name("tr") { vec![part] } else { part.element_children() })
+        .filter(|row| row.has_name("tr"))
+        .collect()
+}
+
+/// Shows the target of a link without text. If a link has blocks, moves it to the first text in them.
+fn prepare_link(link: &NodeRef<'_>) {
+    let Some(target) = link.attr("href") else { return };
+    let Some(text) = link.descendants_it().find(|node| node.is_nonempty_text()) else {
+        if !target.starts_with('#') {
+            link.set_text(link.attr("aria-label").or_else(|| link.attr("title")).unwrap_or(target));
+        }
+        return;
+    };
+    if !has_block(link) {
+        return;
+    }
+    link.rename("div");
+    link.remove_attr("href");
+    let mut first = text;
+    while let Some(parent) = first.parent().filter(|parent| !is_block(parent)) {
+        first = parent;
+    }
+    let moved = link.tree.new_element("a");
+    moved.set_attr("href", &target);
+    first.insert_before(&moved);
+    let mut next = Some(first);
+    while let Some(node) = next.filter(|node| !is_block(node) && !has_block(node)) {
+        next = node.next_sibling();
+        moved.append_child(&node);
+    }
+}
+
+fn is_block(node: &NodeRef<'_>) -> bool {
+    CONVERTED_BLOCKS.iter().any(|name| node.has_name(name))
+}
+
+fn has_block(node: &NodeRef<'_>) -> bool {
+    node.descendants_it().any(|node| is_block(&node))
+}
+
+/// Makes the block at the beginning of a heading a part of its line, which the converter would end before it.
+fn prepare_heading(heading: &NodeRef<'_>) {
+    let mut node = *heading;
+    while let Some(first) = first_content(&node) {
+        if first.has_name("div") || first.has_name("p") {
+            first.rename("span");
+            first.insert_after(&first.tree.new_text(" "));
+        }
+        node = first;
+    }
+}
+
+fn first_content<'a>(node: &NodeRef<'a>) -> Option<NodeRef<'a>> {
+    node.children_it(false).find(|child| !child.is_text() || child.is_nonempty_text())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::markdown::html_to_markdown;
 
     #[test]
     fn depth_is_measured_on_the_tree_not_the_text() {
@@ -108,5 +275,60 @@ mod tests {
     #[test]
     fn skipped_elements_are_left_out() {
         assert_eq!(html_to_markdown("<h1>a</h1><style>b</style>", &["style"], 10).unwrap().trim(), "# a");
+    }
+
+    fn check(html: &str, expected: &str) {
+        let lines = html_to_markdown(html, &["img", "script", "svg"], 100).unwrap();
+        let lines: Vec<&str> = lines.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+        assert_eq!(lines.join("\n"), expected, "{html}");
+    }
+
+    #[test]
+    fn elements_on_lines_of_their_own_are_not_joined() {
+        check("<dl><dt>a<dd>b</dl><nav>c</nav><header>d</header><menu><li>e</menu>", "a\nb\nc\nd\n- e");
+        check(
+            "<select><option>a<option>b</select><figure>c<figcaption>d</figcaption></figure>",
+            "a\nb\nc\nd",
+        );
+        check("<b>a<p>b</p></b><i>c</i>", "a\nb\n*c*");
+    }
+
+    #[test]
+    fn tables_keep_captions_rows_and_cells() {
+        check(
+            "<table><caption>c</caption><tr><th>a<th>b<tr><td colspan=2>1<tr><th>2<td><code>3\n4\n5</code></table>",
+            "c\n| a | b |\n| - | - |\n| 1 |  |\n| 2 | `3 4 5` |",
+        );
+        check("<table><tr><td><a name=x>a<br>b</a><td>c</table>", "|   |   |\n| - | - |\n| a  <br>b | c |");
+        check("<ul><li>a<table><tr><th>b<tr><td>1</table></ul>", "- a\n| b |\n| - |\n| 1 |");
+    }
+
+    #[test]
+    fn cells_of_layout_tables_are_blocks() {
+        check("<table><tr><td>a<td><table><tr><th>b<tr><td>1</table></table>", "a\n| b |\n| - |\n| 1 |");
+        check("<table><tr><td>1\n2<td><pre>a\n  b</pre></table>", "1 2\n```\na\n  b\n```");
+        let uneven = format!("<table><tr>{}{}</table>", "<td>a".repeat(20), "<tr><td>b".repeat(20));
+        check(&uneven, &[["a"; 20], ["b"; 20]].concat().join("\n"));
+    }
+
+    #[test]
+    fn links_keep_targets_and_the_blocks_in_them() {
+        check("<a href=/u><h3>a</h3><p>b <b>c</b></p></a>", "### [a](/u)\nb **c**");
+        check("<a href=/u>\n<div><svg>x</svg><i>a</i> b<ul><li>c</ul></div></a>", "[a b](/u)\n- c");
+        check("<a href=/u><img src=i></a> <a href=/v title=t><svg>s</svg></a>", "[/u](/u) [t](/v \"t\")");
+        check("a<a href='#b'></a> <a name=c><p>d</p></a>", "a\nd");
+    }
+
+    #[test]
+    fn lines_of_code_are_kept() {
+        check("<pre>a<br> b<div>c</div><div>d</div></pre>", "```\na\n b\nc\nd\n```");
+        check("<pre class='x language-rs'><code>a\nb</code><code>c</code></pre>", "```rs\na\nb\nc\n```");
+        check("<p>a <code>b\nc</code> d</p>", "a `b c` d");
+    }
+
+    #[test]
+    fn headings_are_one_line() {
+        check("<h1><div>a</div></h1><h2>b<br>c</h2>", "# a\n## b c");
+        check("<h2><a href=/u><div>a</div></a><span>b</span></h2>", "## [a](/u) b");
     }
 }

@@ -24,11 +24,9 @@
 //! | `agent::model::DeltaListener` | [`LiveOutputStream`] | core NATS, for `millrace watch` |
 
 mod attempt;
-mod attempt_log;
 mod files;
 mod live_stream;
 mod models;
-mod order_check;
 mod order_lease;
 mod program;
 mod pull;
@@ -151,8 +149,8 @@ struct HostContext {
     /// The number of invalid orders.
     invalid_orders: AtomicU64,
     /// The check for orders whose decision is not in the log.
-    order_check: order_check::OrderCheck,
-    log_limit: Arc<attempt_log::AttemptLogLimit>,
+    order_check: order_lease::OrderCheck,
+    log_limit: Arc<runner::AttemptLogLimit>,
 }
 
 /// Kills the root actor when the future of [`serve_queues`] is dropped; orders in flight are redelivered when their leases
@@ -191,14 +189,14 @@ pub fn serve_queues<'a>(
             return Ok(());
         }
         statuses.values().for_each(|status| status.set_registered());
-        let log_limit = Arc::new(attempt_log::AttemptLogLimit::new(Instant::now()));
+        let log_limit = Arc::new(runner::AttemptLogLimit::new(Instant::now()));
         let shared = Arc::new(HostContext {
             bus: bus.clone(),
             id,
             health,
             statuses,
             invalid_orders: AtomicU64::new(0),
-            order_check: order_check::OrderCheck::default(),
+            order_check: order_lease::OrderCheck::default(),
             log_limit: Arc::clone(&log_limit),
         });
         let arguments = root::HostRootArguments { shared, services, heartbeat: heartbeat.clone(), grace };

@@ -1,23 +1,20 @@
 //! Language models behind one interface, in layers of which each uses only those below:
 //!
 //! ```text
-//! factory        builds models from selections
+//! factory        builds models from selections; a model and its fallbacks are tried in order
 //! ├─ cassette, script   record and replay requests; a scripted model for tests and demonstrations
-//! ├─ fallback    a model and its fallbacks, tried in order
 //! ├─ resilience  one call: structured output, retries, the circuit breaker, the cluster's rate limits, the cost
 //! ├─ structured  structured output and tool calls, in whatever form the model supports
 //! ├─ table, provider    prices and settings by model; the list of providers, one row each, and names of models
 //! ├─ wire        the providers' HTTP APIs
-//! ├─ families, estimate, limits, http_client, selection
+//! ├─ families, limits, http_client, selection
 //! └─ model       requests and replies, with images
 //! ```
 //! The crate knows nothing of agents, tools or NATS. API keys stay in [`provider`] and [`wire`] and leave the process only in a request
 //! header.
 
 pub mod cassette;
-pub mod estimate;
 pub mod factory;
-pub mod fallback;
 pub mod families;
 pub mod http_client;
 pub mod image;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
-use millrace_models::fallback::with_fallbacks;
+use millrace_models::factory::with_fallbacks;
 use millrace_models::model::{Delta, DeltaListener, Model, ModelError, ProviderDeadline, Reply};
 use millrace_models::provider::ProviderRow;
 use millrace_models::resilience::breaker::CircuitBreaker;

@@ -24,10 +24,11 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use super::files::WrittenFiles;
+use super::command::WrittenFiles;
 use super::{
     ExternalFailure, ExternalOutput, ExternalTask, ExternalWorkState, begin_or_resume_work, record_output,
 };
+
 use crate::{Attempt, Capability, CapabilityOutcome};
 
 /// The default timeout, including retries.

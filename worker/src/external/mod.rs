@@ -4,7 +4,6 @@
 //! has the steps `begin`, `wait.1`, `begin.1`, `wait.2`, …, `outcome`.
 
 pub(crate) mod command;
-mod files;
 pub(crate) mod http;
 mod waits;
 
@@ -22,7 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use files::{FilesStep, WrittenFiles};
+use command::{FilesStep, WrittenFiles};
 use waits::{DelegatingAttempt, RequestedWaits};
 
 use crate::Attempt;
@@ -166,7 +165,7 @@ async fn begin_or_resume_work(
             attempt.host.record(&begin, &Value::Null).await?;
             return Ok(ExternalWorkState::Pending(waited));
         }
-        let mut ends = vec![OUTCOME.to_owned(), format!("wait.{}", waited + 1), files::step_name(waited)];
+        let mut ends = vec![OUTCOME.to_owned(), format!("wait.{}", waited + 1), command::step_name(waited)];
         let unreadable = |mistake| {
             TaskError::new(ErrorKind::Panic, format!("the recorded outcome can't be read: {mistake}"))
         };

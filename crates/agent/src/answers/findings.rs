@@ -15,12 +15,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{content, marks};
+use super::content;
 use crate::citations::{self, collapse_whitespace};
+
 use crate::corpus::{Corpus, Document};
+
 use crate::model::{AnswerSchema, ModelAbility};
+
 use crate::spec::AnswerForm;
 use crate::tool::{schema_of, unknown_document_error};
+
 use crate::turn::{Answer, parse_json_answer};
 
 /// The most tokens of an answer. It stops small models that repeat themselves endlessly.
@@ -396,7 +400,7 @@ fn build_result(findings: &Findings, quoted: Vec<(&Document, Quotation)>) -> Tas
         .filter_map(|mark| quotation_index(mark, quotations.len()))
         .collect();
     let mut output =
-        marks::remove_repeated_citations(&citations::rename_citations(&output, &quotations, name));
+        content::remove_repeated_citations(&citations::rename_citations(&output, &quotations, name));
     for (_, quotation) in quotations.iter().enumerate().filter(|(at, _)| !cited.contains(at)) {
         output.push_str(&format!(
             "\n\n{}",
@@ -410,11 +414,11 @@ fn build_result(findings: &Findings, quoted: Vec<(&Document, Quotation)>) -> Tas
     let summary =
         citations::rename_citations(&citations::split_combined_citations(&summary), &quotations, name);
     TaskResult {
-        summary: marks::remove_repeated_citations(&summary),
+        summary: content::remove_repeated_citations(&summary),
         output,
         notes: findings.notes.clone().filter(|notes| !notes.trim().is_empty()),
         sources,
-        quotations: marks::remove_duplicate_quotations(quotations),
+        quotations: content::remove_duplicate_quotations(quotations),
         answered: findings.answered,
         ..TaskResult::default()
     }

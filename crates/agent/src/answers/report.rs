@@ -10,12 +10,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::content;
 use super::findings::summarize_output;
-use super::{content, marks};
 use crate::citations;
 use crate::model::{AnswerSchema, ModelAbility};
+
 use crate::spec::{AnswerForm, format_utc_date};
+
 use crate::tool::{ResultEntry, TaskResultSource, ToolError, schema_of};
+
 use crate::turn::{Answer, parse_json_answer};
 
 /// The most sources that a correction lists.
@@ -117,7 +120,7 @@ impl NumberedResults {
             .collect();
         let number = |id: &str| numbers.iter().find(|(own, _)| own == id).map(|(_, number)| number.clone());
         let renumber = |text: &str| {
-            marks::remove_repeated_citations(&citations::rename_citations(text, &result.quotations, number))
+            content::remove_repeated_citations(&citations::rename_citations(text, &result.quotations, number))
         };
         let (output, summary) = (renumber(&result.output), renumber(&result.summary));
         let quotations: Vec<Quotation> = result
@@ -247,9 +250,9 @@ impl NumberedResults {
         let quotations = self.quotations.iter().filter_map(|quotation| {
             Some(Quotation { source: number(&quotation.source)?, ..quotation.clone() })
         });
-        let quotations = marks::remove_duplicate_quotations(quotations.collect());
+        let quotations = content::remove_duplicate_quotations(quotations.collect());
         let renumber = |text: &str| {
-            marks::remove_repeated_citations(&citations::rename_citations(text, &self.quotations, name))
+            content::remove_repeated_citations(&citations::rename_citations(text, &self.quotations, name))
         };
         let numbered = sources.iter().enumerate();
         let sources: Vec<Source> =

@@ -6,10 +6,8 @@
 mod document;
 mod index;
 pub mod pages;
-mod passage;
 mod reading;
 mod search;
-mod skipped;
 mod store;
 mod tokens;
 mod walk;
@@ -24,8 +22,8 @@ pub use document::{Document, DocumentPlace, WebPage};
 pub(crate) use reading::encode_hex;
 pub(crate) use reading::{BinaryContent, normalize_text, read_binary_content};
 pub use reading::{InputFile, MAX_LINE, read_document};
+pub use reading::{MAX_BYTES, SUPPORTED, SkipReason, SkippedFile};
 pub use search::{SearchHit, SearchResults, WordDocumentCount};
-pub use skipped::{MAX_BYTES, SUPPORTED, SkipReason, SkippedFile};
 pub(crate) use tokens::{fold_words, tokenize};
 pub use walk::{FolderWalkError, ListedFile, list_folder_files};
 

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Document;
+use super::index::Passage;
 use super::index::{CorpusIndex, FieldStatistics, IndexedField};
-use super::passage::Passage;
+
 use super::tokens::tokenize;
 
 /// The weight of a word in a document's path or title, relative to one in the passage.

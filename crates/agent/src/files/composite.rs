@@ -1,14 +1,19 @@
-//! Combines several file backends: each path belongs to the backend with the longest matching folder. It stores nothing
-//! and only translates paths.
+//! Combines several file backends: each path belongs to the backend with the longest matching folder. It stores nothing and only
+//! translates paths. The read-only backends that are mounted so are here too: the documents of a run, with the paths of the document
+//! tools, and the files of skills, with paths `/NAME/…` by the name of the skill.
 
 use std::sync::Arc;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, ready};
 
 use super::{
     FileContent, FileEntry, FilePath, Files, FilesError, OpenFile, StoredContent, WriteCondition, is_below,
 };
+
+use crate::corpus::{Corpus, Document};
+
+use crate::skills::{PackagedFile, Skill};
 
 /// A root backend, and other backends mounted on folders.
 pub struct CompositeFiles {
@@ -196,6 +201,138 @@ impl Files for CompositeFiles {
                 .map_err(|error| error_with_outer_path(error, backend.folder))
         }
         .boxed()
+    }
+}
+
+/// The documents of a run. Documents whose path is not a valid file path are left out.
+pub struct DocumentFiles(Arc<Corpus>);
+
+impl DocumentFiles {
+    /// The documents of a corpus.
+    #[must_use]
+    pub fn new(corpus: Arc<Corpus>) -> Self {
+        Self(corpus)
+    }
+}
+
+fn document_file_entry(document: &Document) -> Option<FileEntry> {
+    let path = FilePath::new(&document.path).ok()?;
+    Some(FileEntry {
+        path,
+        size: document.text().len() as u64,
+        version: 1,
+        author: "the run's documents".into(),
+    })
+}
+
+fn documents_read_only_error<T: Send + 'static>() -> BoxFuture<'static, Result<T, FilesError>> {
+    ready(Err(FilesError::Denied("the run's documents are read-only; write to another path".into()))).boxed()
+}
+
+impl Files for DocumentFiles {
+    fn list<'a>(&'a self, folder: &'a str) -> BoxFuture<'a, Result<Vec<FileEntry>, FilesError>> {
+        let entries = self.0.documents().iter().filter_map(document_file_entry);
+        let mut entries: Vec<FileEntry> = entries.filter(|entry| is_below(&entry.path, folder)).collect();
+        entries.sort_by(|a, b| a.path.cmp(&b.path));
+        ready(Ok(entries)).boxed()
+    }
+
+    fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<FileContent>, FilesError>> {
+        let relative = path.as_str().trim_start_matches('/');
+        let document = self.0.find_document(relative).or_else(|| self.0.find_document(path.as_str()));
+        let content = document.and_then(|document| {
+            Some(FileContent {
+                entry: document_file_entry(document)?,
+                bytes: document.text().as_bytes().to_vec(),
+            })
+        });
+        ready(Ok(content)).boxed()
+    }
+
+    fn write<'a>(
+        &'a self,
+        _: &'a FilePath,
+        _: Vec<u8>,
+        _: WriteCondition,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>> {
+        documents_read_only_error()
+    }
+
+    fn delete<'a>(
+        &'a self,
+        _: &'a FilePath,
+        _: WriteCondition,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<(), FilesError>> {
+        documents_read_only_error()
+    }
+}
+
+/// The files of the skills of an attempt.
+pub struct SkillFiles(Vec<Arc<Skill>>);
+
+impl SkillFiles {
+    /// The files of these skills.
+    #[must_use]
+    pub fn new(skills: Vec<Arc<Skill>>) -> Self {
+        Self(skills)
+    }
+
+    fn all_files(&self) -> impl Iterator<Item = (FilePath, &Skill, &PackagedFile)> {
+        self.0.iter().flat_map(|skill| {
+            skill.package.files.iter().filter_map(move |file| {
+                let path = FilePath::new(&format!("{}{}", skill.entry.name, file.path)).ok()?;
+                Some((path, skill.as_ref(), file))
+            })
+        })
+    }
+}
+
+fn skill_file_entry(path: FilePath, skill: &Skill, file: &PackagedFile) -> FileEntry {
+    let author = format!("the skill {}", skill.entry.name);
+    FileEntry { path, size: file.content.len() as u64, version: 1, author }
+}
+
+fn read_only_error<T: Send + 'static>(path: &FilePath) -> BoxFuture<'static, Result<T, FilesError>> {
+    let text =
+        format!("/skills{path} can't be changed: skills are read-only; write to a path outside of /skills");
+    ready(Err(FilesError::Denied(text))).boxed()
+}
+
+impl Files for SkillFiles {
+    fn list<'a>(&'a self, folder: &'a str) -> BoxFuture<'a, Result<Vec<FileEntry>, FilesError>> {
+        let entries = self.all_files().filter(|(path, ..)| is_below(path, folder));
+        let mut entries: Vec<FileEntry> =
+            entries.map(|(path, skill, file)| skill_file_entry(path, skill, file)).collect();
+        entries.sort_by(|a, b| a.path.cmp(&b.path));
+        ready(Ok(entries)).boxed()
+    }
+
+    fn read<'a>(&'a self, path: &'a FilePath) -> BoxFuture<'a, Result<Option<FileContent>, FilesError>> {
+        let content = self.all_files().find(|(known, ..)| known == path).map(|(path, skill, file)| {
+            FileContent { entry: skill_file_entry(path, skill, file), bytes: file.content.to_vec() }
+        });
+        ready(Ok(content)).boxed()
+    }
+
+    fn write<'a>(
+        &'a self,
+        path: &'a FilePath,
+        _: Vec<u8>,
+        _: WriteCondition,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<u64, FilesError>> {
+        read_only_error(path)
+    }
+
+    fn delete<'a>(
+        &'a self,
+        path: &'a FilePath,
+        _: WriteCondition,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<(), FilesError>> {
+        read_only_error(path)
     }
 }
 

@@ -9,32 +9,29 @@
 //! └─ SkillFiles        the agent's skills, read-only
 //! ```
 //! [`permissions`] define what an agent may do with them; a [`WorkingCopy`] gives them to a program.
+//!
+//! Contents that are read part by part, because they may be larger than the memory of a worker.
+//!
+//! Suggestions for names that do not exist.
 
 mod composite;
-mod documents;
 mod folder;
 mod local_file;
-mod nearest;
 pub mod permissions;
-mod program_files;
-mod skills;
-mod stream;
 mod working_copy;
 
+use bytes::Bytes;
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, ready};
+use millrace_protocol::wire::BlobRef;
 use serde::{Deserialize, Serialize};
+use strsim::osa_distance;
 
-pub use millrace_protocol::file::{FilePath, InvalidFilePath, MAX_FILE, MAX_PATH, WriteCondition};
-
-pub use composite::CompositeFiles;
-pub use documents::DocumentFiles;
+pub use composite::{CompositeFiles, DocumentFiles, SkillFiles};
 pub use folder::FolderFiles;
-pub use nearest::find_nearest_names;
-pub use program_files::{MaxFiles, MaxMegabytes, PathPatterns, ProgramFiles};
-pub use skills::SkillFiles;
-pub use stream::{ContentStream, InMemoryContent, OpenFile, StoredContent, read_whole_content};
+pub use millrace_protocol::file::{FilePath, InvalidFilePath, MAX_FILE, MAX_PATH, WriteCondition};
 pub use working_copy::{AgentFiles, FileChange, FileChanges, FileDigest, WorkingCopy, sha256_hex};
+pub use working_copy::{MaxFiles, MaxMegabytes, PathPatterns, ProgramFiles};
 
 /// A file without its content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,4 +158,107 @@ pub enum FilesError {
     /// The backend is unavailable. A retry may succeed.
     #[error("{0}")]
     Unavailable(String),
+}
+
+/// A content that is read part by part.
+pub trait ContentStream: Send {
+    /// Returns the next part; `None` after the last one.
+    ///
+    /// # Errors
+    /// The content is damaged, or reading failed. The caller discards the earlier parts.
+    fn next_part(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, FilesError>>;
+}
+
+/// A file whose content is read part by part.
+pub struct OpenFile {
+    pub entry: FileEntry,
+    pub content: Box<dyn ContentStream>,
+}
+
+/// A content that is in the blob store of the cluster.
+pub struct StoredContent {
+    /// Its address.
+    pub blob: BlobRef,
+    /// The content itself.
+    pub content: Box<dyn ContentStream>,
+}
+
+/// A content in memory, as one part.
+pub struct InMemoryContent(Option<Bytes>);
+
+impl InMemoryContent {
+    /// The content.
+    #[must_use]
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self(Some(Bytes::from(bytes)).filter(|bytes| !bytes.is_empty()))
+    }
+}
+
+impl ContentStream for InMemoryContent {
+    fn next_part(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, FilesError>> {
+        ready(Ok(self.0.take())).boxed()
+    }
+}
+
+/// Reads a content as a whole.
+///
+/// # Errors
+/// It can't be read, or has more than `max` bytes: [`FilesError::Broken`].
+pub async fn read_whole_content(content: &mut dyn ContentStream, max: u64) -> Result<Vec<u8>, FilesError> {
+    let mut bytes = Vec::new();
+    while let Some(part) = content.next_part().await? {
+        if (bytes.len() + part.len()) as u64 > max {
+            return Err(FilesError::Broken(format!("the content has more than {max} bytes")));
+        }
+        bytes.extend_from_slice(&part);
+    }
+    Ok(bytes)
+}
+
+/// The maximum number of suggestions.
+const MOST: usize = 3;
+
+/// Returns the names most similar to `wanted`, best first, at most three: those with the same last part, then those that
+/// differ in few characters. Empty if nothing is similar.
+#[must_use]
+pub fn find_nearest_names<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let folded = wanted.to_lowercase();
+    let mut near: Vec<(usize, &str)> =
+        names.into_iter().filter_map(|name| Some((name_distance(&folded, name)?, name))).collect();
+    near.sort_unstable();
+    near.into_iter().take(MOST).map(|(_, name)| name).collect()
+}
+
+/// The distance of a name from the wanted one; `None` if they are not similar.
+fn name_distance(wanted: &str, name: &str) -> Option<usize> {
+    let name = name.to_lowercase();
+    if last_path_part(&name) == last_path_part(wanted) {
+        return Some(0);
+    }
+    let in_name = osa_distance(last_path_part(wanted), last_path_part(&name)) + 1;
+    let near = osa_distance(wanted, &name).min(in_name);
+    (near <= 1 + last_path_part(wanted).chars().count() / 4).then_some(near)
+}
+
+fn last_path_part(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_similar_names_are_suggested() {
+        let names = ["/notes/plan.md", "/report.md", "/data/table.csv", "/Report2.md"];
+        for (wanted, expected) in [
+            ("/plan.md", vec!["/notes/plan.md"]),
+            ("/reprot.md", vec!["/report.md", "/Report2.md"]),
+            ("/report.txt", vec!["/report.md"]),
+            ("/REPORT.md", vec!["/report.md", "/Report2.md"]),
+            ("/other", vec![]),
+        ] {
+            assert_eq!(find_nearest_names(wanted, names), expected, "{wanted}");
+        }
+    }
 }

@@ -8,13 +8,20 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::apply::{ChangeError, apply_change};
+use super::change::{ChangeError, apply_change};
+
 use super::form::{PlanningForm, max_questions};
+
 use super::normalize::find_implied_final_task;
-use super::request::{CancelRequest, ChangeRequest, PatchRequest, RetryRequest, TaskRequest, shorten_schema};
+use super::normalize::{
+    CancelRequest, ChangeRequest, PatchRequest, RetryRequest, TaskRequest, shorten_schema,
+};
+
 use super::{count_added_tasks, filter_visible_offers, has_work_in_progress};
+
 use crate::model::AnswerSchema;
 use crate::roles::{PRODUCER, RESEARCH};
+
 use crate::sources::CapabilityOffer;
 use crate::tool::schema_of;
 use crate::turn::Answer;

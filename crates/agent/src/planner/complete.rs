@@ -8,9 +8,11 @@ use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::{OnFailedDependency, Plan};
 
 use super::answer::PlanAnswer;
+use super::normalize::TaskRequest;
 use super::normalize::{choose_task_ids, find_capability, find_task_id, resolve_task};
-use super::request::TaskRequest;
+
 use super::{CapabilityOffer, filter_visible_offers};
+
 use crate::roles::{PRODUCER, RESEARCH};
 
 /// The maximum number of questions of one plan; the others are joined to the last.

@@ -13,7 +13,6 @@
 //! before.
 
 mod answer;
-mod apply;
 mod board;
 mod board_tasks;
 mod change;
@@ -22,7 +21,6 @@ mod form;
 mod inspect;
 mod messages;
 mod normalize;
-mod request;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,13 +35,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::AnswerSchema;
 use crate::roles::{DocumentList, MAX_OUTPUT_TOKENS, PRODUCER, RESEARCH};
+
 use crate::sources::{CapabilityOffer, OrderInputs};
+
 use crate::spec::Template;
 use crate::tool::Tool;
 
 pub use answer::PlanAnswer;
 pub use form::PlanningForm;
-pub use request::{CancelRequest, PatchRequest, RetryRequest, TaskRequest};
+pub use normalize::{CancelRequest, PatchRequest, RetryRequest, TaskRequest};
 
 pub(crate) use board::{BoardFacts, read_board};
 

@@ -19,7 +19,6 @@
 //!   (`tests/tests/agent_takeover.rs::takeover_after_any_append_continues_with_all_that_the_agent_has`)
 
 mod agent;
-mod documents;
 mod environment;
 mod host;
 mod inputs;
@@ -28,9 +27,7 @@ mod models;
 mod plan;
 mod prompts;
 mod rerun;
-mod results;
 mod review;
-mod skills;
 pub mod tools;
 
 pub use agent::AgentSession;

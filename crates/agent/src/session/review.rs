@@ -28,18 +28,22 @@ use serde_json::Value;
 use super::environment::{
     SessionEnvironment, SessionError, host_error, invalid_order_error, read_beginning, restore_prompt,
 };
+
 use super::host::AgentHost;
+use super::inputs::InputResults;
 use super::models::RunModels;
-use super::results::InputResults;
 use crate::critic::checks::build_verdict;
 use crate::critic::standing::{
     ReviewedResult, check_standing_criteria, is_settled_by_code, select_asked_criteria, verdict_without_model,
 };
+
 use crate::critic::{
     Judgement, JudgementValidator, ModelVerdict, ReviewEvidence, ReviewPanel, ReviewTask, build_review_brief,
 };
+
 use crate::files::Files;
 use crate::model::{DeltaListener, Model, ModelAbility, ModelSelection};
+
 use crate::roles::DocumentList;
 use crate::sources::OrderInputs;
 use crate::tool::TaskResultSource;

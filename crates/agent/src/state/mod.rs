@@ -10,6 +10,8 @@
 //!    └─ end_turn      at most one change of the phase
 //! ```
 //!
+//! The tools over an agent's state. The machine answers their calls: see [`super::AgentState::run_tool`].
+//!
 //! # Invariants
 //!
 //! - I153: A veto of a policy changes nothing, and the model reads the reason; falsy defaults are values.
@@ -21,29 +23,29 @@
 //!   `crates/agent/tests/turn/programs.rs::stored_machine_keeps_state_and_phase`,
 //!   `crates/agent/src/state/mod.rs::phases_change_once_a_turn_in_the_order_of_the_list`)
 
-mod condition;
 mod policy;
 mod reference;
-mod tools;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use millrace_strict_yaml::{tidy_schema, without_defaults};
+use policy::JudgedValue;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::model::ToolSpec;
 use crate::skills::{SkillEntry, SkillProgress};
+
 use crate::spec::fields::AnyObject;
 use crate::spec::template::{Template, TemplateError};
 
-pub use condition::{Condition, ConditionView};
-pub use policy::{StateOperation, StatePolicy};
-pub(crate) use reference::{list_references, resolve_schema, without_references};
-pub use tools::create_state_tools;
+use crate::tool::{Call, InnerTool, Output, Tool, ToolError};
 
-use policy::JudgedValue;
+pub use policy::{Condition, ConditionView, StateOperation, StatePolicy};
+pub(crate) use reference::{list_references, resolve_schema, without_references};
 
 /// The maximum size of a value as JSON, in bytes.
 const MAX_VALUE: usize = 64 * 1024;
@@ -240,7 +242,7 @@ impl AgentState {
             return Ok(spec.clone());
         }
         let schema = resolve_schema(&field.schema, &self.values)?;
-        Ok(tools::describe_tool(&name, &StateField { schema, ..field.clone() }, operation))
+        Ok(describe_tool(&name, &StateField { schema, ..field.clone() }, operation))
     }
 
     fn find_operation(&self, tool: &str) -> Option<(String, StateOperation)> {
@@ -354,6 +356,65 @@ impl AgentState {
     fn view(&self) -> ConditionView<'_> {
         let Self { values, phase, skills, .. } = self;
         ConditionView { state: values, phase, skills, old: None, value: None }
+    }
+}
+
+struct StateTool(ToolSpec);
+
+/// Creates the tools over the fields that an agent may read or write. Their schemas are those before any reference to the state is
+/// resolved: [`AgentState::resolve_tool_spec`] returns the current ones.
+#[must_use]
+pub fn create_state_tools(rules: &StateRules) -> Vec<Arc<dyn Tool>> {
+    let tools = rules.fields.iter().flat_map(|(name, field)| {
+        field.operations().map(move |operation| -> Arc<dyn Tool> {
+            let field = StateField { schema: without_references(&field.schema), ..field.clone() };
+            Arc::new(StateTool(describe_tool(name, &field, operation)))
+        })
+    });
+    tools.collect()
+}
+
+fn describe_tool(name: &str, field: &StateField, operation: StateOperation) -> ToolSpec {
+    let (description, value) = match operation {
+        StateOperation::Get => (format!("Returns the value of {name}"), None),
+        StateOperation::Set => (format!("Sets the value of {name}"), Some(field.schema.clone())),
+        StateOperation::Append => {
+            let items = field.schema.get("items").cloned().unwrap_or_else(|| json!({}));
+            (format!("Adds an item to the list {name}"), Some(items))
+        }
+    };
+    let description = match field.description.as_str() {
+        "" => format!("{description}."),
+        text => format!("{description}: {text}"),
+    };
+    let schema = match value {
+        None => json!({"type": "object", "properties": {}, "additionalProperties": false}),
+        Some(value) => json!({
+            "type": "object",
+            "properties": {"value": value},
+            "required": ["value"],
+            "additionalProperties": false,
+        }),
+    };
+    ToolSpec {
+        name: state_tool_name(operation, name),
+        description: description.into(),
+        schema: schema.into(),
+    }
+}
+
+impl Tool for StateTool {
+    fn spec(&self) -> ToolSpec {
+        self.0.clone()
+    }
+
+    fn inner(&self) -> Option<InnerTool> {
+        Some(InnerTool::State)
+    }
+
+    fn call<'a>(&'a self, _: Value, _: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
+        let text = format!("{} works only inside an agent's conversation", self.0.name);
+        Box::pin(futures::future::ready(Err(ToolError::Refused(text))))
     }
 }
 

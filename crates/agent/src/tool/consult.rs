@@ -1,6 +1,9 @@
 //! The tool with which an agent asks another capability a short question: one model reply under that capability's
 //! instructions, without tools. It owns the limits of question, context and answer; [`ConsultableCapabilities`] provides the
 //! capabilities and models.
+//!
+//! The shared budget for model calls by the tool calls of one turn. The calls run concurrently and charge this budget, so
+//! that together they exceed an amount by at most one model request. The turn sets the amounts.
 
 use std::sync::Arc;
 
@@ -8,15 +11,16 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_models::model::{Message, Model, Request};
 use millrace_protocol::ids::{Capability, TaskId};
+use millrace_protocol::plan::ResourceAmounts;
 use millrace_protocol::result::{CapabilityDescription, ModelUsage, Usage};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::sync::{Mutex, MutexGuard};
 
-use super::{
-    Call, ModelCallBudget, Output, TaskResultSource, Tool, ToolError, ToolSpec, read_arguments, schema_of,
-};
+use super::{Call, Output, TaskResultSource, Tool, ToolError, ToolSpec, read_arguments, schema_of};
 use crate::material::{NOTICE, keep_beginning_and_end, prefix_lines_with_bar};
+
 use crate::turn::describe_uncounted_cost;
 
 /// The tool's name.
@@ -231,6 +235,57 @@ fn format_question(question: &str, context: &str) -> String {
 
 fn refused_error(text: impl Into<String>) -> ToolError {
     ToolError::Refused(text.into())
+}
+
+/// The model usage that the calls of a turn may have together. The default is unlimited.
+#[derive(Debug, Clone, Default)]
+pub struct ModelCallBudget(Option<Arc<Mutex<ResourceAmounts>>>);
+
+impl ModelCallBudget {
+    /// A budget of these amounts; unlimited if there are none.
+    #[must_use]
+    pub fn new(left: ResourceAmounts) -> Self {
+        Self((!left.is_empty()).then(|| Arc::new(Mutex::new(left))))
+    }
+
+    /// Locks it. While it is locked, no other call of the turn can call a model; an unlimited budget does not lock.
+    pub async fn lock(&self) -> ModelCallBudgetGuard<'_> {
+        match &self.0 {
+            None => ModelCallBudgetGuard(None),
+            Some(left) => ModelCallBudgetGuard(Some(left.lock().await)),
+        }
+    }
+}
+
+/// A locked budget.
+pub struct ModelCallBudgetGuard<'a>(Option<MutexGuard<'a, ResourceAmounts>>);
+
+impl ModelCallBudgetGuard<'_> {
+    /// `true` if no model request is left.
+    pub fn is_used_up(&self) -> bool {
+        self.0.as_ref().is_some_and(|left| left.iter().any(|(_, amount)| amount == 0))
+    }
+
+    /// `true` if the cost is limited.
+    pub fn limits_cost(&self) -> bool {
+        self.0.as_ref().is_some_and(|left| left.cost_micros.is_some())
+    }
+
+    /// The maximum number of tokens of the next reply.
+    pub fn max_reply_tokens(&self) -> u32 {
+        let left =
+            self.0.as_ref().and_then(|left| [left.tokens, left.output_tokens].into_iter().flatten().min());
+        left.and_then(|left| u32::try_from(left).ok()).unwrap_or(u32::MAX)
+    }
+
+    /// Deducts usage.
+    pub fn charge_usage(&mut self, used: &Usage) {
+        let Some(left) = &mut self.0 else { return };
+        let now = **left;
+        for (dimension, amount) in now.iter() {
+            left.set(dimension, Some(amount.saturating_sub(dimension.amount_used(used))));
+        }
+    }
 }
 
 #[cfg(test)]

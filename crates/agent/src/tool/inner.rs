@@ -1,14 +1,19 @@
 //! The inner tools, which the machine itself answers: a place to think, a to-do list and notes. This file owns their specs
 //! and descriptions; their effects are part of the machine's state, so none of them is journaled.
+//!
+//! The current time, as a tool.
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::BoxFuture;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Call, Output, Tool, ToolError, ToolSpec, typed_spec};
+use super::{Call, Output, Tool, ToolError, ToolSpec, tool_from_function, typed_spec};
 
 /// The maximum number of characters of one note.
 pub const MAX_NOTE: usize = 4_000;
@@ -183,5 +188,36 @@ impl Tool for InnerToolAdapter {
     fn call<'a>(&'a self, _: Value, _: &'a Call) -> BoxFuture<'a, Result<Output, ToolError>> {
         let text = format!("{} works only inside an agent's conversation", self.spec.name);
         Box::pin(futures::future::ready(Err(ToolError::Refused(text))))
+    }
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "Now")]
+#[serde(deny_unknown_fields)]
+struct NowArguments {}
+
+/// `now{}`: the current time in UTC, with the date and the day of the week.
+#[must_use]
+pub fn now_tool() -> Arc<dyn Tool> {
+    tool_from_function(
+        "now",
+        "The current date and time in UTC, with the day of the week.",
+        |NowArguments {}: NowArguments, _| async { Ok(format_time(Timestamp::now())) },
+    )
+}
+
+/// `2026-11-22T03:00:00Z (Sunday, 22 November 2026)`.
+fn format_time(now: Timestamp) -> String {
+    now.to_zoned(TimeZone::UTC).strftime("%Y-%m-%dT%H:%M:%SZ (%A, %-d %B %Y)").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_has_its_date_and_day() {
+        let time = Timestamp::from_second(1_795_316_400).unwrap();
+        assert_eq!(format_time(time), "2026-11-22T03:00:00Z (Sunday, 22 November 2026)");
     }
 }

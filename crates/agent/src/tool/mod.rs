@@ -2,9 +2,6 @@
 //! themselves are in the other files of this folder. A tool only gets arguments that fit its schema, and a panic in a tool
 //! does not end the agent.
 
-mod arguments;
-mod ask;
-mod call_budget;
 mod children;
 mod consult;
 mod delegation;
@@ -12,7 +9,6 @@ mod documents;
 pub mod files;
 mod inner;
 mod results;
-mod small;
 mod specs;
 mod waiting;
 
@@ -37,13 +33,12 @@ use serde_json::Value;
 
 use crate::corpus::pages::PageContent;
 use crate::files::{AgentFiles, FileChanges};
+
 use crate::turn::{ArtifactChange, ForkedConversation};
 
-pub(crate) use arguments::parse_lenient_json;
-pub use ask::ask_user_tool;
-pub use call_budget::{ModelCallBudget, ModelCallBudgetGuard};
 pub use children::{ChildLimits, ChildTasks};
 pub use consult::{ConsultableCapabilities, consult_tool};
+pub use consult::{ModelCallBudget, ModelCallBudgetGuard};
 pub use delegation::{
     cancel_child_tool, check_task_tool, list_tasks_tool, message_task_tool, start_task_tool, task_tool,
     wait_for_tool,
@@ -54,6 +49,7 @@ pub use documents::{
 };
 pub(crate) use documents::{find_passages, list_shown_lines, parse_numbered_lines, unknown_document_error};
 pub(crate) use inner::APPEND_NOTE_NAME;
+pub use inner::now_tool;
 pub(crate) use inner::{AppendNoteArguments, ReadNotesArguments, ThinkArguments, WriteTodosArguments};
 pub use inner::{
     InnerTool, MAX_NOTE, MAX_NOTES_READ, MAX_TODOS, Todo, TodoStatus, append_note_tool,
@@ -65,9 +61,10 @@ pub use results::{
     list_completed_tasks_tool,
 };
 pub(crate) use results::{ResultView, keep_head_and_tail};
-pub use small::now_tool;
 pub use specs::ToolSpecs;
 pub(crate) use specs::ValidatedCall;
+pub(crate) use specs::parse_lenient_json;
+pub use waiting::ask_user_tool;
 pub(crate) use waiting::{CONTINUE_AT_FIRST, describe_wait_end};
 pub use waiting::{continue_at_first_tool, sleep_for_tool, sleep_until_tool, wait_for_event_tool};
 

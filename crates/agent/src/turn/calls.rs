@@ -23,12 +23,15 @@ use millrace_protocol::wire::InlineOrStoredBytes;
 use serde_json::Value;
 
 use super::conversation::Conversation;
-use super::drive_error::{decode_step, encode_step};
 use super::fork::ForkedConversation;
+use super::outcome::{decode_step, encode_step};
+
 use super::record::{BegunCallsStep, FileChangesStep, ToolCallRecord};
+
 use super::{
     DriveError, FileChangesError, Host, Machine, RecordedChanges, ValidatedToolCall, WrittenChanges,
 };
+
 use crate::corpus::pages::PageContent;
 use crate::files::FileChanges;
 use crate::tool::{CONTINUE_AT_FIRST, Effect, ModelCallBudget, Tool};

@@ -29,11 +29,16 @@ use tracing::{debug, warn};
 
 use super::calls::TurnCalls;
 use super::conversation::{AnswerCheck, Conversation};
-use super::drive_error::{DriveError, decode_step, encode_step};
-use super::keepalive::KeepaliveListener;
+
+use super::outage::KeepaliveListener;
 use super::outage::{Outage, OutageStep};
+
+use super::outcome::{DriveError, decode_step, encode_step};
+
 use super::record::{ModelStep, ModelStepOutcome, SentMessages, SinceLastRequest, to_millis};
+
 use super::{Answer, Host, Machine, MachineStep, WorkFailure, WorkOutcome, WorkSummary};
+
 use crate::model::{Delta, Image, ImageRoom, Message, Model, ModelError, Reply, Request, ToolResult};
 
 /// The step that holds a conversation after its answer.

@@ -1,36 +1,30 @@
 //! One agent's work on one task: the [`Machine`] decides the next step and performs no I/O, the loop in `drive` carries the
 //! step out of a [`Conversation`], and the [`Host`] records each completed step so that it is never repeated.
 
-mod allowance;
 mod answer;
 mod calls;
 mod compact;
 mod context;
 mod conversation;
 mod drive;
-mod drive_error;
 mod file_changes;
 mod fork;
 mod host;
-mod keepalive;
 mod limits;
 mod machine;
-mod name;
 mod outage;
 mod outcome;
 mod read_lines;
 pub(crate) mod record;
 mod scratch;
-mod usage_totals;
 
 pub(crate) use answer::parse_json_answer;
 pub use answer::{Answer, JsonAnswer, PlainText};
 pub use calls::MAX_RESULT;
 pub use context::ContextSettings;
+pub use conversation::AttemptName;
 pub use conversation::{AnswerCheck, ContinuedConversation, Conversation};
 pub(crate) use drive::CONVERSATION_STEP;
-pub use drive_error::DriveError;
-pub(crate) use drive_error::describe_uncounted_cost;
 pub use file_changes::{ArtifactChange, FileChangesError, RecordedChanges, WrittenChanges};
 pub use fork::{ForkedConversation, format_fork_task};
 pub use host::{Host, JournalStep, KEEPALIVE, MemoryHost};
@@ -39,10 +33,11 @@ pub use limits::{Dollars, Limits};
 pub use machine::{
     AgentBrief, MAX_CALLS_AT_ONCE, MAX_COMPACTIONS, Machine, MachineStep, UnexpectedInput, ValidatedToolCall,
 };
-pub use name::AttemptName;
+pub use outcome::DriveError;
+pub use outcome::UsageTotals;
+pub(crate) use outcome::describe_uncounted_cost;
 pub use outcome::{AnsweredWork, StopReason, WorkFailure, WorkOutcome, WorkSummary};
 pub(crate) use read_lines::ReadLines;
 pub(crate) use record::InheritedState;
 pub use record::ToolCallRecord;
 pub(crate) use scratch::{collect_recorded_notes, format_notes};
-pub use usage_totals::UsageTotals;

@@ -13,14 +13,17 @@ use futures::FutureExt;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::warn;
 
-use crate::estimate::estimate_sent_tokens;
+use crate::limits::estimate_sent_tokens;
 use crate::limits::{RateLimiter, RequestObserver};
+
 use crate::model::{
     Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Reply, ReplyFuture, ReplyResult,
     Request, format_seconds,
 };
+
 use crate::selection::StructuredMode;
 use crate::structured::{choose_mode, convert_reply_for_mode, is_hidden, rewrite_request_for_mode};
+
 use crate::table::ModelTariff;
 use crate::wire::OutputSupport;
 use breaker::{Admission, CircuitBreaker, RequestPermit};

@@ -3,7 +3,6 @@
 //! by another process continues correctly. Only `times` counts, separately in each process.
 //! `docs/scripts.md` describes the format.
 
-mod placeholders;
 mod rules;
 
 use std::path::{Path, PathBuf};
@@ -15,12 +14,13 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::cassette::append_line;
-use crate::estimate::estimate_usage;
+use crate::limits::estimate_usage;
 use crate::model::{
     Delta, DeltaListener, FinishReason, Model, ModelAbility, ModelError, Reply, ReplyFuture, ReplyResult,
     Request, ToolCall,
 };
-use placeholders::PlaceholderContext;
+
+use rules::PlaceholderContext;
 use rules::{ScriptFile, ScriptRule, ScriptedCall, ScriptedReply};
 
 #[derive(Debug)]
@@ -115,9 +115,9 @@ impl ScriptedModel {
             |mistake: String| ModelError::BadRequest { message: format!("{}: {mistake}", self.name) };
         let text = match (&scripted.answer, &scripted.text) {
             (Some(answer), _) => view.fill_placeholders(answer).map_err(invalid)?.to_string(),
-            (None, Some(text)) => placeholders::value_to_text(
-                &view.fill_placeholders(&Value::from(text.as_str())).map_err(invalid)?,
-            ),
+            (None, Some(text)) => {
+                rules::value_to_text(&view.fill_placeholders(&Value::from(text.as_str())).map_err(invalid)?)
+            }
             (None, None) => String::new(),
         };
         let calls = scripted.calls.iter().enumerate().map(|(at, call)| compose_tool_call(at, call, view));
@@ -178,7 +178,7 @@ fn compose_tool_call(
     let arguments = if call.arguments.is_null() {
         "{}".to_owned()
     } else {
-        placeholders::value_to_text(&view.fill_placeholders(&call.arguments)?)
+        rules::value_to_text(&view.fill_placeholders(&call.arguments)?)
     };
     Ok(ToolCall { id: format!("call_{}_{}", view.turn, at + 1), name: call.tool.clone(), arguments })
 }

@@ -4,13 +4,17 @@
 use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
+use super::conversation::{merge_turns, previously_called_tools, tools_to_json, turns_to_json};
+
 use super::endpoint::{Framing, ModelEndpoint, WireApi};
+
 use super::json::{items_of, read_number_at, read_text_at, set_field};
+
 use super::reply::{
     MessagePart, Part, ReplyBuilder, parse_arguments_object, read_usage, restore_message_parts,
 };
+
 use super::schema;
-use super::turns::{merge_turns, previously_called_tools, tools_to_json, turns_to_json};
 use crate::model::{Image, Message, Request};
 
 pub(super) const API: WireApi = WireApi {

@@ -5,14 +5,18 @@ use serde_json::{Map, Value, json};
 
 use super::anthropic;
 use super::conversation::CallIdForm;
+use super::conversation::{
+    images_after_results, merge_turns, previously_called_tools, tools_to_json, turns_to_json,
+};
+
 use super::endpoint::{Framing, ModelEndpoint, WireApi};
+
 use super::json::{items_of, json_to_text, read_number_at, read_text_at, set_field};
+
 use super::reply::{
     MessagePart, Part, ReplyBuilder, parse_arguments_object, read_usage, restore_message_parts,
 };
-use super::turns::{
-    images_after_results, merge_turns, previously_called_tools, tools_to_json, turns_to_json,
-};
+
 use crate::model::{Image, Message, Request};
 
 pub(super) const API: WireApi = WireApi {

@@ -4,14 +4,18 @@
 use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
+use super::conversation::{images_after_results, tools_to_json};
+
 use super::endpoint::{Framing, ModelEndpoint, WireApi};
+
 use super::json::{has_field, items_of, json_to_text, read_text_at, set_field};
+
 use super::reply::{
     MessagePart, Part, ReplyBuilder, is_generated_call_id, parse_arguments_object, read_usage,
     restore_message_parts,
 };
+
 use super::schema;
-use super::turns::{images_after_results, tools_to_json};
 use crate::model::{Message, Request, ToolResult};
 
 pub(super) const API: WireApi = WireApi {

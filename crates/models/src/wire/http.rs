@@ -10,8 +10,10 @@ use secrecy::ExposeSecret;
 use serde_json::Value;
 
 use super::endpoint::{Framing, ModelEndpoint, WireApi, WireProtocol};
+
+use super::error;
 use super::events::{self, BodyFormat, ByteStream, EventStream, MAX_REPLY_BYTES, StreamError};
-use super::{error, frames};
+
 use crate::model::ModelError;
 
 /// Size limit and timeout for reading the body of an error response: its status is what matters most.
@@ -90,7 +92,7 @@ impl HttpSender {
                 self.parse_json_body(body).await.map(ResponseBody::Json)
             }
             (BodyFormat::Event, Framing::Sse) => Ok(event_stream(events::parse_sse_events(body))),
-            (BodyFormat::Frame, Framing::Frames) => Ok(event_stream(frames::parse_frames(body))),
+            (BodyFormat::Frame, Framing::Frames) => Ok(event_stream(events::parse_frames(body))),
             (BodyFormat::Empty, _) => {
                 Err(ModelError::Truncated { message: "the response is empty".to_owned() })
             }

@@ -26,9 +26,10 @@ use millrace_protocol::result::Usage;
 use millrace_protocol::secrets::redact_text;
 use serde_json::{Map, Value};
 
-use crate::estimate::estimate_usage;
 use crate::families::{sees_images, takes_pdf};
+
 use crate::image::Image;
+use crate::limits::estimate_usage;
 use crate::model::{DeltaListener, FinishReason, Model, ModelError, ReplyFuture, ReplyResult, Request};
 
 mod anthropic;
@@ -37,25 +38,21 @@ mod conversation;
 mod endpoint;
 mod error;
 mod events;
-mod finish;
-mod frames;
 mod gemini;
 mod http;
 mod json;
-mod media;
 mod ollama;
 mod openai_chat;
 mod openai_responses;
 mod reply;
 pub mod schema;
-mod turns;
 
+pub(crate) use conversation::replace_unsent_images;
 pub(crate) use conversation::{CallIdForm, normalize_conversation};
 use endpoint::WireApi;
 pub use endpoint::{Dialect, ModelEndpoint, OutputSupport, WireProtocol};
 use events::{EventStream, StreamError};
 use http::{HttpSender, ResponseBody};
-pub(crate) use media::replace_unsent_images;
 use reply::ReplyBuilder;
 
 impl WireProtocol {

@@ -4,12 +4,16 @@
 use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
+use super::conversation::{flat_messages, function_tool, tools_to_json};
+
 use super::endpoint::{Framing, ModelEndpoint, WireApi};
+
 use super::json::{items_of, json_to_text, read_text_at, set_field};
+
 use super::reply::{ReplyBuilder, parse_arguments_object, read_usage};
+
 use super::schema;
-use super::turns::{flat_messages, function_tool, tools_to_json};
-use crate::estimate::image_tokens;
+use crate::limits::image_tokens;
 use crate::model::{FinishReason, Image, Message, Request, ToolCall};
 
 pub(super) const API: WireApi = WireApi {

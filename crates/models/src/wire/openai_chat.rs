@@ -7,11 +7,15 @@ use std::borrow::Cow;
 use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
+use super::conversation::{flat_messages, function_tool, tools_to_json};
+
 use super::endpoint::{Framing, ModelEndpoint, WireApi};
+
 use super::json::{has_field, items_of, json_to_text, read_number_at, read_text_at, set_field};
+
 use super::reply::{ReplyBuilder, read_usage};
+
 use super::schema;
-use super::turns::{flat_messages, function_tool, tools_to_json};
 use crate::model::{FinishReason, Image, Message, Request, ToolCall};
 
 pub(super) const API: WireApi = WireApi {

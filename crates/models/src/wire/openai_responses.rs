@@ -4,12 +4,15 @@
 use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
+use super::conversation::tools_to_json;
 use super::endpoint::{Framing, ModelEndpoint, WireApi};
-use super::finish::parse_incomplete_reason;
+
 use super::json::{has_field, items_of, json_to_text, read_text_at, set_field};
+
+use super::reply::parse_incomplete_reason;
 use super::reply::{MessagePart, Part, ReplyBuilder, read_usage, restore_message_parts};
+
 use super::schema;
-use super::turns::tools_to_json;
 use crate::model::{FinishReason, Image, Message, Request};
 
 pub(super) const API: WireApi = WireApi {

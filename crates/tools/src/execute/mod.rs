@@ -35,7 +35,6 @@
 //!   `crates/tools/tests/execute_shared.rs::default_limits_fit_the_control_group`)
 
 mod host_limits;
-mod output_buffer;
 mod run_program;
 mod running_command;
 mod settings;
@@ -44,7 +43,6 @@ mod usage;
 mod workspace;
 
 #[cfg(target_os = "linux")]
-mod root_fs;
 #[cfg(target_os = "linux")]
 mod sandbox;
 #[cfg(target_os = "linux")]
@@ -57,8 +55,8 @@ mod launcher;
 
 pub use launch_message::{Confinement, NetworkAccess};
 pub use launcher::{Launcher, launcher};
-pub use output_buffer::MAX_OUTPUT;
 pub use run_program::ProgramOutcome;
+pub use running_command::MAX_OUTPUT;
 pub use settings::{CommandLimits, ConfinementKind, DEFAULT_TIMEOUT, ExecuteSettings, MAX_TIMEOUT};
 pub use tool::{ExecuteError, ExecuteTool};
 pub use workspace::WorkspaceExecuteTool;

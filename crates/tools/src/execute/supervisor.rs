@@ -23,7 +23,8 @@ use super::launch_message::{
     ALLOCATOR_VARIABLE, Confinement, ExceededLimit, LaunchRequest, LauncherReport,
     SUPERVISE_IN_NAMESPACES_ARGUMENT,
 };
-use super::{root_fs, sandbox};
+
+use super::sandbox;
 use crate::program::keeper::ignore_termination;
 use crate::program::left_message;
 use crate::program::process_table::{ProcessTable, end_descendants};
@@ -109,7 +110,7 @@ pub(super) fn supervise_command(
     let mut processes_limited = !getuid().is_root();
     if has_namespaces {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        processes_limited |= root_fs::enter_new_root(request)
+        processes_limited |= sandbox::enter_new_root(request)
             .map_err(|e| error_with_context("cannot build the root file system", e))?;
         table = ProcessTable::open().unwrap_or(table);
     } else {
@@ -198,7 +199,7 @@ impl ShellMonitor<'_> {
     }
 
     fn memory(&self, processes: &HashSet<Pid>) -> u64 {
-        let private = if self.has_namespaces { root_fs::private_memory() } else { 0 };
+        let private = if self.has_namespaces { sandbox::private_memory() } else { 0 };
         self.table.memory(processes, self.request.bytes.total_memory).saturating_add(private)
     }
 

@@ -17,11 +17,15 @@ use serde_json::Value;
 use tracing::{info, warn};
 
 use super::host_limits::{HostLimits, MIB};
+
 use super::launch_message::{Confinement, ExceededLimit, LaunchRequest, NetworkAccess};
+
 use super::launcher::Launcher;
-use super::output_buffer::MAX_OUTPUT;
+use super::running_command::MAX_OUTPUT;
 use super::running_command::{CommandEnd, RunningCommand};
+
 use super::settings::{ByteLimits, ConfinementKind, ExecuteSettings, MAX_TIMEOUT};
+
 use super::usage::FolderUsage;
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -5,11 +5,9 @@
 
 mod connection;
 mod pool;
-mod server_process;
 mod settings;
 mod tool;
 mod tool_list;
-mod tool_result;
 mod transport;
 mod workspace;
 

@@ -1,7 +1,6 @@
 //! Tools for the web: `fetch_url` reads a page, `web_search` searches. Only [`url_policy`] and
 //! `millrace_address_policy` decide which URLs may be fetched; everything that comes back is marked as untrusted.
 
-mod engines;
 mod fetch;
 mod page;
 mod search;

@@ -3,10 +3,14 @@
 //! invents no statement about a subject; only the connecting phrases are its own.
 //!
 //! The name of the answer's schema selects the role, and the offered tools define what it can do.
+//!
+//! The planner role: one research task for each question of the objective, and one task that reports on all of them.
+//! Later it changes nothing, and gives up once nothing is in progress: it can't judge how to replace a lost task.
+//!
+//! The criteria that can be checked without judgement, as sentences. Planner and critic share them: the critic recognises
+//! the sentences that the planner writes.
 
 mod conversation;
-mod criteria;
-mod plan;
 mod question;
 mod ranking;
 mod report;
@@ -17,12 +21,19 @@ mod verdict;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_protocol::plan::OnFailedDependency;
 
 use crate::critic::{self, VERDICT};
+
 use crate::model::{DeltaListener, Model, ModelError, Reply, Request};
-use crate::planner::read_board;
-use crate::roles::read_task_from_request;
+
+use crate::planner::{BoardFacts, PlanAnswer, TaskRequest, read_board};
+
+use crate::roles::{PRODUCER, RESEARCH, read_task_from_request};
+
 use crate::spec::AnswerForm;
+
+pub(super) use crate::critic::standing::{ANSWERS, CITATIONS, NOT_EMPTY, QUOTATIONS};
 
 /// The model `builtin:extractive`: deterministic and offline; the same documents give the same answers on any machine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -50,8 +61,9 @@ impl Model for Extractive {
 fn choose_reply(request: &Request) -> Result<Reply, ModelError> {
     let name = request.answer.as_ref().map(|answer| answer.name.as_str()).unwrap_or_default();
     let reply = match name {
-        PLAN => read_board(request)
-            .map(|board| conversation::reply_with_answer(&plan::build_plan_for_board(&board))),
+        PLAN => {
+            read_board(request).map(|board| conversation::reply_with_answer(&build_plan_for_board(&board)))
+        }
         FINDINGS => {
             read_task_from_request(request).map(|task| research::reply_to_research_task(request, &task))
         }
@@ -73,3 +85,59 @@ fn choose_reply(request: &Request) -> Result<Reply, ModelError> {
 const FINDINGS: &str = AnswerForm::Findings.name();
 const REPORT: &str = AnswerForm::Report.name();
 const PLAN: &str = AnswerForm::Plan.name();
+
+const NO_JUDGEMENT: &str =
+    "There is no language model to judge what else the plan needs: nothing is added and nothing repeated.";
+
+fn build_plan_for_board(board: &BoardFacts) -> PlanAnswer {
+    if board.is_planned {
+        let give_up = board.is_idle.then(|| {
+            "the deliverable was lost, and there is no language model to find another way to it".to_owned()
+        });
+        return PlanAnswer { reasoning: NO_JUDGEMENT.into(), give_up, ..PlanAnswer::default() };
+    }
+    let answer = build_first_plan(&board.objective);
+    let reasoning = match answer.tasks.len() - 1 {
+        1 => "The objective has one question: one task researches it, another reports on it.".to_owned(),
+        count => format!(
+            "The objective has {count} questions: a task researches each, and another reports on all of them."
+        ),
+    };
+    PlanAnswer { reasoning, ..answer }
+}
+
+/// A first plan without its reasoning.
+fn build_first_plan(objective: &str) -> PlanAnswer {
+    let questions = split::split_into_questions(objective);
+    let research: Vec<TaskRequest> =
+        questions.iter().enumerate().map(|(at, question)| build_research_task(at + 1, question)).collect();
+    let report = build_report_task(objective, &research);
+    PlanAnswer { tasks: research.into_iter().chain([report]).collect(), ..PlanAnswer::default() }
+}
+
+fn build_research_task(number: usize, question: &str) -> TaskRequest {
+    build_task_request(format!("research-{number}"), question, RESEARCH)
+}
+
+fn build_report_task(objective: &str, research: &[TaskRequest]) -> TaskRequest {
+    TaskRequest {
+        depends_on: research.iter().filter_map(|task| task.id.clone()).collect(),
+        // An incomplete report is better than none.
+        on_failed_dependency: Some(OnFailedDependency::Skip),
+        is_final: true,
+        ..build_task_request("report".into(), objective, PRODUCER)
+    }
+}
+
+fn build_task_request(id: String, objective: &str, capability: &str) -> TaskRequest {
+    let criteria = [CITATIONS, QUOTATIONS, COVERAGE];
+    TaskRequest {
+        id: Some(id),
+        objective: objective.to_owned(),
+        capability: capability.to_owned(),
+        criteria: criteria.map(str::to_owned).to_vec(),
+        ..TaskRequest::default()
+    }
+}
+
+const COVERAGE: &str = "Every term of the question is covered by a quotation, or the notes say that the documents are silent on it.";

@@ -7,13 +7,18 @@ use millrace_protocol::result::{Quotation, SourceKind, TaskResult};
 use serde_json::{Value, json};
 
 use super::conversation::{self, NumberedLines, ToolExchange, has_tool, list_tool_exchanges};
-use super::criteria;
+
 use super::question::{QueryTerm, Question};
+
+use super::{ANSWERS, CITATIONS, COVERAGE, NOT_EMPTY, QUOTATIONS};
+
 use crate::citations;
 use crate::citations::collapse_whitespace;
 use crate::corpus::tokenize;
 use crate::critic::{CriterionJudgement, Judgement, ReviewTask};
+
 use crate::model::{Reply, Request};
+
 use crate::roles::{PRODUCER, RESEARCH};
 
 const SEARCH: &str = "search_documents";
@@ -83,18 +88,18 @@ struct DocumentReview<'a> {
 impl DocumentReview<'_> {
     fn judge_result(&self) -> Judgement {
         let mut outcomes = vec![
-            judge_criterion(criteria::NOT_EMPTY, self.check_not_empty()),
-            judge_criterion(criteria::CITATIONS, self.check_citations()),
-            judge_criterion(criteria::QUOTATIONS, self.check_quotations()),
+            judge_criterion(NOT_EMPTY, self.check_not_empty()),
+            judge_criterion(CITATIONS, self.check_citations()),
+            judge_criterion(QUOTATIONS, self.check_quotations()),
         ];
         if is_cited_work(self.task) {
-            outcomes.push(judge_criterion(criteria::COVERAGE, self.check_coverage()));
+            outcomes.push(judge_criterion(COVERAGE, self.check_coverage()));
         }
         let mut not_judged = 0;
         for criterion in &self.task.criteria {
             if outcomes.iter().all(|earlier| earlier.criterion != *criterion) {
                 // The check of the coverage stands for it.
-                not_judged += usize::from(criterion != criteria::ANSWERS);
+                not_judged += usize::from(criterion != ANSWERS);
                 outcomes.push(judge_criterion(criterion, Vec::new()));
             }
         }

@@ -11,9 +11,13 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::change::{build_artifact, find_version_of_repeated_call, replace_known_version};
+
 use super::session::{FileSession, KnownFileState, refused_error};
+
 use super::similar_text::{SimilarText, find_similar_text, name_hidden_difference};
-use super::{Call, Effect, FileTool, Tool, ToolError, show};
+
+use super::{Call, Effect, FileTool, Tool, ToolError, session};
+
 use crate::files::FileContent;
 use crate::files::permissions::FileOperation;
 use crate::turn::ArtifactChange;
@@ -69,16 +73,18 @@ fn edit_requested_file<'a>(
         validate_arguments(&arguments)?;
         session.claim_path_for_call(&path, call)?;
         let current = session.files.read(&path).await.map_err(super::session::convert_files_error)?;
-        if let Some(content) = current.as_ref().filter(|content| show::decode_text(&content.bytes).is_none())
+        if let Some(content) =
+            current.as_ref().filter(|content| session::decode_text(&content.bytes).is_none())
         {
             return Err(refused_error(format!(
                 "Error: {}; it can't be edited as text",
-                show::describe_binary_file(content)
+                session::describe_binary_file(content)
             )));
         }
         let state = session.known_state(&path);
         let known = |content: &&FileContent| state == Some(KnownFileState::Version(content.entry.version));
-        let Some(text) = current.as_ref().filter(known).and_then(|content| show::decode_text(&content.bytes))
+        let Some(text) =
+            current.as_ref().filter(known).and_then(|content| session::decode_text(&content.bytes))
         else {
             return edit_unknown_version(session, &arguments, call).await;
         };

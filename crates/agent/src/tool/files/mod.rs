@@ -9,13 +9,10 @@
 //! ```
 
 mod change;
-mod delete;
 mod edit;
 mod find;
-mod grep;
 mod read;
 mod session;
-mod show;
 mod similar_text;
 #[cfg(test)]
 mod tests;
@@ -45,9 +42,9 @@ pub fn create_file_tools(files: Arc<dyn Files>, rules: CompiledPermissions) -> V
         read::read_file_tool(&session),
         change::write_file_tool(&session),
         edit::edit_file_tool(&session),
-        delete::delete_tool(&session),
+        change::delete_tool(&session),
         find::glob_tool(&session),
-        grep::grep_tool(&session),
+        find::grep_tool(&session),
     ]
 }
 

@@ -8,8 +8,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::session::{FileSession, KnownFileState, refused_error};
-use super::{Call, FileTool, Tool, ToolError, show};
+
+use super::{Call, FileTool, Tool, ToolError, session};
+
 use crate::corpus::{BinaryContent, read_binary_content};
+
 use crate::files::FileContent;
 use crate::files::permissions::FileOperation;
 use crate::tool::Image;
@@ -68,7 +71,7 @@ fn read_requested_file<'a>(
         let path =
             session.parse_permitted_path(&arguments.file_path, FileOperation::Read, call.is_approved)?;
         let content = session.read_existing_file(&path).await?;
-        if show::decode_text(&content.bytes).is_none()
+        if session::decode_text(&content.bytes).is_none()
             && let Ok(image) = Image::from_bytes(path.as_str(), &content.bytes)
         {
             let version = content.entry.version;
@@ -77,7 +80,7 @@ fn read_requested_file<'a>(
             session.add_image(&call.key, image);
             return Ok(text);
         }
-        let content = match show::decode_text(&content.bytes) {
+        let content = match session::decode_text(&content.bytes) {
             Some(_) => content,
             None => {
                 let (content, pages) = extract_content(content).await?;
@@ -97,7 +100,7 @@ fn read_requested_file<'a>(
             }
         };
         let text = format_requested_lines(&content, &arguments)?;
-        if show::parse_version(&text).is_some() {
+        if session::parse_version(&text).is_some() {
             session.set_known_state(&path, KnownFileState::Version(content.entry.version));
         }
         Ok(text)
@@ -107,7 +110,8 @@ fn read_requested_file<'a>(
 
 /// Returns the text of a document in a binary format in place of its bytes, and its pages as models see them.
 async fn extract_content(content: FileContent) -> Result<(FileContent, Option<Image>), ToolError> {
-    let refusal = |why: &str| refused_error(format!("Error: {}{why}", show::describe_binary_file(&content)));
+    let refusal =
+        |why: &str| refused_error(format!("Error: {}{why}", session::describe_binary_file(&content)));
     let (path, bytes) = (content.entry.path.clone(), content.bytes.clone());
     let extracted = tokio::task::spawn_blocking(move || read_binary_content(path.as_str(), &bytes)).await;
     match extracted {
@@ -123,8 +127,8 @@ async fn extract_content(content: FileContent) -> Result<(FileContent, Option<Im
 /// The requested lines, below a header line.
 fn format_requested_lines(content: &FileContent, arguments: &ReadFileArguments) -> Result<String, ToolError> {
     let ReadFileArguments { offset, limit, column, .. } = *arguments;
-    let Some(text) = show::decode_text(&content.bytes) else {
-        return Err(refused_error(format!("Error: {}", show::describe_binary_file(content))));
+    let Some(text) = session::decode_text(&content.bytes) else {
+        return Err(refused_error(format!("Error: {}", session::describe_binary_file(content))));
     };
     let all: Vec<&str> = text.split_inclusive('\n').collect();
     let (total, version) = (all.len(), content.entry.version);
@@ -134,17 +138,17 @@ fn format_requested_lines(content: &FileContent, arguments: &ReadFileArguments) 
         ));
     }
     if limit <= 0 {
-        let lines = show::format_count(total as u64, "line");
+        let lines = session::format_count(total as u64, "line");
         return Ok(format!("no lines were read because `limit` was {limit}; the file has {lines}"));
     }
     let first = usize::try_from(offset.max(0)).unwrap_or(usize::MAX);
     if first >= total {
-        let lines = show::format_count(total as u64, "line");
+        let lines = session::format_count(total as u64, "line");
         return Err(refused_error(format!("Error: Line offset {offset} exceeds file length ({lines})")));
     }
     let column = usize::try_from(column.max(1)).unwrap_or(usize::MAX);
     let Some((begin, _)) = all[first].char_indices().nth(column - 1) else {
-        let length = show::format_count(count_characters(all[first]) as u64, "character");
+        let length = session::format_count(count_characters(all[first]) as u64, "character");
         return Err(refused_error(format!(
             "Error: Column {column} is past the end of line {} ({length})",
             first + 1
@@ -179,7 +183,7 @@ fn format_requested_lines(content: &FileContent, arguments: &ReadFileArguments) 
 /// The next place to read, and the notice about a line of which only `shown` characters from `column` on fit.
 fn describe_cut_line(line: &str, first: usize, column: usize, shown: usize) -> (String, String) {
     let next = column + shown;
-    let length = show::format_count(count_characters(line) as u64, "character");
+    let length = session::format_count(count_characters(line) as u64, "character");
     let part = match column {
         1 => format!("the first {shown} are shown"),
         column => format!("columns {column} to {} are shown", next - 1),

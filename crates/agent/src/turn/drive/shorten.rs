@@ -9,9 +9,13 @@ use tracing::warn;
 
 use super::Driver;
 use crate::files::{FilePath, Files, FilesError, WriteCondition};
+
 use crate::model::{ModelError, Request};
+
 use crate::turn::context::{ContextStep, HistoryState, Shortening};
-use crate::turn::drive_error::{decode_step, encode_step};
+
+use crate::turn::outcome::{decode_step, encode_step};
+
 use crate::turn::record::to_millis;
 use crate::turn::{Answer, DriveError};
 

@@ -1,12 +1,13 @@
 //! The next model request: the limits that are checked before it, the tools withdrawn from the last one, and the notices
 //! to the agent. It only ever appends to the conversation.
 
-use millrace_models::estimate::estimate_sent_tokens;
+use millrace_models::limits::estimate_sent_tokens;
 use millrace_protocol::plan::{ResourceAmounts, ResourceKind};
 
 use super::{Machine, MachineState};
+
 use crate::model::ToolSpec;
-use crate::turn::allowance::AttemptAllowance;
+use crate::turn::limits::AttemptAllowance;
 use crate::turn::{Answer, StopReason};
 
 pub(super) const NO_CALLS_LEFT: &str =

@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use millrace_models::estimate::estimate_sent_tokens;
 use millrace_models::families::find_window_in_message;
+use millrace_models::limits::estimate_sent_tokens;
 use serde::{Deserialize, Serialize};
 
 use super::next_request::{LAST_TURN, NEARLY_SPENT, NO_CALLS_LEFT};
