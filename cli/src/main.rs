@@ -209,7 +209,7 @@ enum ProcessCommand {
     /// Serve MCP to an assistant that starts this command
     Mcp(mcp::McpArguments),
     /// Serve the HTTP API of a cluster
-    Serve(millrace_gateway::ServeArguments),
+    Serve(Box<millrace_gateway::ServeArguments>),
 }
 
 fn main() -> ExitCode {
@@ -378,7 +378,7 @@ impl ProcessCommand {
             Self::Metrics(arguments) => metrics::run_command(arguments, shutdown).await?,
             Self::Mcp(arguments) => return Box::pin(mcp::run_command(arguments, shutdown)).await,
             Self::Serve(arguments) => {
-                Box::pin(millrace_gateway::run_with_args(arguments, shutdown)).await?;
+                Box::pin(millrace_gateway::run_with_args(*arguments, shutdown)).await?;
             }
         }
         Ok(CommandExit::Completed)

@@ -85,14 +85,14 @@ pub async fn run_command(arguments: ResumeArguments, interrupt: CancellationToke
         watch_run(bus, &run, view, &output, &target, session, &interrupt).await
     };
     if target.nats.is_some() {
-        let work = async { work(&target.connect().await?, None).await };
+        let work = async { Box::pin(work(&target.connect().await?, None)).await };
         return run_until_interrupt(&interrupt, work).await;
     }
     match find_running_cluster(&options)? {
         None => open_models_to_check(&options)?,
         Some(_) => print_ignored_options(&options),
     }
-    let work = async |bus: &Bus, session: &ClusterSession| work(bus, Some(session)).await;
+    let work = async |bus: &Bus, session: &ClusterSession| Box::pin(work(bus, Some(session))).await;
     Box::pin(run_with_local_cluster(&options, &interrupt, work)).await
 }
 

@@ -126,7 +126,7 @@ pub async fn run_command(arguments: WatchArguments, interrupt: CancellationToken
         }
         watch_run(bus, &run, RunDisplay::new(output.json), &output, &target, None, &interrupt).await
     };
-    reading.read_and_close(watch).await
+    Box::pin(reading.read_and_close(watch)).await
 }
 
 /// Prints and saves the result of a run while no cluster is running.

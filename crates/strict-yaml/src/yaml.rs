@@ -96,7 +96,12 @@ impl YamlNode {
     pub fn mismatch(&self, expected: &str) -> ValueMistake {
         let hint = match &self.value {
             YamlValue::Flag(_) | YamlValue::Number(_) if expected == "text" => " (put it in quotes)",
-            _ => "",
+            YamlValue::Flag(_)
+            | YamlValue::Number(_)
+            | YamlValue::Nothing
+            | YamlValue::Text(_)
+            | YamlValue::List(_)
+            | YamlValue::Map(_) => "",
         };
         ValueMistake::new(format!("it must be {expected}{hint}, not {}", self.describe_type_and_value()))
     }

@@ -95,7 +95,7 @@ pub fn has_submission<'a>(bus: &'a Bus, lane: Lane, run: &'a RunId) -> BoxFuture
     async move {
         let name = lane_stream(lane);
         let what = || format!("looking up run {run} in {name}");
-        let stream = bus.request_context().get_stream_no_info(&name).await.or_fault_with(&what)?;
+        let stream = bus.request_context().get_stream_no_info(&name).await.or_fault_with(what)?;
         let subject = subject::topic_subject(lane, run, &Topic::Submitted);
         match stream.get_last_raw_message_by_subject(&subject).await {
             Ok(_) => Ok(true),
@@ -118,7 +118,7 @@ async fn read_message_from_leader(
     sequence: u64,
 ) -> Result<Option<StreamRecord>, Fault> {
     let what = || format!("reading message {sequence} of {name}");
-    let stream = bus.request_context().get_stream_no_info(name).await.or_fault_with(&what)?;
+    let stream = bus.request_context().get_stream_no_info(name).await.or_fault_with(what)?;
     match stream.get_raw_message(sequence).await {
         Ok(message) => Ok(Some(message.into())),
         Err(error) => match error.kind() {
@@ -146,8 +146,8 @@ pub fn read_lane_end<'a>(bus: &'a Bus, lane: Lane) -> BoxFuture<'a, Result<u64, 
     async move {
         let name = lane_stream(lane);
         let what = || format!("reading the state of {name}");
-        let stream = bus.request_context().get_stream_no_info(&name).await.or_fault_with(&what)?;
-        let info = stream.get_info().await.or_fault_with(&what)?;
+        let stream = bus.request_context().get_stream_no_info(&name).await.or_fault_with(what)?;
+        let info = stream.get_info().await.or_fault_with(what)?;
         Ok(info.state.last_sequence)
     }
     .boxed()

@@ -202,7 +202,7 @@ async fn delete_message(bus: &Bus, stream: &str, sequence: u64) -> Result<bool, 
         .request_context()
         .request(format!("STREAM.MSG.DELETE.{stream}"), &request)
         .await
-        .or_fault_with(&what)?;
+        .or_fault_with(what)?;
     match response {
         Response::Ok(_) => Ok(true),
         Response::Err { error } if error.error_code() == NOT_DELETED => Ok(false),

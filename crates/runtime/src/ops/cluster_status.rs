@@ -243,7 +243,7 @@ async fn stream_state(bus: &Bus, name: &str) -> Result<Option<(String, State)>, 
 async fn request_state<T: DeserializeOwned>(bus: &Bus, subject: String) -> Result<Option<T>, Fault> {
     let what = || format!("requesting {subject}");
     let response = bus.request_context().request::<_, _, Response<T>>(subject.clone(), &json!({})).await;
-    match response.or_fault_with(&what)? {
+    match response.or_fault_with(what)? {
         Response::Ok(info) => Ok(Some(info)),
         Response::Err { error } => match error.error_code() {
             ErrorCode::CONSUMER_NOT_FOUND | ErrorCode::STREAM_NOT_FOUND => Ok(None),
@@ -309,7 +309,7 @@ async fn oldest_order_time(
     from: u64,
 ) -> Result<Option<Timestamp>, Fault> {
     let what = || format!("reading the oldest order of {capability}");
-    let stream = bus.request_context().get_stream_no_info(WORK).await.or_fault_with(&what)?;
+    let stream = bus.request_context().get_stream_no_info(WORK).await.or_fault_with(what)?;
     match stream
         .direct_get_next_for_subject(subject::order_subjects_of_capability(capability), Some(from))
         .await

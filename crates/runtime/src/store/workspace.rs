@@ -493,7 +493,7 @@ impl RunWorkspace {
         let subject = subject::file_subject(&self.space, path);
         let what = || format!("reading {path} of {}", self.space);
         for tries in 1.. {
-            let stream = self.bus.request_context().get_stream_no_info(FILES).await.or_fault_with(&what)?;
+            let stream = self.bus.request_context().get_stream_no_info(FILES).await.or_fault_with(what)?;
             let error = match stream.get_last_raw_message_by_subject(&subject).await {
                 Ok(message) => return Ok(Some(message.into())),
                 Err(error) => error,

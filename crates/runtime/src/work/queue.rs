@@ -393,7 +393,7 @@ pub fn remove_order<'a>(bus: &'a Bus, subject: &'a str) -> BoxFuture<'a, Result<
             .request_context()
             .request(format!("STREAM.MSG.DELETE.{WORK}"), &request)
             .await
-            .or_fault_with(&what)?;
+            .or_fault_with(what)?;
         match response {
             Response::Ok(_) => Ok(()),
             // The order was acknowledged meanwhile.

@@ -94,11 +94,11 @@ pub async fn read_object_descriptions(
 /// Returns the number of parts of each object of a store, by subject.
 async fn count_parts_by_object(context: &Context, store: &str) -> Result<HashMap<String, usize>, Fault> {
     let what = || format!("listing the objects of {store}");
-    let stream = context.get_stream_no_info(object_stream(store)).await.or_fault_with(&what)?;
-    let mut subjects = stream.info_with_subjects(format!("$O.{store}.C.>")).await.or_fault_with(&what)?;
+    let stream = context.get_stream_no_info(object_stream(store)).await.or_fault_with(what)?;
+    let mut subjects = stream.info_with_subjects(format!("$O.{store}.C.>")).await.or_fault_with(what)?;
     let mut parts = HashMap::new();
     while let Some(entry) = subjects.next().await {
-        let (subject, count) = entry.or_fault_with(&what)?;
+        let (subject, count) = entry.or_fault_with(what)?;
         parts.insert(subject, count);
     }
     Ok(parts)

@@ -325,7 +325,7 @@ impl LeaderReader {
 /// Returns the sequence of the last matching message, as the leader knows it; 0 if there is none.
 async fn read_last_sequence(context: &Context, stream: &str, filter: &str) -> Result<u64, Fault> {
     let what = || format!("reading stream {stream}");
-    let stream = context.get_stream_no_info(stream).await.or_fault_with(&what)?;
+    let stream = context.get_stream_no_info(stream).await.or_fault_with(what)?;
     match stream.get_last_raw_message_by_subject(filter).await {
         Ok(message) => Ok(message.sequence),
         Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(0),

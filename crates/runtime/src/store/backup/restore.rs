@@ -335,12 +335,12 @@ impl RestoreOperation<'_> {
         for lane in (0..self.settings.lanes).map(Lane) {
             let name = lane_stream(lane);
             let what = || format!("removing archived runs from {name}");
-            let stream = self.context.get_stream_no_info(&name).await.or_fault_with(&what)?;
+            let stream = self.context.get_stream_no_info(&name).await.or_fault_with(what)?;
             let mut subjects =
-                stream.info_with_subjects(subject::all_subjects_of_lane(lane)).await.or_fault_with(&what)?;
+                stream.info_with_subjects(subject::all_subjects_of_lane(lane)).await.or_fault_with(what)?;
             let mut runs = HashSet::new();
             while let Some(entry) = subjects.next().await {
-                let (subject, _) = entry.or_fault_with(&what)?;
+                let (subject, _) = entry.or_fault_with(what)?;
                 runs.extend(subject::parse_lane_subject(&subject).map(|(_, run, _)| run));
             }
             for run in runs {
@@ -358,7 +358,7 @@ impl RestoreOperation<'_> {
                     Some(through) => purge.sequence(through + 1).await,
                     None => purge.await,
                 };
-                purged.or_fault_with(&what)?;
+                purged.or_fault_with(what)?;
                 let decisions = subject::topic_subject(lane, &run, &Topic::Plan);
                 if stream.get_last_raw_message_by_subject(&decisions).await.is_ok() {
                     live.push(run);
@@ -373,13 +373,13 @@ impl RestoreOperation<'_> {
     async fn remove_newer_archives(&self, archived: &HashSet<RunId>) -> Result<(), BackupError> {
         let name = object_stream(ARCHIVE);
         let what = || format!("removing newer objects from {name}");
-        let stream = self.context.get_stream_no_info(&name).await.or_fault_with(&what)?;
+        let stream = self.context.get_stream_no_info(&name).await.or_fault_with(what)?;
         for subject in subjects_of_other_archives(
             check::read_object_descriptions(&self.context, ARCHIVE).await?,
             archived,
         ) {
             let purged = stream.purge().filter(subject).await;
-            purged.or_fault_with(&what)?;
+            purged.or_fault_with(what)?;
         }
         Ok(())
     }
@@ -391,7 +391,7 @@ impl RestoreOperation<'_> {
             return Ok(());
         }
         let what = || format!("removing newer versions from {FILES}");
-        let stream = self.context.get_stream_no_info(FILES).await.or_fault_with(&what)?;
+        let stream = self.context.get_stream_no_info(FILES).await.or_fault_with(what)?;
         let mut reading =
             LeaderReader::start_reading(&self.context, FILES, subject::ALL_FILES, first + 1).await?;
         loop {
@@ -408,7 +408,7 @@ impl RestoreOperation<'_> {
                 let through = self.manifest.files_through.get(lane).copied().unwrap_or(u64::MAX);
                 if record.sequence > through && !archived.contains(&run) {
                     let removed = stream.delete_message(record.sequence).await;
-                    removed.or_fault_with(&what)?;
+                    removed.or_fault_with(what)?;
                 }
             }
         }

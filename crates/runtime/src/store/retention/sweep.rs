@@ -132,13 +132,12 @@ async fn remove_renewed_descriptions(bus: &Bus, mark: &Mark<'_>) -> Result<(), F
 /// Removes the parts that no description names: of objects whose writers died.
 async fn remove_parts_without_description(bus: &Bus, bucket: &str, age: Duration) -> Result<(), Fault> {
     let what = || format!("listing the parts of {bucket}");
-    let handle =
-        bus.request_context().get_stream_no_info(object_stream(bucket)).await.or_fault_with(&what)?;
+    let handle = bus.request_context().get_stream_no_info(object_stream(bucket)).await.or_fault_with(what)?;
     let mut subjects =
-        handle.info_with_subjects(object_parts_subject(bucket, ">")).await.or_fault_with(&what)?;
+        handle.info_with_subjects(object_parts_subject(bucket, ">")).await.or_fault_with(what)?;
     let mut parts = HashSet::new();
     while let Some(entry) = subjects.next().await {
-        parts.insert(entry.or_fault_with(&what)?.0);
+        parts.insert(entry.or_fault_with(what)?.0);
     }
     // After the parts: an object that is described meanwhile is complete.
     let mut pages = paged(bus, object_stream(bucket), format!("$O.{bucket}.M.>"), 1);
@@ -157,7 +156,7 @@ async fn remove_parts_without_description(bus: &Bus, bucket: &str, age: Duration
         let is_old = |at| Duration::try_from(now.duration_since(at)).is_ok_and(|actual| actual >= age);
         for record in last.unwrap_or_default().iter().filter(|record| is_old(record.time)) {
             let purged = handle.purge().filter(record.subject.to_string()).await;
-            purged.or_fault_with(&what)?;
+            purged.or_fault_with(what)?;
         }
     }
     Ok(())
