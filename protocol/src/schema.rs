@@ -140,11 +140,8 @@ fn describe_mistake(error: &ValidationError<'_>, schema: &Value) -> String {
     let choices = |options: &[Value]| describe_allowed_values(&name, options, error.instance());
     match error.kind() {
         ValidationErrorKind::Type { kind } => {
-            format!(
-                "{name} must be {}, not {}",
-                describe_expected_types(kind),
-                json_type_name(error.instance())
-            )
+            let expected = describe_expected_types(kind);
+            format!("{name} must be {expected}, not {}", json_type_name(error.instance()))
         }
         ValidationErrorKind::Enum { options } => choices(options.as_array().map_or(&[], Vec::as_slice)),
         ValidationErrorKind::Constant { expected_value } => {

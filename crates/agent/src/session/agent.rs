@@ -293,9 +293,7 @@ impl<'a> AgentSession<'a> {
         let hooks = AttemptHooks::new(hooks, std::mem::take(&mut self.env.hooks));
         let agent_files = self.open_files()?;
         let pages = self.open_pages()?;
-        let own_tools = self.env.tools.iter().map(|tool| tool.spec().name);
-        let own_tools: BTreeSet<String> =
-            spec.tools.iter().map(|tool| tool.name.clone()).chain(own_tools).collect();
+        let own_tools = self.own_tool_names();
         let sections = format_sections([self.skills.format_section(&own_tools), self.memory.take()]);
         let context_of_tools =
             ToolContext { pages: pages.clone(), stateful, ..self.tool_context(&model, own_tools) };
@@ -337,6 +335,12 @@ impl<'a> AgentSession<'a> {
             hooks: Some(hooks),
             ..Conversation::new(brief, model, toolbox)
         })
+    }
+
+    /// The names of the tools of the capability file and of the host.
+    fn own_tool_names(&self) -> BTreeSet<String> {
+        let of_host = self.env.tools.iter().map(|tool| tool.spec().name);
+        self.spec.tools.iter().map(|tool| tool.name.clone()).chain(of_host).collect()
     }
 
     /// The data that the built-in tools work on, but for those of the run's files.
