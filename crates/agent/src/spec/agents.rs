@@ -334,7 +334,7 @@ mod tests {
             ("{depth: 9}\n", "1:17: \"depth\" must be a whole number from 1 to 3, not the number 9"),
             (
                 "[{name: a, limits: {token: 2}}]\n",
-                "1:29: there is no field \"token\" here; did you mean \"tokens\"?",
+                "1:29: there is no field \"token\" in \"limits\"; did you mean \"tokens\"?",
             ),
         ] {
             let mistake = read(text).unwrap_err();

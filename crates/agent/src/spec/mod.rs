@@ -604,7 +604,7 @@ concurrency: 2
             (instead("type: object", "type: objct"), "5:8: \"input\" is not a valid JSON Schema: "),
             (
                 instead("criteria: [It names the law.]", "criteria: It"),
-                "6:20: \"criteria\" must be a list, not the text \"It\"",
+                "6:20: \"criteria\" must be a list of sentences, not the text \"It\"",
             ),
             (
                 instead("concurrency: 2", "concurrency: 0"),
@@ -618,7 +618,7 @@ concurrency: 2
                 with("answer: data"),
                 "8:9: an answer of the form data needs a JSON Schema: add the field \"output\"",
             ),
-            (with("limits: {turn: 3}"), "8:10: there is no field \"turn\" here; did you mean \"turns\"?"),
+            (with("limits: {turn: 3}"), "8:10: there is no field \"turn\" in \"limits\"; did you mean \"turns\"?"),
             (
                 with("limits: {turns: many}"),
                 "8:17: \"turns\" must be a whole number of 0 or more, not the text \"many\"",
