@@ -618,7 +618,10 @@ concurrency: 2
                 with("answer: data"),
                 "8:9: an answer of the form data needs a JSON Schema: add the field \"output\"",
             ),
-            (with("limits: {turn: 3}"), "8:10: there is no field \"turn\" in \"limits\"; did you mean \"turns\"?"),
+            (
+                with("limits: {turn: 3}"),
+                "8:10: there is no field \"turn\" in \"limits\"; did you mean \"turns\"?",
+            ),
             (
                 with("limits: {turns: many}"),
                 "8:17: \"turns\" must be a whole number of 0 or more, not the text \"many\"",
