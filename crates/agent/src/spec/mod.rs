@@ -628,7 +628,7 @@ concurrency: 2
             ),
             (with("consult: maybe"), "8:10: \"consult\" must be true or false, not the text \"maybe\""),
             (with("prompts: large"), "8:10: \"prompts\" must be small or strong, not the text \"large\""),
-            (with("mcp: {}"), "8:6: \"mcp\" must be a list, not a map"),
+            (with("mcp: {}"), "8:6: \"mcp\" must be a list of MCP servers, not a map"),
         ] {
             assert!(mistake_text.starts_with(expected), "{mistake_text}\n{expected}");
         }
