@@ -194,8 +194,9 @@ fn stderr_text(output: &Output) -> String {
 /// Runs a command that must succeed, and parses its output as JSON.
 fn run_and_parse_json(command: &mut Command) -> Value {
     let output = run_command(command);
-    assert!(output.status.success(), "{}", stderr_text(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}{printed}", stderr_text(&output));
+    serde_json::from_str(&printed).unwrap()
 }
 
 /// A `millrace` command for a server.

@@ -33,6 +33,7 @@ use millrace_tests::plans::{
 };
 use millrace_tests::program::millrace_program;
 use millrace_tests::{NatsServer, ServerOptions, wait_for_value};
+use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -586,8 +587,11 @@ async fn submission_with_an_unavailable_body_is_waited_for() {
     sent.await.unwrap().await.unwrap();
     submit_run(&bus, &behind, &fan_out_submission(1, &json!({}))).await;
     cluster.wait_for_log("supervisor-1", "failed to read a message", TIMEOUT).await;
+    // Between the two, the body is missing for good.
+    cluster.send_signal("supervisor-1", Signal::STOP);
     context.create_stream(store).await.unwrap();
     bus.blobs().put_blob(&body).await.unwrap();
+    cluster.send_signal("supervisor-1", Signal::CONT);
     for run in [&late, &behind] {
         let history = wait_for_run_history(&bus, run, TIMEOUT).await;
         history.assert_consistent();
