@@ -123,7 +123,7 @@ impl WebhookSender {
                 Err(FollowerStop::Shutdown) => return,
                 Err(FollowerStop::Replaced) => info!("another gateway delivers the messages of webhooks now"),
                 Err(FollowerStop::Fault(Fault::Missing { .. })) => {
-                    debug!("the cluster has no webhooks: its supervisors are older");
+                    debug!("the cluster has no bucket of webhooks");
                 }
                 Err(FollowerStop::Fault(fault)) => {
                     failures += 1;

@@ -1,4 +1,4 @@
-//! What a host provides to an agent for one order (files, tools, budget), and the failures of a session.
+//! The resources that a host provides to an agent for one order (files, tools, budget), and the failures of a session.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What an agent knows beside its task: the memory files whose text is in its prompt, the memories that its file tools reach, and the
+//! The knowledge of an agent beside its task: the memory files whose text is in its prompt, the memories that its file tools reach, and the
 //! skills of its attempt. The skills are those that the worker has loaded, or those with which the attempt or the conversation began on
 //! another worker. It owns the form of the text and the order of storing and recording; the host provides files and blobs.
 //!

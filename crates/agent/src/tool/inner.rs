@@ -1,7 +1,7 @@
 //! The inner tools, which the machine itself answers: a place to think, a to-do list and notes. This file owns their specs
 //! and descriptions; their effects are part of the machine's state, so none of them is journaled.
 //!
-//! The current time, as a tool.
+//! Also has the tool that tells the current time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

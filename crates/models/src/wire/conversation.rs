@@ -12,9 +12,8 @@
 //! Each message depends only on those before it, so that a longer conversation begins with the same bytes and providers cache
 //! them.
 //!
-//! What the messages of several APIs have in common: merged turns, images after tool results, and lists of tools.
-//!
-//! The text that takes the place of images and PDF files that a request can't have.
+//! Also has the conversions that several APIs share: merged turns, images after tool results, lists of tools, and the text that
+//! takes the place of images and PDF files that a request can't have.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -84,7 +84,7 @@ pub struct KeyRecord {
 }
 
 /// Returns the record of a key by its name, if there is one.
-/// Fails also if the cluster has no such bucket: its supervisors are older.
+/// Fails also if the cluster has no such bucket.
 pub async fn read_keyed_request(bus: &Bus, name: &str) -> Result<Option<KeyRecord>, Fault> {
     let entry = STORE.read_state(bus, name).await?.entry;
     Ok(entry.map(|entry| KeyRecord { keyed: entry.value, sequence: entry.sequence }))
@@ -140,7 +140,7 @@ pub struct ExportPosition {
 }
 
 /// Reads the position of the exporter with this name; `None` if there was none yet.
-/// Fails also if the cluster has no bucket for it: its supervisors are older.
+/// Fails also if the cluster has no bucket for it.
 pub async fn read_position(bus: &Bus, name: &str) -> Result<Option<Entry<ExportPosition>>, Fault> {
     Ok(POSITIONS.read_state(bus, name).await?.entry)
 }

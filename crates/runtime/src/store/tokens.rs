@@ -129,7 +129,7 @@ pub async fn revoke_token(bus: &Bus, id: &TokenId, by: &str) -> Result<Option<St
 static ACTIONS: Bucket<AuditRecord> = Bucket::new(AUDIT, "");
 
 /// Records an action, before it is carried out.
-/// Fails also if the cluster has no such bucket: its supervisors are older.
+/// Fails also if the cluster has no such bucket.
 pub async fn record_action(bus: &Bus, record: &AuditRecord) -> Result<(), Fault> {
     let key = uuid::Uuid::now_v7().simple().to_string();
     match ACTIONS.append(bus, &key, record, 0, "audit").await {

@@ -232,7 +232,7 @@ pub struct QueueSnapshot {
     pub read_from: Option<Instant>,
 }
 
-/// How far the consumer of a queue is.
+/// The position of the consumer of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConsumerPosition {
     /// The number of its orders in the stream.

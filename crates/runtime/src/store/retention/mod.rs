@@ -123,7 +123,7 @@ pub struct RetentionHold {
 
 impl RetentionHold {
     /// Takes a hold. Removals that have begun end within moments.
-    /// Fails also if the cluster has no such bucket: its supervisors are older and remove nothing.
+    /// Fails also if the cluster has no such bucket.
     pub async fn take(bus: &Bus, why: &str) -> Result<Self, Fault> {
         let key = new_id();
         let record = HoldRecord { why: why.to_owned() };
