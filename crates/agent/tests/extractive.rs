@@ -225,7 +225,7 @@ async fn report_on_the_licences_has_valid_citations() {
     let run = run(MAIN_OBJECTIVE, licences()).await;
     println!("{}", run.report().output);
     let ids: Vec<&str> = run.plan.tasks.iter().map(|task| task.id.as_str()).collect();
-    assert_eq!(ids, ["research-1", "research-2", "report"]);
+    assert_eq!(ids, ["research-1", "report"]);
     assert_all_pass(&run);
     let corpus = corpus(licences());
     run.results.values().for_each(|result| assert_quotations_are_verbatim(result, &corpus));
@@ -242,8 +242,6 @@ async fn report_on_the_licences_has_valid_citations() {
         "each Contributor hereby grants to You a perpetual, worldwide",
         "shall terminate as of the date such litigation is filed",
         "your patent license from such contributor to the software ends automatically",
-        "No word of “patents” in: BSD-3-Clause.txt, BSL-1.0.txt, ISC.txt, LGPL-3.0.txt, MIT.txt, Unlicense.txt.",
-        "## When does a patent grant end?",
         "- [1] ",
     ] {
         assert!(report.output.contains(words), "{words}");
@@ -295,23 +293,51 @@ async fn run_without_documents_ends_with_a_report_that_says_so() {
 }
 
 #[tokio::test]
-async fn irrelevant_documents_yield_a_report_of_missing_terms() {
+async fn a_search_without_a_passage_claims_nothing_about_the_documents() {
     let run =
         run("When does a patent grant end?", files(&[("soup.md", "# Soup\n\nBoil the water first.\n")]))
             .await;
     assert_all_pass(&run);
     let report = run.report();
-    assert!(report.output.contains("The documents say nothing on the question"), "{}", report.output);
-    assert!(report.notes.as_ref().unwrap().contains("In no document: “patent”, “grant”, “end”."));
+    let output = &report.output;
+    assert!(output.contains("No passage was found that shares words with the question."), "{output}");
+    assert!(!output.contains("The documents"), "{output}");
     assert_eq!(report.answered, Some(false));
 }
 
 #[tokio::test]
-async fn a_heading_with_the_words_of_the_question_is_no_answer() {
+async fn a_heading_with_the_words_of_the_question_is_quoted_with_the_text_below_it() {
     let text = "# Handbook\n\nThe river is closed in winter for repairs of the wheel.\n";
     let run = run("Summarise the handbook", files(&[("handbook.md", text)])).await;
     assert_all_pass(&run);
-    assert_eq!(run.report().answered, Some(false), "{}", run.report().output);
+    let output = &run.report().output;
+    assert!(output.contains("> \\# Handbook") && output.contains("> The river is closed"), "{output}");
+}
+
+#[tokio::test]
+async fn questions_are_answered_in_their_language() {
+    let mills = files(&[
+        (
+            "de.txt",
+            "Die Mühle wurde 1811 am Fluss gebaut. Sie hat drei Wasserräder. Der Müller heißt Anton Berg.",
+        ),
+        ("zh.txt", "这座磨坊建于1811年。它有三个水轮。磨坊主名叫安东·贝格。"),
+        ("th.txt", "โรงสีแห่งนี้สร้างขึ้นในปี ค.ศ. 1811 ริมแม่น้ำ เจ้าของโรงสีชื่ออันตอน แบร์ก"),
+        ("hi.txt", "यह चक्की 1811 में नदी के किनारे बनी थी। चक्की के मालिक का नाम एंटोन बर्ग है।"),
+        ("soup.txt", "Boil the water first. Then add the salt."),
+    ]);
+    for (question, answer) in [
+        ("Wie viele Wasserräder haben die Mühlen?", "drei Wasserräder"),
+        ("磨坊主叫什么名字？", "安东·贝格"),
+        ("เจ้าของโรงสีชื่ออะไร", "ชื่ออันตอน แบร์ก"),
+        ("चक्की के मालिक का नाम क्या है?", "एंटोन बर्ग"),
+    ] {
+        let run = run(question, mills.clone()).await;
+        assert_all_pass(&run);
+        let first =
+            run.report().output.lines().find(|line| line.starts_with('>')).unwrap_or_default().to_owned();
+        assert!(first.contains(answer), "{}", run.report().output);
+    }
 }
 
 /// Documents about devices: the subject is in a heading, a table or another document.
@@ -367,16 +393,14 @@ async fn a_document_that_a_passage_names_is_read_too() {
 }
 
 #[tokio::test]
-async fn a_question_that_nothing_answers_is_named_at_the_end() {
-    let run = run("How much does the Tarn 20 weigh, and which salary earns a plumber?", device_files()).await;
+async fn a_question_without_a_passage_is_named_at_the_end() {
+    let objective = "How heavy is the Tarn 20 with its battery? Which monthly salary earns a plumber?";
+    let run = run(objective, device_files()).await;
     let report = run.report();
     assert_eq!(report.answered, Some(false));
-    assert!(
-        report.output.trim_end().contains("Not answered: Which salary earns a plumber?"),
-        "{}",
-        report.output
-    );
-    assert!(!report.output.contains("Not answered: How much"), "{}", report.output);
+    let end = "Nothing was found for: Which monthly salary earns a plumber?";
+    assert!(report.output.contains(&format!("\n{end}\n")), "{}", report.output);
+    assert!(!report.output.contains("Nothing was found for: How heavy"), "{}", report.output);
 }
 
 #[tokio::test]
@@ -384,7 +408,7 @@ async fn question_with_no_or_too_many_words_is_answered() {
     let lease = [("a.txt", "A lease ends at noon. Word7 is here.")];
     let endless: String = (0..500).map(|n| format!("What is word{n} of {}? ", "x".repeat(200))).collect();
     for (objective, telling) in
-        [("???", "has no words to search"), ("いつ終わりますか", "say nothing"), (&endless, "")]
+        [("???", "No passage was found"), ("いつ終わりますか", "No passage was found"), (&endless, "")]
     {
         let run = run(objective, files(&lease)).await;
         assert_all_pass(&run);
@@ -444,8 +468,9 @@ async fn critic_names_the_faults_of_a_result() {
         ("Source S2 is not cited", |r| r.output = r.output.replace("[S2]", "")),
         ("Source S1 (c.txt) can't be read", |r| r.sources[0].location = "c.txt".into()),
         ("names the source S7, which is not listed", |r| r.quotations[0].source = "S7".into()),
-        ("No quotation is about “lease”, which is in 2 documents", |r| {
+        ("It quotes nothing and does not say why.", |r| {
             r.quotations.clear();
+            r.notes = None;
             r.output = "It ends [S1] [S2].".into();
         }),
     ];
@@ -475,7 +500,11 @@ async fn criteria_that_need_judgement_are_reported_as_unchecked() {
     assert!(
         verdict.passed && verdict.criteria.iter().any(|outcome| outcome.criterion == "The tone is friendly.")
     );
-    assert!(verdict.reasoning.contains("1 criteria need judgement"), "{}", verdict.reasoning);
+    assert!(
+        verdict.reasoning.contains("only a language model or a person can judge"),
+        "{}",
+        verdict.reasoning
+    );
 }
 
 /// Results of finished tasks, and entries of failed ones.

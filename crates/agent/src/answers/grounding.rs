@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use super::{Findings, Passage, content};
 use crate::citations;
-use crate::corpus::{Corpus, Document, fold_words, tokenize};
+use crate::corpus::{Corpus, Document, Language, fold_words, tokenize};
 
 /// The most lines that code cites for one statement.
 const MAX_LINES: usize = 3;
@@ -470,7 +470,7 @@ fn repeats(notes: &str, output: &str) -> bool {
 /// The stems of the words of a text, without stop words and numbers.
 fn words_of(text: &str) -> BTreeSet<String> {
     let is_number = |stem: &str| stem.starts_with(|c: char| c.is_ascii_digit());
-    let terms = tokenize(text).into_iter().map(|term| term.stem);
+    let terms = tokenize(text, Language::default()).into_iter().flat_map(|term| term.stems);
     terms.filter(|stem| !is_number(stem)).collect()
 }
 

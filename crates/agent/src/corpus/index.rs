@@ -3,12 +3,13 @@
 //! lines. Passages are referenced by document and lines, and their text stays with the documents. It is plain data, which the
 //! cache stores.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use super::Document;
+use super::language::Language;
 use super::tokens::{split_into_words, stem_word};
 
 /// The usual constants of BM25 (Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond, 2009).
@@ -18,6 +19,8 @@ const B: f64 = 0.75;
 /// The index of a list of documents.
 #[derive(Serialize, Deserialize)]
 pub(super) struct CorpusIndex {
+    /// The languages of the documents, each once.
+    pub languages: Vec<Language>,
     /// The passages in the order of the documents and their lines.
     pub passages: Vec<IndexedPassage>,
     /// The words of each passage.
@@ -36,15 +39,19 @@ pub(super) struct IndexedPassage {
 impl CorpusIndex {
     pub fn build<'a>(documents: impl IntoIterator<Item = &'a Document>) -> Self {
         let (mut text, mut about) = (FieldBuilder::default(), FieldBuilder::default());
-        let mut passages = Vec::new();
+        let (mut passages, mut languages) = (Vec::new(), Vec::new());
         for (number, document) in documents.into_iter().enumerate() {
-            about.add_unit(&[&document.path, &document.title]);
+            let language = Language::detect(document.text());
+            if !languages.contains(&language) {
+                languages.push(language);
+            }
+            about.add_unit(&[&document.path, &document.title], language);
             for lines in split_into_passages(document) {
-                text.add_unit(&[document.line_range(lines.first, lines.last)]);
+                text.add_unit(&[document.line_range(lines.first, lines.last)], language);
                 passages.push(IndexedPassage { document: number, lines });
             }
         }
-        Self { passages, text: text.finish(), about: about.finish() }
+        Self { languages, passages, text: text.finish(), about: about.finish() }
     }
 
     /// The numbers of the passages of a document.
@@ -85,6 +92,15 @@ impl IndexedField {
     pub fn statistics(&self) -> FieldStatistics {
         let words = self.lengths.iter().map(|&length| u64::from(length)).sum();
         FieldStatistics { units: self.lengths.len() as u64, words }
+    }
+
+    /// The units that contain any of these stems, in order, each with the number of their positions.
+    pub fn count_stems(&self, stems: &[String]) -> BTreeMap<usize, usize> {
+        let mut counts = BTreeMap::new();
+        for posting in stems.iter().flat_map(|stem| self.postings(stem)) {
+            *counts.entry(posting.unit).or_default() += posting.count;
+        }
+        counts
     }
 
     /// The units that contain a stem, in order.
@@ -202,8 +218,8 @@ fn append_number(mut number: usize, bytes: &mut Vec<u8>) {
 /// Collects the postings of a field, unit by unit.
 #[derive(Default)]
 struct FieldBuilder<'a> {
-    /// For each word as written, the number of its stem; `None` for a stop word.
-    words: HashMap<&'a str, Option<usize>>,
+    /// For each language, the number of the stem of each word as written; `None` for a stop word.
+    words: Vec<(Language, HashMap<&'a str, Option<usize>>)>,
     /// For each stem, its number.
     stems: HashMap<String, usize>,
     postings: Vec<StemPostings>,
@@ -218,13 +234,14 @@ struct StemPostings {
 }
 
 impl<'a> FieldBuilder<'a> {
-    fn add_unit(&mut self, texts: &[&'a str]) {
+    fn add_unit(&mut self, texts: &[&'a str], language: Language) {
         let unit = self.lengths.len();
         let mut occurrences: Vec<(usize, usize)> = Vec::new();
         let mut position = 0;
         for text in texts {
             for (start, end) in split_into_words(text) {
-                occurrences.extend(self.find_or_add_stem(&text[start..end]).map(|stem| (stem, position)));
+                let stem = self.find_or_add_stem(&text[start..end], language);
+                occurrences.extend(stem.map(|stem| (stem, position)));
                 position += 1;
             }
         }
@@ -243,17 +260,23 @@ impl<'a> FieldBuilder<'a> {
         }
     }
 
-    fn find_or_add_stem(&mut self, word: &'a str) -> Option<usize> {
-        if let Some(known) = self.words.get(word) {
+    fn find_or_add_stem(&mut self, word: &'a str, language: Language) -> Option<usize> {
+        let known = self.words.iter().position(|(other, _)| *other == language);
+        let at = known.unwrap_or_else(|| {
+            self.words.push((language, HashMap::new()));
+            self.words.len() - 1
+        });
+        let words = &mut self.words[at].1;
+        if let Some(known) = words.get(word) {
             return *known;
         }
-        let number = stem_word(word).map(|stem| {
+        let number = stem_word(word, language).map(|stem| {
             *self.stems.entry(stem).or_insert_with(|| {
                 self.postings.push(StemPostings::default());
                 self.postings.len() - 1
             })
         });
-        self.words.insert(word, number);
+        words.insert(word, number);
         number
     }
 

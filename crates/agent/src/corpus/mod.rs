@@ -5,6 +5,7 @@
 
 mod document;
 mod index;
+mod language;
 pub mod pages;
 mod reading;
 mod search;
@@ -19,12 +20,13 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 pub use document::{Document, DocumentPlace, WebPage};
+pub(crate) use language::Language;
 pub(crate) use reading::encode_hex;
 pub(crate) use reading::{BinaryContent, normalize_text, read_binary_content};
 pub use reading::{InputFile, MAX_LINE, read_document};
 pub use reading::{MAX_BYTES, SUPPORTED, SkipReason, SkippedFile};
 pub use search::{SearchHit, SearchResults, WordDocumentCount};
-pub(crate) use tokens::{fold_words, tokenize};
+pub(crate) use tokens::{Token, fold_words, has_complex_breaks, tokenize, tokenize_query};
 pub use walk::{FolderWalkError, ListedFile, list_folder_files};
 
 use millrace_protocol::result::{Source, SourceKind};

@@ -6,13 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Document;
 use super::index::Passage;
 use super::index::{CorpusIndex, FieldStatistics, IndexedField};
+use super::language::Language;
 
-use super::tokens::tokenize;
+use super::tokens::tokenize_query;
 
 /// The weight of a word in a document's path or title, relative to one in the passage.
 const ABOUT_WEIGHT: f64 = 0.4;
 /// The maximum number of words of a query that are used.
-const MAX_QUERY_WORDS: usize = 64;
+const MAX_QUERY_WORDS: usize = 128;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchResults<'a> {
@@ -62,16 +63,17 @@ pub(super) fn search<'a>(
     limit: usize,
     per_document: usize,
 ) -> SearchResults<'a> {
-    let words = split_query_words(query);
+    let languages = list_languages(parts);
+    let words = split_query_words(query, &languages);
     let mut scores: Vec<PartScores> = parts.iter().map(PartScores::new).collect();
     let mut counts: Vec<(usize, WordDocumentCount)> = Vec::with_capacity(words.len());
-    for (stem, QueryWord { start, written }) in words {
-        let documents = score_word(parts, &stem, &mut scores);
+    for (stems, QueryWord { start, written }) in words {
+        let documents = score_word(parts, &stems, &mut scores);
         counts.push((start, WordDocumentCount { word: written, documents }));
     }
     counts.sort_by_key(|(start, _)| *start);
 
-    let phrases = parse_phrases(query);
+    let phrases = parse_phrases(query, &languages);
     let mut hits = Vec::new();
     let mut without = Vec::new();
     for (part, scores) in parts.iter().zip(&scores) {
@@ -90,29 +92,40 @@ struct QueryWord {
     written: String,
 }
 
-/// The words of a query by stem.
-fn split_query_words(query: &str) -> BTreeMap<String, QueryWord> {
+/// The languages of the documents of all indices, each once.
+fn list_languages(parts: &[IndexedDocuments<'_>]) -> Vec<Language> {
+    let mut languages: Vec<Language> = Vec::new();
+    for language in parts.iter().flat_map(|part| &part.index.languages) {
+        if !languages.contains(language) {
+            languages.push(*language);
+        }
+    }
+    languages
+}
+
+/// The words of a query by their stems.
+fn split_query_words(query: &str, languages: &[Language]) -> BTreeMap<Vec<String>, QueryWord> {
     let mut words = BTreeMap::new();
-    for token in tokenize(query) {
+    for token in tokenize_query(query, languages) {
         if words.len() == MAX_QUERY_WORDS {
             break;
         }
         let written = query[token.start..token.end].to_owned();
-        words.entry(token.stem).or_insert(QueryWord { start: token.start, written });
+        words.entry(token.stems).or_insert(QueryWord { start: token.start, written });
     }
     words
 }
 
-/// Stems and their positions relative to the first one.
-type Phrase = Vec<(String, usize)>;
+/// The stems of words and their positions relative to the first one.
+type Phrase = Vec<(Vec<String>, usize)>;
 
 /// The parts of a query in double quotes that have more than one word.
-fn parse_phrases(query: &str) -> Vec<Phrase> {
-    let quoted = query.split('"').skip(1).step_by(2).map(tokenize);
+fn parse_phrases(query: &str, languages: &[Language]) -> Vec<Phrase> {
+    let quoted = query.split('"').skip(1).step_by(2).map(|part| tokenize_query(part, languages));
     let phrases = quoted.map(|tokens| {
         let first = tokens.first().map_or(0, |token| token.position);
         let tokens = tokens.into_iter().take(MAX_QUERY_WORDS);
-        tokens.map(|token| (token.stem, token.position - first)).collect::<Phrase>()
+        tokens.map(|token| (token.stems, token.position - first)).collect::<Phrase>()
     });
     phrases.filter(|phrase| phrase.len() > 1).collect()
 }
@@ -130,25 +143,23 @@ impl PartScores {
 }
 
 /// Adds the scores of a word; returns the number of documents that contain it in their text.
-fn score_word(parts: &[IndexedDocuments<'_>], stem: &str, scores: &mut [PartScores]) -> usize {
-    let text = WordWeight::new(parts, stem, |index| &index.text);
-    let about = WordWeight::new(parts, stem, |index| &index.about);
+fn score_word(parts: &[IndexedDocuments<'_>], stems: &[String], scores: &mut [PartScores]) -> usize {
+    let text = WordWeight::new(parts, stems, |index| &index.text);
+    let about = WordWeight::new(parts, stems, |index| &index.about);
     let mut documents = 0;
-    for (IndexedDocuments { index, .. }, scores) in parts.iter().zip(scores) {
+    for (at, (IndexedDocuments { index, .. }, scores)) in parts.iter().zip(scores).enumerate() {
         let mut last = None;
-        for posting in index.text.postings(stem) {
-            let Some(passage) = index.passages.get(posting.unit) else { continue };
-            scores.passages[posting.unit] += text.score(posting.count, index.text.length_of(posting.unit));
+        for (&unit, &count) in &text.counts[at] {
+            let Some(passage) = index.passages.get(unit) else { continue };
+            scores.passages[unit] += text.score(count, index.text.length_of(unit));
             if last.replace(passage.document) != Some(passage.document) {
                 documents += 1;
                 scores.has_word[passage.document] = true;
             }
         }
-        for posting in index.about.postings(stem) {
-            let score = ABOUT_WEIGHT * about.score(posting.count, index.about.length_of(posting.unit));
-            scores.passages[index.passages_of_document(posting.unit)]
-                .iter_mut()
-                .for_each(|sum| *sum += score);
+        for (&unit, &count) in &about.counts[at] {
+            let score = ABOUT_WEIGHT * about.score(count, index.about.length_of(unit));
+            scores.passages[index.passages_of_document(unit)].iter_mut().for_each(|sum| *sum += score);
         }
     }
     documents
@@ -158,19 +169,22 @@ fn score_word(parts: &[IndexedDocuments<'_>], stem: &str, scores: &mut [PartScor
 struct WordWeight {
     statistics: FieldStatistics,
     weight: f64,
+    /// For each index, the units that contain the word.
+    counts: Vec<BTreeMap<usize, usize>>,
 }
 
 impl WordWeight {
     fn new(
         parts: &[IndexedDocuments<'_>],
-        stem: &str,
+        stems: &[String],
         field: impl Fn(&CorpusIndex) -> &IndexedField,
     ) -> Self {
         let fields = || parts.iter().map(|part| field(part.index));
         let statistics =
             fields().map(IndexedField::statistics).fold(FieldStatistics::default(), FieldStatistics::plus);
-        let containing: usize = fields().map(|field| field.postings(stem).count()).sum();
-        Self { statistics, weight: statistics.compute_word_weight(containing as u64) }
+        let counts: Vec<_> = fields().map(|field| field.count_stems(stems)).collect();
+        let containing: usize = counts.iter().map(BTreeMap::len).sum();
+        Self { statistics, weight: statistics.compute_word_weight(containing as u64), counts }
     }
 
     fn score(&self, count: usize, length: u32) -> f64 {
@@ -209,8 +223,8 @@ impl<'a> IndexedDocuments<'a> {
 /// The passages in which the words of a phrase are adjacent.
 fn find_passages_with_phrase(text: &IndexedField, phrase: &Phrase) -> BTreeSet<usize> {
     let mut starts: Option<BTreeSet<(usize, usize)>> = None;
-    for (stem, offset) in phrase {
-        let found = text.postings(stem).flat_map(|posting| {
+    for (stems, offset) in phrase {
+        let found = stems.iter().flat_map(|stem| text.postings(stem)).flat_map(|posting| {
             let positions = posting.positions().filter_map(|position| position.checked_sub(*offset));
             positions.map(move |start| (posting.unit, start)).collect::<Vec<_>>()
         });
@@ -253,8 +267,8 @@ mod tests {
     fn words_match_in_any_form_and_phrases_only_exactly() {
         let corpus = build_corpus(&[
             ("a.txt", "The licensing of patents.\n\nMore on something else."),
-            ("b.txt", "A patent licence was granted."),
-            ("c.txt", "Grant the licence, patent or not."),
+            ("b.txt", "A patent license was granted."),
+            ("c.txt", "Grant the license, patent or not."),
         ]);
         let mut results = search_paths_and_lines(&corpus, "licenses patents", 10, 10);
         results.sort();

@@ -17,7 +17,7 @@ use super::reading::{self, InputFile};
 use super::{Corpus, CorpusError, Document, SkippedFile};
 
 /// Incremented with each change of the stored data or of the words of a text, which a new version of a stemmer changes too.
-pub(super) const FORMAT: u32 = 5;
+pub(super) const FORMAT: u32 = 6;
 
 const DOCUMENTS: &str = "documents.json";
 const INDEX: &str = "index";

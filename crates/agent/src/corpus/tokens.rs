@@ -1,17 +1,16 @@
 //! The words of a text, for the index, for queries and for comparing texts: all of them split, fold and stem here, so that
 //! a match in one is a match in the others. It is pure: the same text gives the same words everywhere.
 //!
-//! Words are those of Unicode (UAX #29), without joining punctuation. Scripts that write no spaces give overlapping pairs of
-//! characters. A word's script determines its stemmer and its stop words; Latin counts as English.
+//! Words are those of Unicode (UAX #29), without joining punctuation. Scripts that write no spaces give overlapping groups of
+//! characters. The language of a text determines its stems and stop words; a query is stemmed as each language of the
+//! texts that it searches.
 
-use std::collections::HashSet;
-use std::sync::LazyLock;
-
-use frostem::{Algorithm, Stemmer};
 use icu_normalizer::{ComposingNormalizerBorrowed, DecomposingNormalizerBorrowed};
 use icu_properties::CodePointMapData;
 use icu_properties::props::Script;
 use unicode_segmentation::UnicodeSegmentation;
+
+use super::language::Language;
 
 /// The maximum length of a word, in bytes. Longer ones are data, and are skipped.
 const MAX_WORD: usize = 64;
@@ -22,8 +21,8 @@ const JOINERS: &[char] = &['.', ',', ':', ';', '\'', '’', '‘', '_', '·'];
 /// A word of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Token {
-    /// Its stem: words with the same stem are equal.
-    pub stem: String,
+    /// Its stems, one in most texts. Words that share one are equal.
+    pub stems: Vec<String>,
     /// Its start in the text, in bytes.
     pub start: usize,
     pub end: usize,
@@ -32,11 +31,28 @@ pub(crate) struct Token {
 }
 
 /// The words of a text in order, without the stop words.
-pub(crate) fn tokenize(text: &str) -> Vec<Token> {
+pub(crate) fn tokenize(text: &str, language: Language) -> Vec<Token> {
+    tokenize_for(text, language, &[])
+}
+
+/// The words of a query for texts in these languages.
+pub(crate) fn tokenize_query(query: &str, languages: &[Language]) -> Vec<Token> {
+    tokenize_for(query, Language::detect_query(query, languages), languages)
+}
+
+fn tokenize_for(text: &str, language: Language, others: &[Language]) -> Vec<Token> {
     let words = split_into_words(text).into_iter().enumerate();
     words
         .filter_map(|(position, (start, end))| {
-            Some(Token { stem: stem_word(&text[start..end])?, start, end, position })
+            let word = &text[start..end];
+            let mut stems = vec![stem_word(word, language)?];
+            for other in others {
+                let stem = other.stem(word);
+                if !stems.contains(&stem) {
+                    stems.push(stem);
+                }
+            }
+            Some(Token { stems, start, end, position })
         })
         .collect()
 }
@@ -52,7 +68,11 @@ pub(super) fn split_into_words(text: &str) -> Vec<(usize, usize)> {
     let mut run = UnspacedRun::default();
     for (start, segment) in text.split_word_bound_indices() {
         let Some(first) = segment.chars().next() else { continue };
-        if is_unspaced(first) {
+        if let Some(group) = group_size(first) {
+            if run.group != group {
+                run.end_into(&mut words);
+            }
+            run.group = group;
             run.extend(start, segment);
             continue;
         }
@@ -65,20 +85,9 @@ pub(super) fn split_into_words(text: &str) -> Vec<(usize, usize)> {
     words
 }
 
-/// Returns the form in which words are compared; `None` for a stop word and for a word that is too long.
-pub(super) fn stem_word(word: &str) -> Option<String> {
-    if word.len() > MAX_WORD {
-        return None;
-    }
-    let folded = fold_word(word);
-    let Some(language) = folded.chars().next().and_then(language_of) else {
-        return Some(folded);
-    };
-    if language.stop_words.contains(&folded) {
-        return None;
-    }
-    let american = if language.is_english { to_american_spelling(&folded) } else { None };
-    Some(language.stemmer.stem(american.as_deref().unwrap_or(&folded)).into_owned())
+/// Returns the form in which words of a text are compared; `None` for a stop word and for a word that is too long.
+pub(super) fn stem_word(word: &str, language: Language) -> Option<String> {
+    (word.len() <= MAX_WORD && !language.is_stop_word(word)).then(|| language.stem(word))
 }
 
 fn split_at_joiners(start: usize, segment: &str, words: &mut Vec<(usize, usize)>) {
@@ -106,6 +115,7 @@ fn split_at_joiners(start: usize, segment: &str, words: &mut Vec<(usize, usize)>
 struct UnspacedRun {
     starts: Vec<usize>,
     end: usize,
+    group: usize,
 }
 
 impl UnspacedRun {
@@ -115,16 +125,18 @@ impl UnspacedRun {
         self.end = start + segment.len();
     }
 
-    /// Adds the pairs of characters, or the only character.
+    /// Adds the groups of characters, or all of them if they are fewer.
     fn end_into(&mut self, words: &mut Vec<(usize, usize)>) {
         let mut starts = std::mem::take(&mut self.starts);
-        let last = starts.len();
-        starts.push(self.end);
-        match last {
-            0 => {}
-            1 => words.push((starts[0], starts[1])),
-            _ => words.extend(starts.windows(3).map(|three| (three[0], three[2]))),
+        let Some(&first) = starts.first() else { return };
+        if starts.len() <= self.group {
+            words.push((first, self.end));
+            return;
         }
+        starts.push(self.end);
+        words.extend(
+            starts.windows(self.group + 1).filter_map(|group| Some((*group.first()?, *group.last()?))),
+        );
     }
 }
 
@@ -132,23 +144,36 @@ fn script_of(c: char) -> Script {
     CodePointMapData::<Script>::new().get(c)
 }
 
-/// `true` for a character of a script that doesn't separate words.
-fn is_unspaced(c: char) -> bool {
-    const UNSPACED: &[Script] = &[
-        Script::Han,
-        Script::Hiragana,
-        Script::Katakana,
-        Script::Thai,
-        Script::Lao,
-        Script::Khmer,
-        Script::Myanmar,
-    ];
+/// Returns the number of characters that count as a word, for a character of a script that doesn't separate words. A syllable of the
+/// alphabets of Southeast Asia has more of them than one of East Asia.
+fn group_size(c: char) -> Option<usize> {
+    const EAST: &[Script] = &[Script::Han, Script::Hiragana, Script::Katakana];
+    if c.is_ascii() || !c.is_alphanumeric() {
+        return None;
+    }
     // The prolonged sound mark is common to both Japanese syllabaries.
-    !c.is_ascii() && (c == 'ー' || UNSPACED.contains(&script_of(c))) && c.is_alphanumeric()
+    if c == 'ー' || EAST.contains(&script_of(c)) {
+        return Some(2);
+    }
+    has_complex_breaks(c).then_some(3)
+}
+
+/// `true` for a letter of a script in which spaces separate phrases.
+pub(crate) fn has_complex_breaks(c: char) -> bool {
+    !c.is_ascii() && matches!(script_of(c), Script::Thai | Script::Lao | Script::Khmer | Script::Myanmar)
+}
+
+/// Folds the case and compatible forms of a word.
+pub(super) fn fold_case(word: &str) -> String {
+    fold(word, false)
 }
 
 /// Folds a word: lower case, compatible forms as one, Latin and Greek letters without diacritics.
-fn fold_word(word: &str) -> String {
+pub(super) fn fold_word(word: &str) -> String {
+    fold(word, true)
+}
+
+fn fold(word: &str, folds_marks: bool) -> String {
     if word.is_ascii() {
         return word.to_ascii_lowercase();
     }
@@ -161,7 +186,7 @@ fn fold_word(word: &str) -> String {
             // The soft hyphen and the zero-width joiners and spaces.
             '\u{ad}' | '\u{200b}'..='\u{200d}' | '\u{2060}' => {}
             _ => {
-                drops_marks = matches!(script_of(c), Script::Latin | Script::Greek);
+                drops_marks = folds_marks && matches!(script_of(c), Script::Latin | Script::Greek);
                 letters.extend(c.to_lowercase());
             }
         }
@@ -169,114 +194,35 @@ fn fold_word(word: &str) -> String {
     ComposingNormalizerBorrowed::new_nfc().normalize(&letters).into_owned()
 }
 
-/// A language as far as the search knows it.
-struct Language {
-    stemmer: Stemmer,
-    stop_words: HashSet<String>,
-    is_english: bool,
-}
-
-impl Language {
-    fn new(algorithm: Algorithm, stop_words: Option<&str>) -> Self {
-        let stop_words = stop_words.and_then(stop_words::lookup).unwrap_or_default();
-        Self {
-            stemmer: Stemmer::new(algorithm),
-            stop_words: stop_words.iter().map(|word| fold_word(word)).collect(),
-            is_english: algorithm == Algorithm::English,
-        }
-    }
-}
-
-/// The language that a word is stemmed as, by its first letter. A text in another language of the script is stemmed alike on
-/// both sides of a comparison.
-fn language_of(first: char) -> Option<&'static Language> {
-    static ENGLISH: LazyLock<Language> = LazyLock::new(|| Language::new(Algorithm::English, Some("en")));
-    static RUSSIAN: LazyLock<Language> = LazyLock::new(|| Language::new(Algorithm::Russian, Some("ru")));
-    static ARABIC: LazyLock<Language> = LazyLock::new(|| Language::new(Algorithm::Arabic, Some("ar")));
-    static HINDI: LazyLock<Language> = LazyLock::new(|| Language::new(Algorithm::Hindi, None));
-    static GREEK: LazyLock<Language> = LazyLock::new(|| Language::new(Algorithm::Greek, Some("el")));
-    if first.is_ascii() {
-        return first.is_ascii_alphabetic().then(|| &*ENGLISH);
-    }
-    match script_of(first) {
-        Script::Latin => Some(&ENGLISH),
-        Script::Cyrillic => Some(&RUSSIAN),
-        Script::Arabic => Some(&ARABIC),
-        Script::Devanagari => Some(&HINDI),
-        Script::Greek => Some(&GREEK),
-        _ => None,
-    }
-}
-
-/// Converts British spellings to American ones. It goes by word endings and so changes some words that have only one
-/// spelling, which is harmless, since both sides of a comparison are converted.
-fn to_american_spelling(word: &str) -> Option<String> {
-    const WORDS: &[(&str, &str)] = &[
-        ("licenc", "licens"),
-        ("defenc", "defens"),
-        ("offenc", "offens"),
-        ("pretenc", "pretens"),
-        ("judgement", "judgment"),
-        ("programme", "program"),
-        ("catalogue", "catalog"),
-        ("fulfil", "fulfill"),
-    ];
-    const ENDINGS: &[(&str, &str)] = &[
-        ("isation", "ization"),
-        ("isations", "izations"),
-        ("ise", "ize"),
-        ("ised", "ized"),
-        ("ises", "izes"),
-        ("ising", "izing"),
-        ("our", "or"),
-        ("ours", "ors"),
-        ("oured", "ored"),
-        ("ouring", "oring"),
-        ("tre", "ter"),
-        ("tres", "ters"),
-    ];
-    if word.len() < 5 || !word.is_ascii() {
-        return None;
-    }
-    if let Some((british, american)) = WORDS.iter().find(|(british, _)| word.starts_with(british)) {
-        let rest = &word[british.len()..];
-        return (!word.starts_with(american)).then(|| format!("{american}{rest}"));
-    }
-    let (british, american) = ENDINGS
-        .iter()
-        .filter(|(british, _)| word.ends_with(british))
-        .max_by_key(|(british, _)| british.len())?;
-    Some(format!("{}{american}", &word[..word.len() - british.len()]))
-}
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn stem_words(text: &str) -> Vec<String> {
-        tokenize(text).into_iter().map(|token| token.stem).collect()
+        let tokens = tokenize(text, Language::default());
+        tokens.into_iter().map(|token| token.stems.join("/")).collect()
     }
 
     #[test]
-    fn forms_and_spellings_of_a_word_are_one_term() {
-        for (one, other) in [
-            ("licences", "License"),
-            ("licensed", "licencing"),
-            ("organisation", "organizations"),
-            ("behaviour", "behaviors"),
-            ("patents", "PATENT"),
-            ("centre", "centers"),
-            ("defence", "defense"),
-            ("fulfil", "fulfill"),
-        ] {
+    fn forms_of_a_word_are_one_term() {
+        for (one, other) in [("licensed", "Licensing"), ("patents", "PATENT"), ("behaviors", "behavior")] {
             assert_eq!(stem_words(one), stem_words(other));
         }
         assert_ne!(stem_words("patent"), stem_words("parent"));
     }
 
     #[test]
+    fn words_of_a_query_have_the_stems_of_each_language() {
+        let languages = ["deu", "eng"].map(|code| Language::from(code.to_owned()));
+        let tokens = tokenize_query("Mühlen", &languages);
+        assert_eq!(tokens[0].stems, ["muhl", "muhlen"]);
+    }
+
+    #[test]
     fn stop_words_are_skipped_and_positions_are_those_of_the_text() {
         let text = "How do the Contributor's patents end?";
-        let words: Vec<&str> = tokenize(text).iter().map(|token| &text[token.start..token.end]).collect();
+        let words: Vec<&str> =
+            tokenize(text, Language::default()).iter().map(|token| &text[token.start..token.end]).collect();
         assert_eq!(words, ["Contributor", "patents", "end"]);
     }
 
@@ -286,7 +232,7 @@ mod tests {
             ("中国人民。鱼", &["中国", "国人", "人民", "鱼"]),
             ("東京タワーへ行く", &["東京", "京タ", "タワ", "ワー", "ーへ", "へ行", "行く"]),
             ("使用 Rust 2024版", &["使用", "rust", "2024", "版"]),
-            ("ภาษาไทย", &["ภา", "าษ", "ษา", "าไ", "ไท", "ทย"]),
+            ("ภาษาไทย", &["ภาษ", "าษา", "ษาไ", "าไท", "ไทย"]),
             ("ที่นี่", &["ที่นี่"]),
             ("हिन्दी", &["हिन्द"]),
             ("книги книгой", &["книг", "книг"]),
@@ -304,12 +250,15 @@ mod tests {
     #[test]
     fn tokens_point_at_their_characters_and_count_every_word() {
         let text = "Das Ende — the end of 契約期間.";
-        let tokens = tokenize(text);
+        let tokens = tokenize(text, Language::default());
         let places: Vec<(&str, usize)> =
             tokens.iter().map(|token| (&text[token.start..token.end], token.position)).collect();
         let expected = [("Das", 0), ("Ende", 1), ("end", 3), ("契約", 5), ("約期", 6), ("期間", 7)];
         assert_eq!(places, expected);
         let endless = format!("{} word", "x".repeat(MAX_WORD + 1));
-        assert_eq!(tokenize(&endless).iter().map(|token| token.position).collect::<Vec<_>>(), [1]);
+        assert_eq!(
+            tokenize(&endless, Language::default()).iter().map(|token| token.position).collect::<Vec<_>>(),
+            [1]
+        );
     }
 }

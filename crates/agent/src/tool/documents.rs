@@ -122,7 +122,7 @@ fn search_corpus(corpus: &Corpus, arguments: &SearchDocumentsArguments) -> Resul
     let per_document = arguments.per_document.unwrap_or(MAX_PASSAGES).max(1) as usize;
     let results = corpus.search(&arguments.query, limit, per_document);
     if results.words.is_empty() {
-        let text = "the query has no searchable word; common words such as 'the' or 'how' are ignored";
+        let text = "the query has no searchable word: the most common words of a language are ignored";
         return Err(ToolError::Refused(text.into()));
     }
     Ok(format_search_results(corpus, &results))

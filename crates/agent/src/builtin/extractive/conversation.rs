@@ -82,6 +82,8 @@ pub(super) struct NumberedLines<'a> {
     pub path: &'a str,
     /// The text after the path: for a read, the title.
     pub title: &'a str,
+    /// The number of lines of the document.
+    pub line_count: usize,
     pub lines: Vec<(usize, &'a str)>,
 }
 
@@ -102,22 +104,26 @@ pub(super) fn parse_search_hits(exchange: &ToolExchange<'_>) -> Vec<PassageHit> 
         .filter_map(|line| {
             let (range, rest) = line.strip_prefix("== lines ")?.split_once(" of ")?;
             let (first, last) = range.split_once(" to ")?;
-            let (path, _) = rest.rsplit_once(", score ")?;
+            let (path, score) = rest.rsplit_once(", score ")?;
+            let score = score.split_once(',').map_or(score, |(score, _)| score);
             Some(PassageHit {
                 path: path.to_owned(),
                 first_line: first.parse().ok()?,
                 last_line: last.parse().ok()?,
+                score: score.parse().ok()?,
             })
         })
         .collect()
 }
 
 /// The position of a passage found by a search.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct PassageHit {
     pub path: String,
     pub first_line: usize,
     pub last_line: usize,
+    /// The score in its search.
+    pub score: f64,
 }
 
 /// The document frequency of each word, from the head of a search's result: `word in 3 of 15`.
@@ -135,30 +141,14 @@ pub(super) fn parse_word_counts(exchange: &ToolExchange<'_>) -> Vec<(String, usi
         .collect()
 }
 
-/// The documents without any of a search's words, as far as it lists them, and their number.
-pub(super) fn parse_documents_without_matches(exchange: &ToolExchange<'_>) -> (Vec<String>, usize) {
-    let line = exchange.result.text.lines().nth(1).unwrap_or_default();
-    let Some(list) =
-        line.strip_prefix("Documents with none of them: ").and_then(|rest| rest.strip_suffix('.'))
-    else {
-        return (Vec::new(), 0);
-    };
-    let list_and_more = list
-        .rsplit_once(" and ")
-        .and_then(|(named, more)| Some((named, more.strip_suffix(" more")?.parse::<usize>().ok()?)));
-    let (named, more) = list_and_more.unwrap_or((list, 0));
-    let named: Vec<String> = named.split(" | ").map(str::to_owned).collect();
-    let count = named.len() + more;
-    (named, count)
-}
-
 /// The lines shown by a read; `None` for an error.
 pub(super) fn parse_read_lines<'a>(exchange: &ToolExchange<'a>) -> Option<NumberedLines<'a>> {
     if exchange.result.is_error {
         return None;
     }
     let (head, body) = exchange.result.text.split_once('\n')?;
-    let (_, named) = head.strip_prefix("== lines ")?.split_once(", ")?;
+    let (range, named) = head.strip_prefix("== lines ")?.split_once(", ")?;
+    let line_count = range.rsplit_once(" of ")?.1.parse().ok()?;
     let path = exchange.text_argument("path");
     let title = named.strip_prefix(path)?.strip_prefix(": ")?;
     let lines = body
@@ -170,5 +160,5 @@ pub(super) fn parse_read_lines<'a>(exchange: &ToolExchange<'a>) -> Option<Number
         .collect();
     // The path in the arguments lives as long as the exchange, the one in the result as long as the request.
     let path = &named[..path.len()];
-    Some(NumberedLines { path, title, lines })
+    Some(NumberedLines { path, title, line_count, lines })
 }

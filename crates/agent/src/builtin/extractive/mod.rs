@@ -33,7 +33,7 @@ use crate::roles::{PRODUCER, RESEARCH, read_task_from_request};
 
 use crate::spec::AnswerForm;
 
-pub(super) use crate::critic::standing::{ANSWERS, CITATIONS, NOT_EMPTY, QUOTATIONS};
+pub(super) use crate::critic::standing::{CITATIONS, NOT_EMPTY, QUOTATIONS};
 
 /// The model `builtin:extractive`: deterministic and offline; the same documents give the same answers on any machine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -130,7 +130,7 @@ fn build_report_task(objective: &str, research: &[TaskRequest]) -> TaskRequest {
 }
 
 fn build_task_request(id: String, objective: &str, capability: &str) -> TaskRequest {
-    let criteria = [CITATIONS, QUOTATIONS, COVERAGE];
+    let criteria = [CITATIONS, QUOTATIONS, REASON];
     TaskRequest {
         id: Some(id),
         objective: objective.to_owned(),
@@ -140,4 +140,4 @@ fn build_task_request(id: String, objective: &str, capability: &str) -> TaskRequ
     }
 }
 
-const COVERAGE: &str = "Every term of the question is covered by a quotation, or the notes say that the documents are silent on it.";
+const REASON: &str = "It quotes its sources, or its notes say why it does not.";

@@ -1,112 +1,175 @@
-//! Ranks sentences as answers to a question, by words alone. It owns the score and the selection: the best of each document
-//! first, then others.
+//! Ranks passages of sentences as answers to a question, by words alone. It owns the weight of a word, the score and the selection:
+//! the best of each document first, then others. A word that most sentences have counts for little, in any language.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
-use super::conversation::NumberedLines;
-use super::question::{Question, QuestionKind};
+use super::conversation::{NumberedLines, PassageHit};
+use super::question::Question;
 use super::sentences::{self, Sentence, SentenceKind};
 use crate::citations;
-use crate::corpus::{fold_words, tokenize};
+use crate::corpus::{Language, fold_words};
 
-/// The minimum share of a question that an answer covers.
-const LEAST_COVER: f64 = 0.34;
-/// The minimum cover of a sentence, as a share of the best cover.
-const COVER_OF_BEST: f64 = 0.7;
-/// The minimum score of a further sentence of a document, as a share of its best score.
-const FURTHER_OF_BEST: f64 = 0.85;
-/// The maximum number of sentences of one document.
+/// The minimum cover of a passage, as a share of the best cover.
+const COVER_OF_BEST: f64 = 0.6;
+/// The minimum score of a further passage of a document, as a share of its best score.
+const FURTHER_OF_BEST: f64 = 0.75;
+/// The maximum number of passages of one document.
 const PER_DOCUMENT: usize = 3;
+/// A sentence is shown with those around it, up to so many characters.
+const PASSAGE: usize = 480;
 /// The length above which a sentence is penalised, in characters.
 const COMFORTABLE: usize = 900;
 /// A sentence with fewer words is a heading or a fragment.
 const FEW_WORDS: usize = 6;
-/// The part of a term's weight that counts for the score of a sentence if only a heading above it, or a sentence that
-/// refers to its document, contains the term.
+/// The part of a term's weight that counts if only the context contains the term: the sentences around, a heading above, or a
+/// sentence that refers to the document.
 const CONTEXT_SHARE: f64 = 0.5;
+/// The part of the score that is the relevance of the passage in the search.
+const SEARCH_SHARE: f64 = 0.3;
 
-/// Words of obligation and permission.
-const BINDING: &[&str] =
-    &["shall", "must", "may", "will", "hereby", "cannot", "grants", "requires", "provided", "only"];
+/// The sentences of lines that were read, and the terms of the question in them.
+pub(super) struct ReadSentences<'a> {
+    lines: NumberedLines<'a>,
+    sentences: Vec<Sentence>,
+    /// For each sentence, the terms that its words match, in order.
+    matches: Vec<Vec<Option<usize>>>,
+    /// For each sentence, its terms.
+    terms: Vec<BTreeSet<usize>>,
+}
 
-/// Phrases of exclusion.
-const EXCLUSIONS: &[&str] = &["other than", "excluding", "not limited to"];
+impl<'a> ReadSentences<'a> {
+    pub fn new(question: &Question<'_>, lines: NumberedLines<'a>, language: Language) -> Self {
+        let sentences = list_complete_sentences(&lines);
+        let matches: Vec<Vec<Option<usize>>> =
+            sentences.iter().map(|sentence| question.match_words(&sentence.text, language)).collect();
+        let terms = matches.iter().map(|matches| matches.iter().flatten().copied().collect()).collect();
+        Self { lines, sentences, matches, terms }
+    }
+
+    pub fn path(&self) -> &'a str {
+        self.lines.path
+    }
+
+    /// The sentences that are shown with one: those around it in its paragraph, or below a heading, the ones with more weight first.
+    fn passage_around(&self, at: usize, weights: &[f64]) -> Range<usize> {
+        let length = |at: usize| self.sentences[at].text.chars().count() + 1;
+        let is_text = |at: &usize| {
+            self.sentences.get(*at).is_some_and(|one| one.kind == SentenceKind::Text && !one.text.is_empty())
+        };
+        let mut range = at..at + 1;
+        let paragraph = match self.sentences[at].kind {
+            SentenceKind::Text => Some(self.sentences[at].paragraph),
+            SentenceKind::Heading(_) => None,
+            SentenceKind::Row | SentenceKind::TableHeader => return range,
+        };
+        let belongs = |at: &usize| {
+            is_text(at) && paragraph.is_none_or(|paragraph| self.sentences[*at].paragraph == paragraph)
+        };
+        let mut left = PASSAGE.saturating_sub(length(at));
+        loop {
+            let before = range.start.checked_sub(1).filter(|at| paragraph.is_some() && belongs(at));
+            let after = Some(range.end).filter(belongs);
+            let weight = |at: usize| self.terms[at].iter().filter_map(|&term| weights.get(term)).sum::<f64>();
+            let fitting = [after, before].into_iter().flatten().filter(|&at| length(at) <= left);
+            let Some(next) = fitting.reduce(|a, b| if weight(b) > weight(a) { b } else { a }) else {
+                return range;
+            };
+            left -= length(next);
+            range = range.start.min(next)..range.end.max(next + 1);
+        }
+    }
+
+    /// The sentences of a range as one.
+    fn join_sentences(&self, range: Range<usize>) -> Option<Sentence> {
+        let (first, last) =
+            (self.sentences.get(range.start)?, self.sentences.get(range.end.checked_sub(1)?)?);
+        let texts: Vec<&str> = self.sentences[range].iter().map(|sentence| sentence.text.as_str()).collect();
+        Some(Sentence { text: texts.join(" "), last_line: last.last_line, ..first.clone() })
+    }
+}
 
 /// A candidate for quotation.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct CandidateSentence {
+pub(super) struct CandidatePassage {
     pub path: String,
     pub title: String,
-    pub sentence: Sentence,
-    /// The first line of its passage, and its index in the passage.
-    pub place: (usize, usize),
+    /// Its sentences as one.
+    pub text: Sentence,
+    /// The first of the lines that were read, and the indices of its sentences in them.
+    place: (usize, Range<usize>),
     /// The sentences that belong to it: headings above it that contain terms of the question, the introduction of the list
     /// that it is an item of, the header row of its table.
     pub context: Vec<Sentence>,
     /// The indices of the question's terms that it contains, its context included.
     pub stated: BTreeSet<usize>,
-    /// These, and the terms of the sentence that refers to its document.
-    pub covers: BTreeSet<usize>,
-    /// The weighted share of the question's terms that it contains, from 0 to 1.
+    /// The weighted share of the question's terms that it contains or that the sentence that refers to its document contains,
+    /// from 0 to 1.
     pub cover: f64,
     pub score: f64,
 }
 
-/// The weight of each term of a question: a word in every document has a low weight, a rare one a high weight. `documents`
-/// has for each term its document frequency and the number of documents.
-pub(super) fn compute_term_weights(documents: &[(usize, usize)]) -> Vec<f64> {
-    documents
-        .iter()
-        .map(|&(some, all)| if some == 0 || all == 0 { 1.0 } else { 0.3 + (all as f64 / some as f64).ln() })
+/// The weight of each term of a question by the number of sentences that contain it; 0 if none does.
+pub(super) fn weigh_terms(question: &Question<'_>, read: &[ReadSentences<'_>]) -> Vec<f64> {
+    let all: usize = read.iter().map(|read| read.sentences.len()).sum();
+    let containing =
+        |term: usize| read.iter().flat_map(|read| &read.terms).filter(|terms| terms.contains(&term)).count();
+    (0..question.terms.len())
+        .map(|term| match containing(term) {
+            0 => 0.0,
+            some => (1.0 + (all as f64 - some as f64 + 0.5) / (some as f64 + 0.5)).ln(),
+        })
         .collect()
 }
 
-/// Scores the sentences of a passage. `referring` are the terms in a sentence of another document that refers to this one.
-pub(super) fn score_sentences(
-    question: &Question,
+/// Scores the passages of sentences that were read. `referring` are the terms in a sentence of another document that refers to
+/// this one; `hits` are the passages that the search found.
+pub(super) fn score_passages(
+    read: &ReadSentences<'_>,
     weights: &[f64],
-    passage: &NumberedLines<'_>,
+    hits: &[PassageHit],
     referring: &BTreeSet<usize>,
-) -> Vec<CandidateSentence> {
-    let sentences = list_complete_sentences(passage);
-    let terms_of =
-        |at: usize| sentences.get(at).map(|one| MatchedTerms::match_sentence(question, &one.text).covers);
+) -> Vec<CandidatePassage> {
+    let ReadSentences { sentences, terms, .. } = read;
     let mut candidates = Vec::new();
     for (at, sentence) in sentences.iter().enumerate() {
-        let own = MatchedTerms::match_sentence(question, &sentence.text);
-        if own.covers.is_empty() || sentence.kind == SentenceKind::TableHeader {
+        let own = &terms[at];
+        if own.is_empty() || sentence.kind == SentenceKind::TableHeader {
             continue;
         }
-        let introduction = sentence.introduction.filter(|at| *at < sentences.len());
-        let introducing = introduction.and_then(terms_of).unwrap_or_default();
-        let near: BTreeSet<usize> = own.covers.union(&introducing).copied().collect();
-        let mut stated = near.clone();
-        let mut shown: Vec<usize> = introduction.into_iter().collect();
+        let mut range = read.passage_around(at, weights);
+        let mut shown: Vec<usize> = sentence.introduction.into_iter().collect();
+        let near: BTreeSet<usize> =
+            shown.iter().filter_map(|at| terms.get(*at)).flatten().chain(own).copied().collect();
+        let mut stated: BTreeSet<usize> =
+            terms[range.clone()].iter().flatten().chain(&near).copied().collect();
         // The innermost heading first: an outer one is shown only for terms that no inner one has.
         for heading in sentence.headings.iter().rev().copied() {
-            let terms = terms_of(heading).unwrap_or_default();
-            if !terms.is_subset(&stated) {
-                stated.extend(terms);
+            if terms.get(heading).is_some_and(|terms| !terms.is_subset(&stated)) {
+                stated.extend(&terms[heading]);
                 shown.push(heading);
             }
         }
+        if matches!(sentence.kind, SentenceKind::Heading(_)) && range.len() > 1 {
+            shown.push(at);
+            range.start += 1;
+        }
         shown.sort_unstable();
-        let covers: BTreeSet<usize> = stated.union(referring).copied().collect();
-        let context: Vec<Sentence> = shown.into_iter().map(|at| sentences[at].clone()).collect();
-        let cover = compute_weighted_coverage(&covers, weights);
+        let cover = compute_weighted_coverage(&stated.union(referring).copied().collect(), weights);
         let near = compute_weighted_coverage(&near, weights);
-        let introduction = introduction.map(|at| &sentences[at]);
         let score = near
             + CONTEXT_SHARE * (cover - near)
-            + compute_score_bonus(question, weights, sentence, introduction, &own);
-        candidates.push(CandidateSentence {
-            path: passage.path.to_owned(),
-            title: passage.title.to_owned(),
-            sentence: sentence.clone(),
-            place: (passage.first_line(), at),
-            context,
+            + SEARCH_SHARE * find_relevance(read.path(), sentence, hits)
+            + compute_score_bonus(sentence, &read.matches[at]);
+        let place = (read.lines.first_line(), range.clone());
+        let Some(text) = read.join_sentences(range) else { continue };
+        candidates.push(CandidatePassage {
+            path: read.path().to_owned(),
+            title: read.lines.title.to_owned(),
+            text,
+            place,
+            context: shown.into_iter().filter_map(|at| sentences.get(at)).cloned().collect(),
             stated,
-            covers,
             cover,
             score,
         });
@@ -114,49 +177,29 @@ pub(super) fn score_sentences(
     candidates
 }
 
-pub(super) struct SelectedSentences {
-    /// The sentences, grouped by document, the document with the best one first.
-    pub quoted: Vec<CandidateSentence>,
-    /// `true` if they answer the question, as far as words tell; `false` if they are only the nearest matches.
-    pub is_relevant: bool,
+/// The score of the passage that a sentence is in, as a share of the best one.
+fn find_relevance(path: &str, sentence: &Sentence, hits: &[PassageHit]) -> f64 {
+    let best = hits.iter().map(|hit| hit.score).fold(0.0, f64::max);
+    let has_sentence = |hit: &&PassageHit| {
+        hit.path == path && hit.first_line <= sentence.last_line && sentence.first_line <= hit.last_line
+    };
+    let own = hits.iter().filter(has_sentence).map(|hit| hit.score).fold(0.0, f64::max);
+    if best > 0.0 { own / best } else { 0.0 }
 }
 
-impl SelectedSentences {
-    /// `true` if a complete sentence answers the question: a heading that contains its words is no answer.
-    pub(super) fn has_answer(&self) -> bool {
-        self.is_relevant && self.quoted.iter().any(|candidate| is_statement(&candidate.sentence))
-    }
-}
-
-/// `true` for a complete sentence or a row of a table, `false` for a heading or a fragment.
-fn is_statement(sentence: &Sentence) -> bool {
-    let text = &sentence.text;
-    match sentence.kind {
-        SentenceKind::Heading(_) | SentenceKind::TableHeader => false,
-        SentenceKind::Row => true,
-        SentenceKind::Text => {
-            text.ends_with(['.', '!', '?', ';', ':', '"', '”', ')'])
-                || text.split_whitespace().count() >= FEW_WORDS
-                || text.contains(|c: char| c.is_ascii_digit())
-        }
-    }
-}
-
-/// Selects at most `limit` sentences: of each document the best, then further ones that are nearly as good.
-pub(super) fn select_sentences(mut candidates: Vec<CandidateSentence>, limit: usize) -> SelectedSentences {
+/// Selects at most `limit` passages, grouped by document, the document with the best one first: of each document the best, then
+/// further ones that are nearly as good.
+pub(super) fn select_passages(mut candidates: Vec<CandidatePassage>, limit: usize) -> Vec<CandidatePassage> {
     candidates.sort_by(|a, b| {
-        let place = |c: &CandidateSentence| (c.path.clone(), c.sentence.first_line, c.sentence.text.clone());
+        let place = |c: &CandidatePassage| (c.path.clone(), c.text.first_line, c.text.text.clone());
         b.score.total_cmp(&a.score).then_with(|| place(a).cmp(&place(b)))
     });
     let best = candidates.iter().map(|candidate| candidate.cover).fold(0.0, f64::max);
-    let is_relevant = best >= LEAST_COVER;
-    let least = if is_relevant { (best * COVER_OF_BEST).max(LEAST_COVER) } else { 0.0 };
-    candidates.retain(|candidate| candidate.cover >= least - 1e-9);
-    let (limit, per_document) = if is_relevant { (limit, PER_DOCUMENT) } else { (limit.min(3), 1) };
+    candidates.retain(|candidate| candidate.cover >= best * COVER_OF_BEST - 1e-9);
 
-    let mut chosen: Vec<CandidateSentence> = Vec::new();
+    let mut chosen: Vec<CandidatePassage> = Vec::new();
     let mut bests: BTreeMap<String, (f64, usize)> = BTreeMap::new();
-    for round in 0..per_document {
+    for round in 0..PER_DOCUMENT {
         for candidate in &candidates {
             let fits = match bests.get(&candidate.path) {
                 None => round == 0,
@@ -169,67 +212,38 @@ pub(super) fn select_sentences(mut candidates: Vec<CandidateSentence>, limit: us
         }
     }
     let order: Vec<String> = chosen.iter().map(|candidate| candidate.path.clone()).collect();
-    chosen.sort_by_key(|candidate| {
-        (order.iter().position(|path| *path == candidate.path), candidate.sentence.first_line)
-    });
-    SelectedSentences { quoted: chosen, is_relevant }
+    chosen.sort_by_key(|candidate| order.iter().position(|path| *path == candidate.path));
+    chosen
 }
 
-/// `true` if the same text was selected already, from a copy of a document or a passage that was read twice.
-fn overlaps_chosen(chosen: &[CandidateSentence], candidate: &CandidateSentence) -> bool {
-    chosen.iter().any(|other| other.sentence.text == candidate.sentence.text)
+/// `true` if a part of the same text was selected already, in this document or in a copy of it.
+fn overlaps_chosen(chosen: &[CandidatePassage], candidate: &CandidatePassage) -> bool {
+    let (read, range) = &candidate.place;
+    chosen.iter().any(|other| {
+        let (other_read, other_range) = &other.place;
+        let is_near = other.path == candidate.path && other_read == read;
+        (is_near && range.start < other_range.end && other_range.start < range.end)
+            || other.text.text == candidate.text.text
+    })
 }
 
 /// The sentences of a passage, without those that its borders may have cut off.
-fn list_complete_sentences(passage: &NumberedLines<'_>) -> Vec<Sentence> {
-    let mut sentences = sentences::split_into_sentences(&passage.lines);
+fn list_complete_sentences(lines: &NumberedLines<'_>) -> Vec<Sentence> {
+    let mut sentences = sentences::split_into_sentences(&lines.lines);
     let starts_inside =
-        passage.first_line() > 1 && passage.lines.first().is_some_and(|(_, line)| !line.is_empty());
+        lines.first_line() > 1 && lines.lines.first().is_some_and(|(_, line)| !line.is_empty());
     if let Some(first) = sentences.first_mut()
         && starts_inside
     {
         // It keeps its index, since others refer to their introduction by index.
         first.text.clear();
     }
-    let ends_inside = passage.lines.last().is_some_and(|(_, line)| !line.is_empty());
-    if ends_inside
-        && sentences.last().is_some_and(|last| !last.text.ends_with(['.', '!', '?', ';', ':', ')', '”', '"']))
-    {
+    let ends_inside =
+        lines.last_line() < lines.line_count && lines.lines.last().is_some_and(|(_, line)| !line.is_empty());
+    if ends_inside && sentences.last().is_some_and(|last| !sentences::ends_sentence(&last.text)) {
         sentences.pop();
     }
     sentences
-}
-
-/// The words of a sentence that match the question.
-struct MatchedTerms {
-    /// For each word of the sentence in order, the term of the question that it matches.
-    sequence: Vec<Option<usize>>,
-    covers: BTreeSet<usize>,
-}
-
-impl MatchedTerms {
-    fn match_sentence(question: &Question, text: &str) -> Self {
-        // A word that matches two terms counts for the one with the same stem.
-        let place = |stem: &str| {
-            let own = question.terms.iter().position(|wanted| wanted.stem == stem);
-            own.or_else(|| question.terms.iter().position(|wanted| wanted.stems.contains(stem)))
-        };
-        let sequence: Vec<Option<usize>> = tokenize(text).iter().map(|term| place(&term.stem)).collect();
-        let covers = sequence.iter().flatten().copied().collect();
-        Self { sequence, covers }
-    }
-
-    /// The number of adjacent pairs of terms in the question that are adjacent here too.
-    fn count_adjacent_pairs(&self) -> usize {
-        self.sequence
-            .windows(2)
-            .filter(|pair| matches!(pair, [Some(a), Some(b)] if a.abs_diff(*b) == 1))
-            .count()
-    }
-
-    fn count_occurrences(&self, term: usize) -> usize {
-        self.sequence.iter().filter(|word| **word == Some(term)).count()
-    }
 }
 
 /// The weighted share of the question's terms.
@@ -239,59 +253,28 @@ fn compute_weighted_coverage(covers: &BTreeSet<usize>, weights: &[f64]) -> f64 {
     if total > 0.0 { covered / total } else { 0.0 }
 }
 
-fn states_obligation(text: &str) -> bool {
-    fold_words(text).any(|word| BINDING.contains(&word.as_str()))
-}
-
-fn compute_score_bonus(
-    question: &Question,
-    weights: &[f64],
-    sentence: &Sentence,
-    introduction: Option<&Sentence>,
-    words: &MatchedTerms,
-) -> f64 {
+fn compute_score_bonus(sentence: &Sentence, matches: &[Option<usize>]) -> f64 {
     let text = &sentence.text;
-    let lower: Vec<String> = fold_words(text).collect();
-    let count = |of: &[&str]| lower.iter().filter(|word| of.contains(&word.as_str())).count();
-    let mut bonus = 0.08 * words.count_adjacent_pairs().min(2) as f64;
-    let heaviest = (0..weights.len()).max_by(|&a, &b| weights[a].total_cmp(&weights[b]));
-    if let Some(heaviest) = heaviest {
-        bonus += 0.03 * words.count_occurrences(heaviest).saturating_sub(1).min(3) as f64;
-    }
-    bonus += 0.06 * count(question.kind.cue_words()).min(2) as f64;
-    if question.kind == QuestionKind::HowMany && text.contains(|c: char| c.is_ascii_digit()) {
-        bonus += 0.1;
-    }
-    let introduced = introduction.is_some_and(|sentence| states_obligation(&sentence.text));
-    if introduced || states_obligation(text) {
-        bonus += 0.12;
-    }
-    if EXCLUSIONS.iter().any(|exclusion| text.contains(exclusion)) {
-        bonus -= 0.1;
-    }
-    if [" means ", " mean ", " shall mean "].iter().any(|verb| text.contains(verb))
-        && text.contains(['"', '“', '‘'])
-    {
-        bonus -= 0.1;
-    }
-    if text.ends_with(':') {
+    let is_pair = |pair: &&[Option<usize>]| matches!(pair, [Some(a), Some(b)] if a.abs_diff(*b) == 1);
+    let mut bonus = 0.08 * matches.windows(2).filter(is_pair).count().min(2) as f64;
+    if text.ends_with(sentences::INTRODUCTION) {
         bonus -= 0.25;
     }
-    let is_data = sentence.kind == SentenceKind::Row || text.contains(|c: char| c.is_ascii_digit());
-    if lower.len() < FEW_WORDS && !is_data {
+    let is_data = sentence.kind == SentenceKind::Row || text.contains(char::is_numeric);
+    if fold_words(text).count() < FEW_WORDS && !is_data {
         bonus -= 0.4;
     }
     if matches!(sentence.kind, SentenceKind::Heading(_)) {
         bonus -= 0.4;
     }
-    if !text.contains(char::is_lowercase) {
+    if text.contains(char::is_uppercase) && !text.contains(char::is_lowercase) {
         bonus -= 0.15;
     }
     // Text that looks like a citation would be misread as one.
     if citations::has_citations(text) {
         bonus -= 0.3;
     }
-    if text.ends_with('?') {
+    if text.ends_with(sentences::QUESTION_MARKS) {
         bonus -= 0.1;
     }
     if text.chars().count() > COMFORTABLE {

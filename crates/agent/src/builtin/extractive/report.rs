@@ -7,7 +7,6 @@ use millrace_protocol::safe_text::markdown_line;
 use serde_json::json;
 
 use super::conversation::{self, ToolExchange, has_tool, list_tool_exchanges};
-use super::question::Question;
 use crate::answers::Report;
 use crate::citations;
 use crate::model::{Reply, Request};
@@ -127,12 +126,20 @@ impl ReportParts {
         if self.sections.is_empty() {
             return build_empty_report(task);
         }
-        let mut output = "## Summary\n\n".to_owned();
-        for section in &self.sections {
-            output.push_str(&format!("- **{}** {}\n", section.heading, section.summary));
+        // The title of a report on one question is the question.
+        let has_headings = self.sections.len() > 1;
+        let mut output = String::new();
+        if has_headings {
+            output.push_str("## Summary\n\n");
+            for section in &self.sections {
+                output.push_str(&format!("- **{}** {}\n", section.heading, section.summary));
+            }
         }
         for section in &self.sections {
-            output.push_str(&format!("\n## {}\n\n{}\n", section.heading, section.body.trim()));
+            if has_headings {
+                output.push_str(&format!("\n## {}\n\n", section.heading));
+            }
+            output.push_str(&format!("{}\n", section.body.trim()));
             if let Some(notes) = &section.notes {
                 output.push_str(&format!("\nNote: {}\n", markdown_line(notes)));
             }
@@ -140,14 +147,14 @@ impl ReportParts {
         let unanswered = self.sections.iter().filter(|section| !section.is_answered);
         let unanswered: Vec<&str> = unanswered.map(|section| section.heading.as_str()).collect();
         output.push_str(CLOSING);
-        if !unanswered.is_empty() {
-            output.push_str(&format!("\nNot answered: {}\n", unanswered.join(" ")));
+        if has_headings && !unanswered.is_empty() {
+            output.push_str(&format!("\nNothing was found for: {}\n", unanswered.join(" ")));
         }
         Report {
             title: Some(shorten_to_heading(&task.objective)),
             summary: self.build_summary(),
             output,
-            notes: self.build_notes(task),
+            notes: self.build_notes(),
             answered: (!unanswered.is_empty()).then_some(false),
         }
     }
@@ -167,18 +174,13 @@ impl ReportParts {
         format!("A report on {questions} with {quotations} from {sources}.")
     }
 
-    /// The notes of the sections, and the terms of the objective that nothing covers.
-    fn build_notes(&self, task: &WorkTask) -> Option<String> {
-        let mut notes: Vec<String> = self
+    /// The notes of the sections.
+    fn build_notes(&self) -> Option<String> {
+        let notes: Vec<String> = self
             .sections
             .iter()
             .filter_map(|section| section.notes.as_ref().map(|notes| format!("{}: {notes}", section.task)))
             .collect();
-        let uncovered = Question::parse(&task.objective).find_unanswered_terms(&self.quotations);
-        if !uncovered.is_empty() {
-            let words: Vec<String> = uncovered.iter().map(|wanted| format!("“{}”", wanted.word)).collect();
-            notes.push(format!("No quotation is about: {}.", words.join(", ")));
-        }
         (!notes.is_empty()).then(|| notes.join("\n"))
     }
 }

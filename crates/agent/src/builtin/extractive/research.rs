@@ -1,5 +1,5 @@
-//! The researcher role: searches in several wordings, reads around the best passages, quotes the answers. It owns the
-//! queries and the wording of the findings; `ranking` selects the sentences.
+//! The researcher role: searches for the question, reads around the best passages, quotes them. It owns the
+//! queries and the wording of the findings; `ranking` selects the passages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,28 +7,25 @@ use millrace_protocol::result::Quotation;
 use millrace_protocol::safe_text::markdown_line;
 use serde_json::json;
 
-use super::conversation::{self, PassageHit, ToolExchange, has_tool, list_tool_exchanges};
+use super::conversation::{self, NumberedLines, PassageHit, ToolExchange, has_tool, list_tool_exchanges};
 use super::question::Question;
-use super::ranking::{self, CandidateSentence, SelectedSentences};
+use super::ranking::{self, CandidatePassage, ReadSentences};
 use crate::answers::{Findings, Passage};
 use crate::citations;
+use crate::corpus::Language;
 use crate::model::{Reply, Request};
 use crate::roles::WorkTask;
 
 const SEARCH: &str = "search_documents";
 const READ: &str = "read_document";
 
-/// The number of searches for the whole question; those for single terms follow, in the order of the terms.
-const GENERAL_SEARCHES: usize = 2;
-/// The maximum number of searches for single terms.
-const SINGLE_SEARCHES: usize = 4;
 /// The maximum number of searches and reads together: one less than a researcher's limit.
 const MAX_CALLS: usize = 19;
 /// The maximum length of a query, in characters; slightly below that of the tool.
 const MAX_QUERY: usize = 900;
 /// The number of lines read before and after a passage, which often belong to it.
 const MARGIN: (usize, usize) = (40, 60);
-/// The maximum number of quotations of one answer.
+/// The maximum number of quoted passages of one answer.
 const MAX_QUOTATIONS: usize = 20;
 /// The maximum number of documents that are read because a passage names them.
 const MAX_REFERENCES: usize = 3;
@@ -36,57 +33,34 @@ const MAX_REFERENCES: usize = 3;
 const MAX_NAMED: usize = 30;
 
 pub(super) fn reply_to_research_task(request: &Request, task: &WorkTask) -> Reply {
-    let question = Question::parse(&task.objective);
     let exchanges = list_tool_exchanges(request);
-    let searches: Vec<&ToolExchange<'_>> =
-        exchanges.iter().filter(|exchange| exchange.tool == SEARCH).collect();
+    let search = exchanges.iter().find(|exchange| exchange.tool == SEARCH);
     let readings: Vec<&ToolExchange<'_>> =
         exchanges.iter().filter(|exchange| exchange.tool == READ).collect();
-    if searches.is_empty() && has_tool(request, SEARCH) && !question.terms.is_empty() {
-        return conversation::reply_with_calls(request, build_search_calls(&question));
+    if search.is_none() && has_tool(request, SEARCH) && task.objective.contains(char::is_alphanumeric) {
+        return conversation::reply_with_calls(request, vec![build_search_call(&task.objective)]);
     }
-    if readings.is_empty() && has_tool(request, READ) {
-        let passages = select_passages_to_read(&question, &searches);
-        if !passages.is_empty() {
-            return conversation::reply_with_calls(request, passages.iter().map(build_read_call).collect());
-        }
+    if !has_tool(request, READ) {
+        return conversation::reply_with_answer(&answer_question(task, search, &[]));
     }
-    if has_tool(request, READ) {
-        let referenced = select_references_to_read(task, &question, &searches, &readings);
+    let passages = search.map(|search| select_passages_to_read(search)).unwrap_or_default();
+    if readings.is_empty() && !passages.is_empty() {
+        return conversation::reply_with_calls(request, passages.iter().map(build_read_call).collect());
+    }
+    // References are followed once: not from a document that was read because of one.
+    if readings.len() <= passages.len() {
+        let referenced = select_references_to_read(task, search, &readings);
         if !referenced.is_empty() {
             return conversation::reply_with_calls(request, referenced);
         }
     }
-    conversation::reply_with_answer(&answer_question(task, &question, &searches, &readings))
+    conversation::reply_with_answer(&answer_question(task, search, &readings))
 }
 
-/// Searches for the question as written, then with synonyms, then term by term.
-fn build_search_calls(question: &Question) -> Vec<(&'static str, serde_json::Value)> {
-    let every: Vec<&str> = question.terms.iter().flat_map(|term| &term.words).map(String::as_str).collect();
-    let mut calls = vec![
-        (SEARCH, json!({"query": join_query_words(&question.list_words()), "limit": 20, "per_document": 2})),
-        (SEARCH, json!({"query": join_query_words(&every), "limit": 20, "per_document": 2})),
-    ];
-    calls.extend(
-        question
-            .terms
-            .iter()
-            .take(SINGLE_SEARCHES)
-            .map(|term| (SEARCH, json!({"query": term.words.join(" "), "limit": 20, "per_document": 1}))),
-    );
-    calls
-}
-
-/// Joins words to a query, as many as fit.
-fn join_query_words(words: &[&str]) -> String {
-    let mut query = String::new();
-    for word in words {
-        if query.chars().count() + word.chars().count() < MAX_QUERY {
-            query.push_str(word);
-            query.push(' ');
-        }
-    }
-    query.trim_end().to_owned()
+/// The search for a question. Its quotation marks do not mean phrases.
+fn build_search_call(question: &str) -> (&'static str, serde_json::Value) {
+    let query: String = question.replace('"', " ").chars().take(MAX_QUERY).collect();
+    (SEARCH, json!({"query": query, "limit": 20, "per_document": 3}))
 }
 
 fn build_read_call(passage: &PassageHit) -> (&'static str, serde_json::Value) {
@@ -95,63 +69,35 @@ fn build_read_call(passage: &PassageHit) -> (&'static str, serde_json::Value) {
     (READ, json!({"path": passage.path, "first_line": first, "last_line": last}))
 }
 
-/// The passages that rank best over all searches: the best of each document first, then others. Documents without the
-/// heaviest term are left out.
-fn select_passages_to_read(question: &Question, searches: &[&ToolExchange<'_>]) -> Vec<PassageHit> {
-    let silent = TermStatistics::new(question, searches)
-        .missing_in
-        .map(|missing| missing.documents)
-        .unwrap_or_default();
-    let mut merit: BTreeMap<(String, usize, usize), f64> = BTreeMap::new();
-    for (number, search) in searches.iter().enumerate() {
-        // Searches for single terms are weak evidence.
-        let weight = if number < GENERAL_SEARCHES { 1.0 } else { 0.3 };
-        let hits =
-            conversation::parse_search_hits(search).into_iter().filter(|hit| !silent.contains(&hit.path));
-        for (rank, hit) in hits.enumerate() {
-            *merit.entry((hit.path, hit.first_line, hit.last_line)).or_default() +=
-                weight / (rank + 5) as f64;
-        }
-    }
-    let mut ranked: Vec<(f64, PassageHit)> = merit
-        .into_iter()
-        .map(|((path, first_line, last_line), merit)| (merit, PassageHit { path, first_line, last_line }))
-        .collect();
-    ranked.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+/// The passages to read: the best of each document first, then others.
+fn select_passages_to_read(search: &ToolExchange<'_>) -> Vec<PassageHit> {
     let mut seen = BTreeSet::new();
     let (best, others): (Vec<PassageHit>, Vec<PassageHit>) =
-        ranked.into_iter().map(|(_, hit)| hit).partition(|hit| seen.insert(hit.path.clone()));
+        conversation::parse_search_hits(search).into_iter().partition(|hit| seen.insert(hit.path.clone()));
     let mut chosen: Vec<PassageHit> = Vec::new();
     for hit in best.into_iter().chain(others) {
-        if !extend_nearby_passage(&mut chosen, &hit) && chosen.len() + searches.len() < MAX_CALLS {
+        if !extend_nearby_passage(&mut chosen, &hit) && chosen.len() + 1 < MAX_CALLS {
             chosen.push(hit);
         }
     }
     chosen
 }
 
-/// The beginnings of documents that the best sentences name and that were not read. References are followed once: not from a
-/// document that was read because of one.
+/// The beginnings of documents that the best passages name and that were not read.
 fn select_references_to_read(
     task: &WorkTask,
-    question: &Question,
-    searches: &[&ToolExchange<'_>],
+    search: Option<&ToolExchange<'_>>,
     readings: &[&ToolExchange<'_>],
 ) -> Vec<(&'static str, serde_json::Value)> {
-    if readings.len() > select_passages_to_read(question, searches).len() {
-        return Vec::new();
-    }
-    let terms = TermStatistics::new(question, searches);
-    let choice = choose_sentences(task, question, &terms, readings);
+    let chosen = ReadDocuments::new(task, search, readings).choose_passages(task);
     let is_read = |path: &str| readings.iter().any(|reading| reading.text_argument("path") == path);
     let mut paths: Vec<&str> = Vec::new();
-    for path in choice.quoted.iter().flat_map(|candidate| list_references(task, candidate)) {
+    for path in chosen.iter().flat_map(|candidate| list_references(task, candidate)) {
         if !is_read(path) && !paths.contains(&path) {
             paths.push(path);
         }
     }
-    let left = MAX_CALLS.saturating_sub(searches.len() + readings.len()).min(MAX_REFERENCES);
-    paths.truncate(left);
+    paths.truncate(MAX_CALLS.saturating_sub(1 + readings.len()).min(MAX_REFERENCES));
     let read = |path: &str| (READ, json!({"path": path, "first_line": 1, "last_line": MARGIN.0 + MARGIN.1}));
     paths.into_iter().map(read).collect()
 }
@@ -172,138 +118,136 @@ fn extend_nearby_passage(chosen: &mut [PassageHit], hit: &PassageHit) -> bool {
     false
 }
 
-/// Statistics of the question's terms from the searches.
-struct TermStatistics {
+/// A question with the passages that were read for it.
+struct ReadDocuments<'a> {
+    question: Question<'a>,
+    /// The terms that are in no document, by the search.
+    absent: BTreeSet<usize>,
+    hits: Vec<PassageHit>,
+    sentences: Vec<ReadSentences<'a>>,
     weights: Vec<f64>,
-    /// Terms that are in no document.
-    absent: Vec<String>,
-    /// The heaviest term that some documents do not contain.
-    missing_in: Option<UnmatchedTerm>,
 }
 
-/// A term and the documents that do not contain it: those listed, and their number.
-#[derive(Clone)]
-struct UnmatchedTerm {
-    word: String,
-    documents: Vec<String>,
-    count: usize,
-}
-
-impl TermStatistics {
-    fn new(question: &Question, searches: &[&ToolExchange<'_>]) -> Self {
-        let counts =
-            searches.first().map(|search| conversation::parse_word_counts(search)).unwrap_or_default();
-        let all = counts.iter().map(|(_, _, all)| *all).max().unwrap_or_default();
-        let mut documents = Vec::new();
-        let mut missing: Vec<(f64, UnmatchedTerm)> = Vec::new();
-        for (at, term) in question.terms.iter().enumerate() {
-            let own = counts.iter().find(|(word, _, _)| *word == term.word).map_or(0, |(_, some, _)| *some);
-            let without = searches
-                .get(GENERAL_SEARCHES + at)
-                .filter(|search| !search.result.is_error)
-                .map(|search| conversation::parse_documents_without_matches(search));
-            let having = without.as_ref().map_or(own, |(_, without)| all.saturating_sub(*without));
-            documents.push((having, all));
-            if let Some((named, count)) = without
-                && count > 0
-                && having > 0
-            {
-                let weight = ranking::compute_term_weights(&[(having, all)])[0];
-                missing.push((weight, UnmatchedTerm { word: term.word.clone(), documents: named, count }));
+impl<'a> ReadDocuments<'a> {
+    fn new(task: &'a WorkTask, search: Option<&ToolExchange<'a>>, readings: &[&ToolExchange<'a>]) -> Self {
+        let passages: Vec<(NumberedLines<'a>, Language)> = readings
+            .iter()
+            .filter_map(|reading| conversation::parse_read_lines(reading))
+            .map(|lines| {
+                let language = detect_language(&lines);
+                (lines, language)
+            })
+            .collect();
+        let mut languages: Vec<Language> = Vec::new();
+        for (_, language) in &passages {
+            if !languages.contains(language) {
+                languages.push(*language);
             }
         }
-        let heaviest = missing.into_iter().reduce(|best, next| if next.0 > best.0 { next } else { best });
-        let absent =
-            question.terms.iter().zip(&documents).filter(|(_, (having, all))| *having == 0 && *all > 0);
-        Self {
-            weights: ranking::compute_term_weights(&documents),
-            absent: absent.map(|(term, _)| term.word.clone()).collect(),
-            missing_in: heaviest.map(|(_, missing)| missing),
-        }
+        let question = Question::parse(&task.objective, &languages);
+        let counts = search.map(conversation::parse_word_counts).unwrap_or_default();
+        let is_absent =
+            |word: &str| counts.iter().any(|(other, some, all)| other == word && *some == 0 && *all > 0);
+        let absent = (0..question.terms.len()).filter(|&at| is_absent(question.terms[at].word)).collect();
+        let hits = search.map(conversation::parse_search_hits).unwrap_or_default();
+        let sentences: Vec<ReadSentences<'a>> = passages
+            .into_iter()
+            .map(|(lines, language)| ReadSentences::new(&question, lines, language))
+            .collect();
+        let weights = ranking::weigh_terms(&question, &sentences);
+        Self { question, absent, hits, sentences, weights }
     }
+
+    /// Selects passages, and the best one of each document that a selected passage names.
+    fn choose_passages(&self, task: &WorkTask) -> Vec<CandidatePassage> {
+        let score = |read: &ReadSentences<'_>, referring: &BTreeSet<usize>| {
+            ranking::score_passages(read, &self.weights, &self.hits, referring)
+        };
+        let none = BTreeSet::new();
+        let candidates = self.sentences.iter().flat_map(|read| score(read, &none));
+        let mut chosen = ranking::select_passages(candidates.collect(), MAX_QUOTATIONS);
+        let mut referring: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+        for candidate in &chosen {
+            for path in list_references(task, candidate) {
+                referring.entry(path.to_owned()).or_default().extend(&candidate.stated);
+            }
+        }
+        for (path, about) in referring {
+            let is_quoted = chosen.iter().any(|candidate| candidate.path == path);
+            if is_quoted || chosen.len() >= MAX_QUOTATIONS {
+                continue;
+            }
+            let of_document = self.sentences.iter().filter(|read| read.path() == path);
+            let candidates = of_document.flat_map(|read| score(read, &about));
+            // It must say more about the question than the passage that refers to it.
+            let candidates = candidates.filter(|candidate| !candidate.stated.is_subset(&about));
+            chosen.extend(candidates.max_by(|a, b| a.score.total_cmp(&b.score)));
+        }
+        chosen
+    }
+
+    /// Notes about terms that are in no document, terms that are in no quotation, and documents that were not read.
+    fn write_notes(&self, task: &WorkTask, chosen: &[CandidatePassage]) -> String {
+        let mut notes: Vec<String> = Vec::new();
+        if !self.absent.is_empty() {
+            notes.push(format!(
+                "In no document: {}.",
+                quote_words(&self.question.quote_terms(self.absent.clone()))
+            ));
+        }
+        let quoted: BTreeSet<usize> =
+            chosen.iter().flat_map(|candidate| &candidate.stated).copied().collect();
+        // A word that most sentences have says little about any.
+        let mean = self.weights.iter().sum::<f64>() / self.weights.len().max(1) as f64;
+        let elsewhere = (0..self.weights.len())
+            .filter(|at| !quoted.contains(at) && !self.absent.contains(at) && self.weights[*at] > mean / 2.0);
+        let elsewhere = self.question.quote_terms(elsewhere);
+        if !elsewhere.is_empty() {
+            notes.push(format!("In the documents, but in no quotation: {}.", quote_words(&elsewhere)));
+        }
+        if !task.documents.passed_over.is_empty() {
+            let passed = &task.documents.passed_over;
+            notes.push(format!("Not read: {}.", join_names(passed)));
+        }
+        notes.join(" ")
+    }
+}
+
+fn detect_language(lines: &NumberedLines<'_>) -> Language {
+    let text: Vec<&str> = lines.lines.iter().map(|(_, line)| *line).collect();
+    Language::detect(&text.join("\n"))
 }
 
 fn answer_question(
     task: &WorkTask,
-    question: &Question,
-    searches: &[&ToolExchange<'_>],
+    search: Option<&ToolExchange<'_>>,
     readings: &[&ToolExchange<'_>],
 ) -> Findings {
-    if searches.is_empty() && readings.is_empty() {
-        return if task.documents.count == 0 {
-            no_documents_findings(task)
-        } else {
-            no_search_terms_findings(task)
-        };
+    if task.documents.count == 0 && readings.is_empty() {
+        return no_documents_findings(task);
     }
-    let terms = TermStatistics::new(question, searches);
-    let choice = choose_sentences(task, question, &terms, readings);
-    let notes = write_notes(task, question, &terms, &choice);
-    if choice.quoted.is_empty() {
-        return Findings {
-            summary: "The documents say nothing on the question.".into(),
-            output: format!(
-                "The documents say nothing on the question: {}\n\n{}\n",
-                markdown_line(&task.objective),
-                markdown_line(&notes)
-            ),
-            notes: Some(notes),
-            answered: Some(false),
-            ..Findings::default()
-        };
+    let read = ReadDocuments::new(task, search, readings);
+    let chosen = read.choose_passages(task);
+    let notes = read.write_notes(task, &chosen);
+    if chosen.is_empty() {
+        return no_passage_findings(&notes);
     }
-    let (quotations, output) = format_quotations(&choice);
+    let (quotations, output) = format_quotations(&chosen);
     let mut paths: Vec<&str> = Vec::new();
     for quotation in &quotations {
         if !paths.contains(&quotation.document.as_str()) {
             paths.push(&quotation.document);
         }
     }
-    let summary = write_summary(&choice, &paths);
-    let answered = (!choice.has_answer()).then_some(false);
+    let summary = write_summary(&chosen, &paths);
     let notes = (!notes.is_empty()).then_some(notes);
-    Findings { summary, output, notes, quotations, answered, ..Findings::default() }
+    Findings { summary, output, notes, quotations, ..Findings::default() }
 }
 
-/// Selects sentences of the passages that were read, and the best one of each document that a selected sentence names.
-fn choose_sentences(
-    task: &WorkTask,
-    question: &Question,
-    terms: &TermStatistics,
-    readings: &[&ToolExchange<'_>],
-) -> SelectedSentences {
-    let passages: Vec<_> =
-        readings.iter().filter_map(|reading| conversation::parse_read_lines(reading)).collect();
-    let none = BTreeSet::new();
-    let candidates = passages
-        .iter()
-        .flat_map(|passage| ranking::score_sentences(question, &terms.weights, passage, &none));
-    let mut choice = ranking::select_sentences(candidates.collect(), MAX_QUOTATIONS);
-    let mut referring: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
-    for candidate in &choice.quoted {
-        for path in list_references(task, candidate) {
-            referring.entry(path.to_owned()).or_default().extend(&candidate.covers);
-        }
-    }
-    for (path, about) in referring {
-        let is_quoted = choice.quoted.iter().any(|candidate| candidate.path == path);
-        if is_quoted || choice.quoted.len() >= MAX_QUOTATIONS {
-            continue;
-        }
-        let of_document = passages.iter().filter(|passage| passage.path == path);
-        let candidates = of_document
-            .flat_map(|passage| ranking::score_sentences(question, &terms.weights, passage, &about));
-        // It must say more about the question than the sentence that refers to it.
-        let candidates = candidates.filter(|candidate| !candidate.stated.is_subset(&about));
-        choice.quoted.extend(candidates.max_by(|a, b| a.score.total_cmp(&b.score)));
-    }
-    choice
-}
-
-/// The documents that a sentence names by their path or file name.
-fn list_references<'a>(task: &'a WorkTask, candidate: &CandidateSentence) -> Vec<&'a str> {
+/// The documents that a passage names by their path or file name.
+fn list_references<'a>(task: &'a WorkTask, candidate: &CandidatePassage) -> Vec<&'a str> {
     let words: BTreeSet<&str> = candidate
-        .sentence
+        .text
         .text
         .split(|c: char| c.is_whitespace() || "`'\"()[]<>,;*".contains(c))
         .map(|word| word.trim_end_matches(['.', ':', '?', '!']))
@@ -335,27 +279,27 @@ fn no_documents_findings(task: &WorkTask) -> Findings {
     }
 }
 
-/// The answer for a question without searchable words.
-fn no_search_terms_findings(task: &WorkTask) -> Findings {
-    let notes = "The question has no words to search the documents for. Use words that would occur in an answer, \
-                 or name a language model (--model).";
+/// The answer if no passage was found. Another wording may find one.
+fn no_passage_findings(notes: &str) -> Findings {
+    let advice = "Use words that would occur in an answer, or name a language model (--model).";
+    let notes = [notes, advice].into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join(" ");
     Findings {
-        summary: "The question has no words to search for.".into(),
-        output: format!("Nothing could be searched for: {}\n\n{notes}\n", markdown_line(&task.objective)),
-        notes: Some(notes.into()),
+        summary: NO_PASSAGE.into(),
+        output: format!("{NO_PASSAGE}\n"),
+        notes: Some(notes),
         answered: Some(false),
         ..Findings::default()
     }
 }
 
+/// A search by words can't know that the documents have no answer.
+const NO_PASSAGE: &str = "No passage was found that shares words with the question.";
+
 /// The quotations, and the text that shows each below its document with its number.
-fn format_quotations(choice: &SelectedSentences) -> (Vec<Passage>, String) {
+fn format_quotations(chosen: &[CandidatePassage]) -> (Vec<Passage>, String) {
     let mut quotations: Vec<Passage> = Vec::new();
     let mut output = String::new();
-    if !choice.is_relevant {
-        output.push_str("No passage answers the question as a whole. The nearest are these.\n\n");
-    }
-    for candidate in join_adjacent_sentences(&choice.quoted) {
+    for candidate in chosen {
         if quotations.iter().all(|quotation| quotation.document != candidate.path) {
             output.push_str(&format!(
                 "**{}** ({})\n\n",
@@ -363,7 +307,7 @@ fn format_quotations(choice: &SelectedSentences) -> (Vec<Passage>, String) {
                 markdown_line(&candidate.title)
             ));
         }
-        for sentence in candidate.context.iter().chain([&candidate.sentence]) {
+        for sentence in candidate.context.iter().chain([&candidate.text]) {
             let (first_line, last_line) = (sentence.first_line as u32, sentence.last_line as u32);
             let quotation = Passage {
                 document: candidate.path.clone(),
@@ -389,38 +333,17 @@ fn format_quotations(choice: &SelectedSentences) -> (Vec<Passage>, String) {
     (quotations, output)
 }
 
-/// Joins adjacent sentences of a document to one quotation.
-fn join_adjacent_sentences(candidates: &[CandidateSentence]) -> Vec<CandidateSentence> {
-    let mut joined: Vec<CandidateSentence> = Vec::new();
-    for candidate in candidates {
-        let (passage, at) = candidate.place;
-        match joined.last_mut() {
-            Some(last) if last.path == candidate.path && last.place == (passage, at.wrapping_sub(1)) => {
-                last.sentence.text = format!("{} {}", last.sentence.text, candidate.sentence.text);
-                last.sentence.last_line = candidate.sentence.last_line;
-                last.place = candidate.place;
-            }
-            Some(_) | None => joined.push(candidate.clone()),
-        }
-    }
-    joined
-}
-
-fn write_summary(choice: &SelectedSentences, paths: &[&str]) -> String {
-    let count = choice.quoted.len();
-    let passages = if count == 1 { "1 sentence".to_owned() } else { format!("{count} sentences") };
-    let verb = match (choice.is_relevant, count) {
-        (true, 1) => "is relevant",
-        (true, _) => "are relevant",
-        (false, 1) => "is the nearest match",
-        (false, _) => "are the nearest matches",
+fn write_summary(chosen: &[CandidatePassage], paths: &[&str]) -> String {
+    let passages = match chosen.len() {
+        1 => "1 passage".to_owned(),
+        count => format!("{count} passages"),
     };
     // The summary becomes a line of the report.
     let names: Vec<String> = paths.iter().map(|path| markdown_line(path)).collect();
     format!(
-        "{passages} of {} {verb}: {}.",
+        "{passages} of {} with words of the question: {}.",
         format_document_count(paths.len()),
-        join_names(&names, names.len())
+        join_names(&names)
     )
 }
 
@@ -428,60 +351,12 @@ fn format_document_count(documents: usize) -> String {
     if documents == 1 { "1 document".into() } else { format!("{documents} documents") }
 }
 
-/// Notes about terms that are in no document, terms that are not covered, and documents without matches.
-fn write_notes(
-    task: &WorkTask,
-    question: &Question,
-    terms: &TermStatistics,
-    choice: &SelectedSentences,
-) -> String {
-    let mut notes: Vec<String> = Vec::new();
-    if !terms.absent.is_empty() {
-        notes.push(format!("In no document: {}.", quote_words(&terms.absent)));
-    }
-    let covered: BTreeSet<usize> =
-        choice.quoted.iter().flat_map(|candidate| candidate.stated.iter().copied()).collect();
-    let elsewhere: Vec<String> = question
-        .terms
-        .iter()
-        .enumerate()
-        .filter(|(at, term)| !covered.contains(at) && !terms.absent.contains(&term.word))
-        .map(|(_, term)| term.word.clone())
-        .collect();
-    if !elsewhere.is_empty() {
-        notes.push(format!("In the documents, but in no passage that answers: {}.", quote_words(&elsewhere)));
-    }
-    let silent: &[String] = match &terms.missing_in {
-        Some(UnmatchedTerm { word, documents, count }) => {
-            notes.push(format!("No word of “{word}” in: {}.", join_names(documents, *count)));
-            documents
-        }
-        None => &[],
-    };
-    let rest: Vec<&String> = task
-        .documents
-        .paths
-        .iter()
-        .filter(|path| {
-            !silent.contains(path) && choice.quoted.iter().all(|candidate| candidate.path != **path)
-        })
-        .collect();
-    if choice.is_relevant && !rest.is_empty() && task.documents.count <= MAX_NAMED {
-        notes.push(format!("Nothing relevant was found in: {}.", join_names(&rest, rest.len())));
-    }
-    if !task.documents.passed_over.is_empty() {
-        let passed = &task.documents.passed_over;
-        notes.push(format!("Not read: {}.", join_names(passed, passed.len())));
-    }
-    notes.join(" ")
-}
-
-fn join_names(names: &[impl AsRef<str>], count: usize) -> String {
+fn join_names(names: &[impl AsRef<str>]) -> String {
     let shown: Vec<&str> = names.iter().take(MAX_NAMED).map(AsRef::as_ref).collect();
-    let more = count.saturating_sub(shown.len());
+    let more = names.len().saturating_sub(shown.len());
     if more > 0 { format!("{} and {more} more", shown.join(", ")) } else { shown.join(", ") }
 }
 
-fn quote_words(words: &[String]) -> String {
+fn quote_words(words: &[&str]) -> String {
     words.iter().map(|word| format!("“{word}”")).collect::<Vec<_>>().join(", ")
 }

@@ -1,7 +1,12 @@
 //! Splits numbered lines into sentences. It owns the definition of a heading, a paragraph, a list item, a table row and a
 //! sentence in plain text and Markdown; a sentence keeps its line numbers and its exact words, with white space collapsed.
 
+use std::ops::Range;
+
+use unicode_segmentation::UnicodeSegmentation;
+
 use crate::citations::collapse_whitespace;
+use crate::corpus::has_complex_breaks;
 
 /// A sentence of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -10,6 +15,8 @@ pub(super) struct Sentence {
     pub text: String,
     pub first_line: usize,
     pub last_line: usize,
+    /// The number of its paragraph.
+    pub paragraph: usize,
     /// For a list item, the index of the sentence that introduces the list ("The licensee may:"); for a table row, that of
     /// the table's header row.
     pub introduction: Option<usize>,
@@ -37,13 +44,30 @@ const SHORT_LINE: f64 = 0.6;
 /// The maximum assumed width of lines, in characters: where each paragraph is one line, its length is not a width.
 const USUAL_WIDTH: usize = 80;
 
+/// The signs at the end of a question: Latin, full-width, Arabic, Greek, Armenian, double.
+pub(super) const QUESTION_MARKS: &[char] = &['?', '？', '؟', '\u{37e}', '՞', '⁇'];
+const SEMICOLONS: &[char] = &[';', '；', '؛'];
+const COMMAS: &[char] = &[',', '，', '、', '،'];
+/// The signs at the end of a sentence that introduces a list.
+pub(super) const INTRODUCTION: &[char] = &[':', '：'];
+
 /// The maximum number of words of a heading in capitals.
 const HEADING_WORDS: usize = 8;
 
-const ABBREVIATIONS: &[&str] = &[
-    "e.g.", "i.e.", "etc.", "vs.", "no.", "nos.", "sec.", "art.", "fig.", "cf.", "inc.", "ltd.", "corp.",
-    "co.", "dr.", "mr.", "mrs.", "ms.", "st.", "v.", "p.", "pp.", "ch.", "vol.", "u.s.", "approx.", "al.",
+/// A word with a point, a capital and at most so many letters is an abbreviation rather than the end of a sentence.
+const ABBREVIATION: usize = 3;
+/// A phrase of a script without sentence ends is at least so long, in characters.
+const PHRASE: usize = 60;
+/// Signs at the end of a sentence or of a fragment that can be quoted as one.
+const ENDS: &[char] = &[
+    '.', '!', '?', ';', ':', ')', '”', '"', '»', '。', '！', '？', '；', '：', '）', '」', '』', '．', '।',
+    '॥', '؟', '؛', '۔', '։', '።', '။', '។', '…',
 ];
+
+/// `true` for a text that ends as a sentence does.
+pub(super) fn ends_sentence(text: &str) -> bool {
+    text.ends_with(ENDS)
+}
 
 /// Splits consecutive numbered lines into sentences.
 pub(super) fn split_into_sentences(lines: &[(usize, &str)]) -> Vec<Sentence> {
@@ -52,7 +76,7 @@ pub(super) fn split_into_sentences(lines: &[(usize, &str)]) -> Vec<Sentence> {
     let mut introduction: Option<(usize, Option<ListMarker>)> = None;
     let mut headings: Vec<(usize, usize)> = Vec::new();
     let mut table: Option<OpenTable> = None;
-    for paragraph in group_into_paragraphs(lines) {
+    for (number_of_paragraph, paragraph) in group_into_paragraphs(lines).into_iter().enumerate() {
         let above: Vec<usize> = headings.iter().map(|(_, at)| *at).collect();
         if let Some(level) = heading_level(&paragraph) {
             (introduction, table) = (None, None);
@@ -88,10 +112,11 @@ pub(super) fn split_into_sentences(lines: &[(usize, &str)]) -> Vec<Sentence> {
         for mut sentence in split_paragraph_into_sentences(&paragraph) {
             sentence.introduction = introduction.map(|(at, _)| at);
             sentence.headings.clone_from(&above);
+            sentence.paragraph = number_of_paragraph;
             sentences.push(sentence);
         }
         if let Some(last) = sentences.last()
-            && last.text.ends_with(':')
+            && last.text.ends_with(INTRODUCTION)
         {
             introduction = Some((sentences.len() - 1, mark));
         }
@@ -116,7 +141,7 @@ fn heading_level(paragraph: &[(usize, &str)]) -> Option<usize> {
         return Some(marks);
     }
     let is_short = text.split_whitespace().count() <= HEADING_WORDS;
-    let is_capitals = text.contains(char::is_alphabetic) && !text.contains(char::is_lowercase);
+    let is_capitals = text.contains(char::is_uppercase) && !text.contains(char::is_lowercase);
     let is_heading = is_short && is_capitals && !is_row(paragraph) && !text.ends_with(['.', ';', ',', ':']);
     is_heading.then_some(if *number == 1 { 1 } else { 2 })
 }
@@ -213,7 +238,7 @@ fn group_into_paragraphs<'a>(lines: &[(usize, &'a str)]) -> Vec<Vec<(usize, &'a 
         let is_short = (before.chars().count() as f64) < short;
         let ended = before.starts_with('#')
             || is_row_line(before)
-            || before.ends_with(':')
+            || before.ends_with(INTRODUCTION)
             || (is_short && !text.starts_with(char::is_lowercase));
         let begins = text.starts_with('#')
             || is_row_line(text)
@@ -221,11 +246,7 @@ fn group_into_paragraphs<'a>(lines: &[(usize, &'a str)]) -> Vec<Vec<(usize, &'a 
                 // A number at the beginning of a line may be in the middle of a sentence: "under section / 7. This".
                 let in_list =
                     paragraphs.last().is_some_and(|paragraph| detect_list_marker(paragraph) == Some(mark));
-                let stops = before.ends_with(['.', ';', ',', '!', '?', ')']);
-                mark == ListMarker::Bullet
-                    || in_list
-                    || stops
-                    || [" and", " or"].iter().any(|word| before.ends_with(word))
+                mark == ListMarker::Bullet || in_list || ends_sentence(before) || before.ends_with(COMMAS)
             });
         match paragraphs.last_mut() {
             Some(paragraph) if continues && !begins && !ended => paragraph.push((number, line)),
@@ -268,6 +289,7 @@ impl JoinedLines {
             text: text.to_owned(),
             first_line: self.line_number_at(start),
             last_line: self.line_number_at(start + text.len() - 1),
+            paragraph: 0,
             introduction: None,
             headings: Vec::new(),
             kind: SentenceKind::Text,
@@ -283,76 +305,84 @@ impl JoinedLines {
 fn split_paragraph_into_sentences(paragraph: &[(usize, &str)]) -> Vec<Sentence> {
     let flow = JoinedLines::new(paragraph);
     let mut sentences = Vec::new();
-    let mut start = 0;
-    for end in find_sentence_ends(&flow.text) {
-        for (from, to) in split_long_sentence(&flow.text, start, end) {
+    for sentence in find_sentences(&flow.text) {
+        for (from, to) in split_long_sentence(&flow.text, sentence.start, sentence.end) {
             sentences.extend(flow.build_sentence(from, to));
         }
-        start = end;
     }
     sentences
 }
 
-/// The ends of the sentences of a text.
-fn find_sentence_ends(text: &str) -> Vec<usize> {
-    let mut ends = Vec::new();
-    let mut start = 0;
-    for (at, _) in text.match_indices(['.', '!', '?']) {
-        let after = &text[at + 1..];
-        let closing =
-            after.len() - after.trim_start_matches(['"', '\'', '”', '’', ')', ']', '»', '*', '_']).len();
-        let rest = &after[closing..];
-        let next = rest.trim_start().chars().next();
-        let begins = next.is_some_and(|c| {
-            c.is_uppercase()
-                || c.is_ascii_digit()
-                || matches!(c, '"' | '“' | '‘' | '\'' | '(' | '[' | '«' | '*' | '—')
-        });
-        let end = at + 1 + closing;
-        if rest.starts_with(char::is_whitespace) && begins && !is_abbreviation(text, start, at) {
-            ends.push(end);
-            start = end;
+/// The sentences of a text (UAX #29), but for ends after abbreviations and marks of list items; in scripts without sentence ends, its
+/// phrases.
+fn find_sentences(text: &str) -> Vec<Range<usize>> {
+    let mut sentences: Vec<Range<usize>> = Vec::new();
+    for (start, sentence) in text.split_sentence_bound_indices() {
+        let range = start..start + sentence.len();
+        match sentences.last_mut() {
+            Some(last) if continues_after(&text[last.clone()]) => last.end = range.end,
+            Some(_) | None => sentences.push(range),
         }
     }
-    ends.push(text.len());
-    ends
+    sentences.into_iter().flat_map(|sentence| split_into_phrases(text, sentence)).collect()
 }
 
-/// `true` if the period at `at` belongs to an abbreviation, an initial, or the number at the beginning of the sentence.
-fn is_abbreviation(text: &str, start: usize, at: usize) -> bool {
-    if !text[at..].starts_with('.') {
-        return false;
-    }
-    let before = text[start..at].trim_start();
+/// `true` if the point at the end of a text belongs to an abbreviation, an initial, or the mark of a list item.
+fn continues_after(text: &str) -> bool {
+    let Some(before) = text.trim().strip_suffix('.') else { return false };
     let is_mark =
         !before.contains(char::is_whitespace) && parse_list_marker(&format!("{before}. x")).is_some();
-    if is_mark {
-        return true;
+    let word = before.rsplit(|c: char| c.is_whitespace() || "(\"“«".contains(c)).next().unwrap_or_default();
+    let is_short = word.chars().count() <= ABBREVIATION && word.chars().all(char::is_alphabetic);
+    // A word with a point inside, such as "e.g.", is not a number.
+    let has_point = word.contains('.') && word.chars().all(|c| c.is_alphabetic() || c == '.');
+    is_mark || has_point || (is_short && word.starts_with(char::is_uppercase))
+}
+
+/// Splits at spaces between letters of a script in which they separate phrases.
+fn split_into_phrases(text: &str, sentence: Range<usize>) -> Vec<Range<usize>> {
+    let mut phrases = Vec::new();
+    let mut from = sentence.start;
+    let mut length = 0;
+    for (at, c) in text[sentence.clone()].char_indices().map(|(at, c)| (sentence.start + at, c)) {
+        length += 1;
+        let separates = length > PHRASE
+            && c == ' '
+            && text[..at].ends_with(has_complex_breaks)
+            && text[at + 1..].starts_with(has_complex_breaks);
+        if separates {
+            phrases.push(from..at + 1);
+            (from, length) = (at + 1, 0);
+        }
     }
-    let word =
-        before.rsplit(|c: char| c.is_whitespace() || matches!(c, '(' | '"' | '“')).next().unwrap_or(before);
-    let is_initial = word.chars().count() == 1 && word.chars().all(char::is_uppercase);
-    is_initial || ABBREVIATIONS.contains(&format!("{}.", word.to_lowercase()).as_str())
+    phrases.push(from..sentence.end);
+    phrases
 }
 
 /// The sentence or, if it is long, its pieces cut at semicolons or, failing that, commas.
 fn split_long_sentence(text: &str, start: usize, end: usize) -> Vec<(usize, usize)> {
     let mut pieces = vec![(start, end)];
-    for mark in ["; ", ": ", ", "] {
+    for marks in [SEMICOLONS, INTRODUCTION, COMMAS] {
         pieces =
-            pieces.into_iter().flat_map(|(from, to)| split_at_punctuation(text, from, to, mark)).collect();
+            pieces.into_iter().flat_map(|(from, to)| split_at_punctuation(text, from, to, marks)).collect();
     }
     pieces
 }
 
-fn split_at_punctuation(text: &str, start: usize, end: usize, mark: &str) -> Vec<(usize, usize)> {
+fn split_at_punctuation(text: &str, start: usize, end: usize, marks: &[char]) -> Vec<(usize, usize)> {
     let mut pieces = Vec::new();
     let mut from = start;
     while text[from..end].chars().count() > LONG {
         let limit = text[from..end].char_indices().nth(LONG).map_or(end, |(at, _)| from + at);
-        let Some(at) = text[from..limit].rfind(mark) else { break };
-        pieces.push((from, from + at + mark.len()));
-        from += at + mark.len();
+        // A point or a comma without a space is part of a word, unless the script has no spaces.
+        let is_end = |(at, mark): &(usize, &str)| {
+            !mark.is_ascii() || text[from + at + mark.len()..].starts_with(char::is_whitespace)
+        };
+        let Some((at, mark)) = text[from..limit].rmatch_indices(marks).find(is_end) else { break };
+        let to = from + at + mark.len();
+        let to = to + (text[to..].len() - text[to..].trim_start().len());
+        pieces.push((from, to.min(end)));
+        from = to.min(end);
     }
     pieces.push((from, end));
     pieces
@@ -390,7 +420,7 @@ mod tests {
     #[test]
     fn periods_inside_a_sentence_do_not_end_it() {
         for text in [
-            "See e.g. The Book, Sec. 3, by A. Author of Inc. Magazine.",
+            "See e.g. The Book by Dr. A. Author of Inc. Magazine.",
             "2.1. Each of version 2.0 counts.",
             "(b) It ends (see above.) now.",
         ] {
@@ -400,6 +430,20 @@ mod tests {
             sentence_texts("He said “yes.” Then “No!” (Really.) So."),
             ["He said “yes.”", "Then “No!”", "(Really.)", "So."]
         );
+    }
+
+    #[test]
+    fn sentences_of_other_scripts_end_with_their_own_signs() {
+        for (text, first) in [
+            ("窑的温度是1240度。它建于1931年。", "窑的温度是1240度。"),
+            ("यह मिल है। यह पुरानी है।", "यह मिल है।"),
+            ("هل بدأ العقد؟ بدأ العقد أمس.", "هل بدأ العقد؟"),
+        ] {
+            let sentences = sentence_texts(text);
+            assert_eq!((sentences.len(), sentences[0].as_str()), (2, first));
+        }
+        let phrase = "สัญญาเช่าสิ้นสุดตอนเที่ยงของวันสุดท้ายของเดือนพฤศจิกายนตามที่ตกลงกัน";
+        assert_eq!(sentence_texts(&format!("{phrase} {phrase}")), [phrase, phrase]);
     }
 
     #[test]

@@ -8,20 +8,16 @@ use serde_json::{Value, json};
 
 use super::conversation::{self, NumberedLines, ToolExchange, has_tool, list_tool_exchanges};
 
-use super::question::{QueryTerm, Question};
-
-use super::{ANSWERS, CITATIONS, COVERAGE, NOT_EMPTY, QUOTATIONS};
+use super::{CITATIONS, NOT_EMPTY, QUOTATIONS, REASON};
 
 use crate::citations;
 use crate::citations::collapse_whitespace;
-use crate::corpus::tokenize;
 use crate::critic::{CriterionJudgement, Judgement, ReviewTask};
 
 use crate::model::{Reply, Request};
 
 use crate::roles::{PRODUCER, RESEARCH};
 
-const SEARCH: &str = "search_documents";
 const READ: &str = "read_document";
 
 /// The maximum number of faults listed per kind.
@@ -29,16 +25,8 @@ const MAX_NAMED: usize = 5;
 
 pub(super) fn reply_to_review_task(request: &Request, task: &ReviewTask) -> Reply {
     let exchanges = list_tool_exchanges(request);
-    if exchanges.is_empty() {
-        let mut calls = Vec::new();
-        if has_tool(request, READ) {
-            calls.extend(list_reads_to_check(&task.result));
-        }
-        let open = find_uncovered_terms(task);
-        if has_tool(request, SEARCH) && !open.is_empty() {
-            let words: Vec<&str> = open.iter().map(|wanted| wanted.word.as_str()).collect();
-            calls.push((SEARCH, json!({"query": words.join(" "), "limit": 1})));
-        }
+    if exchanges.is_empty() && has_tool(request, READ) {
+        let calls = list_reads_to_check(&task.result);
         if !calls.is_empty() {
             return conversation::reply_with_calls(request, calls);
         }
@@ -67,14 +55,6 @@ fn list_reads_to_check(result: &TaskResult) -> Vec<(&'static str, Value)> {
     calls
 }
 
-/// The terms of the question that no quotation contains.
-fn find_uncovered_terms(task: &ReviewTask) -> Vec<QueryTerm> {
-    if !is_cited_work(task) {
-        return Vec::new();
-    }
-    Question::parse(&task.objective).find_unanswered_terms(&task.result.quotations)
-}
-
 /// `true` if the result is of a kind that quotes documents. Other work need not.
 fn is_cited_work(task: &ReviewTask) -> bool {
     [RESEARCH, PRODUCER].contains(&task.capability.as_str()) || !task.result.quotations.is_empty()
@@ -93,13 +73,12 @@ impl DocumentReview<'_> {
             judge_criterion(QUOTATIONS, self.check_quotations()),
         ];
         if is_cited_work(self.task) {
-            outcomes.push(judge_criterion(COVERAGE, self.check_coverage()));
+            outcomes.push(judge_criterion(REASON, self.check_reason()));
         }
         let mut not_judged = 0;
         for criterion in &self.task.criteria {
             if outcomes.iter().all(|earlier| earlier.criterion != *criterion) {
-                // The check of the coverage stands for it.
-                not_judged += usize::from(criterion != ANSWERS);
+                not_judged += 1;
                 outcomes.push(judge_criterion(criterion, Vec::new()));
             }
         }
@@ -129,7 +108,8 @@ impl DocumentReview<'_> {
         }
         if not_judged > 0 {
             reasoning.push_str(&format!(
-                " {not_judged} criteria need judgement; without a language model they were assumed to be met."
+                " Assumed to be met, since only a language model or a person can judge them: {not_judged} of {} criteria.",
+                criteria.len()
             ));
         }
         let feedback = (!passed).then(|| gaps.join("\n"));
@@ -210,32 +190,8 @@ impl DocumentReview<'_> {
                 })
     }
 
-    /// Checks the terms that no quotation contains: the notes must name them, and notes that say that no document contains
-    /// a term must be right.
-    fn check_coverage(&self) -> Vec<String> {
+    fn check_reason(&self) -> Vec<String> {
         let notes = self.task.result.notes.as_deref().unwrap_or_default();
-        let noted: BTreeSet<String> = tokenize(notes).into_iter().map(|term| term.stem).collect();
-        let search = self.exchanges.iter().find(|exchange| exchange.tool == SEARCH);
-        let Some(search) = search else {
-            return self.explain_unsearched_documents(notes);
-        };
-        let counts = conversation::parse_word_counts(search);
-        let mut faults = Vec::new();
-        for wanted in find_uncovered_terms(self.task) {
-            if wanted.stems.is_disjoint(&noted) {
-                let count =
-                    counts.iter().find(|(word, _, _)| *word == wanted.word).map_or(0, |(_, some, _)| *some);
-                faults.push(format!(
-                    "No quotation is about “{}”, which is in {count} documents, and the notes don't say so.",
-                    wanted.word
-                ));
-            }
-        }
-        faults
-    }
-
-    /// The only check without documents: a result without quotations must say why.
-    fn explain_unsearched_documents(&self, notes: &str) -> Vec<String> {
         let says_why = !self.task.result.quotations.is_empty() || !notes.trim().is_empty();
         if says_why { Vec::new() } else { vec!["It quotes nothing and does not say why.".into()] }
     }
