@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use clap::Args;
+use millrace_agent::builtin::Extractive;
 use millrace_agent::model::ModelSelection;
 use millrace_client::submit_run;
 use millrace_models::provider::default_model_selection;
@@ -178,7 +179,7 @@ fn print_joined_cluster(info: &ClusterInfo, options: &LocalOptions, pending: &Pe
     let ignored =
         if ignored.is_empty() { String::new() } else { format!("; ignoring {}", ignored.join(", ")) };
     note!("joined the cluster of process {}{model}{ignored}", info.pid);
-    let is_extractive = !pending.has_model_argument() && info.models == [EXTRACTIVE];
+    let is_extractive = !pending.has_model_argument() && info.models == [Extractive::NAME];
     if is_extractive && pending.calls_default_model(&[]) {
         print_stderr_line(EXTRACTIVE_NOTICE);
     }
@@ -189,11 +190,11 @@ pub fn effective_models(options: &LocalOptions) -> Vec<String> {
     if !options.model.is_empty() {
         return options.model.clone();
     }
-    vec![choose_models_from_environment().map_or_else(|| EXTRACTIVE.to_owned(), |models| models.to_string())]
+    vec![
+        choose_models_from_environment()
+            .map_or_else(|| Extractive::NAME.to_owned(), |models| models.to_string()),
+    ]
 }
-
-/// The model that answers without a language model.
-const EXTRACTIVE: &str = "builtin:extractive";
 
 /// Returns the cluster that is already running on the data folder. Capabilities can't be added to its workers.
 pub fn find_running_cluster(options: &LocalOptions) -> Result<Option<ClusterInfo>, CommandError> {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use millrace_agent::builtin::Extractive;
 use millrace_plan_file::limits::resume_arguments;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{
@@ -182,9 +183,12 @@ fn truncate_to_one_line(text: &str) -> String {
     }
 }
 
-/// Describes the usage by role; `None` if no tokens were used.
+/// Describes the usage by role, or that there was no language model; `None` if no tokens were used so far.
 pub fn describe_usage_by_role(plan: &Plan) -> Option<String> {
     let spend = &plan.budget.spend;
+    if !spend.by_model.is_empty() && spend.by_model.keys().all(|model| model == Extractive::NAME) {
+        return Some(format!("used no language model: {} quotes the documents", Extractive::NAME));
+    }
     if ResourceKind::Tokens.amount_used(&spend.total) == 0 && spend.total.cost_micros == 0 {
         return None;
     }

@@ -7,6 +7,8 @@ pub use millrace_models::image::{ImageRoom, InvalidImage, MAX_IMAGE_BYTES, MAX_I
 pub use millrace_models::model::*;
 pub use millrace_models::selection::{ModelSelection, ModelSettings, ModelSpec};
 
+use millrace_protocol::result::Usage;
+
 use crate::builtin::Extractive;
 
 /// Creates the models of a selection, including the built-in ones.
@@ -27,4 +29,9 @@ fn open_built_in_model(name: &str) -> Option<Arc<dyn Model>> {
         Extractive::NAME => Some(Arc::new(Extractive)),
         _ => None,
     }
+}
+
+/// Counts the request that a model has answered. The built-in one is no language model, so that its replies are no model calls.
+pub(crate) fn count_model_call(model: &str, usage: Usage) -> Usage {
+    Usage { model_calls: u64::from(model != Extractive::NAME), ..usage }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::model::{FinishReason, ToolCall, ToolResult};
+use crate::model::{FinishReason, ToolCall, ToolResult, count_model_call};
 use crate::turn::ToolCallRecord;
 use crate::turn::record::{BegunCallsStep, ModelStep, ModelStepOutcome, SentMessages};
 
@@ -266,11 +266,14 @@ fn model_call(judge: Option<u32>, turn: u64, step: ModelStep) -> ModelCall {
     };
     match step.outcome {
         ModelStepOutcome::Reply(reply) => ModelCall {
+            usage: count_model_call(
+                reply.model.as_ref().or(call.model.as_ref()).map_or("", String::as_str),
+                reply.usage,
+            ),
             model: reply.model.or(call.model),
             text: reply.text,
             calls: reply.calls.into_iter().map(call_request).collect(),
             finish: Some(reply.finish),
-            usage: Usage { model_calls: 1, ..reply.usage },
             ..call
         },
         ModelStepOutcome::Overflow(message) => {

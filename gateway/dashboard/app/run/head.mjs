@@ -38,19 +38,25 @@ function Outcome({ run }) {
   </div>`;
 }
 
+/** The provider whose models are no language models. */
+const BUILT_IN = "builtin:";
+
 /** @param {import("../screens/run.mjs").TabProperties & {live: any}} properties */
 export function RunHead({ run, live, at, now, refresh }) {
   const counts = run.task_counts;
   const fact = (/** @type {string} */ name, /** @type {any} */ value, title = "") => html`<div class="fact" title=${title}><span class="muted">${name}</span><span>${value}</span></div>`;
   const hasEnded = Boolean(run.end);
   const isCounted = hasEnded || tokens(run.usage) > 0;
+  const models = Object.keys(run.spend?.by_model ?? {});
+  const hasNoModel = models.length > 0 && models.every((name) => name.startsWith(BUILT_IN));
+  const planned = hasNoModel ? "planned without a model" : "planned by a model";
   return html`<div class="run-head">
     <div class="row top wrap">
       <div class="grow head-words">
         <h1 class="words clamp" title=${run.objective ?? ""}>${run.objective ?? "The run waits for a supervisor"}</h1>
         <div class="row wrap under"><${State} state=${run.state} /><span class="mono muted" title=${run.run}>${shortId(run.run)}</span>
           <${CopyButton} text=${run.run} label="Copy id" />
-          ${run.mode && html`<span class="chip" title="Who makes the plan">${run.mode === "fixed" ? "fixed plan" : run.mode === "llm" ? "planned by a model" : "hybrid plan"}</span>`}
+          ${run.mode && html`<span class="chip" title="Who makes the plan">${run.mode === "fixed" ? "fixed plan" : run.mode === "llm" ? planned : "hybrid plan"}</span>`}
           ${Object.entries(run.labels ?? {}).map(([name, value]) => html`<a key=${name} class="chip" href=${address(["runs"], { label: `${name}=${value}` })}>${name}: ${value}</a>`)}
           <${Session} run=${run} />
           ${(run.after ?? []).map((/** @type {any} */ earlier) => html`<a key=${earlier.run} class="chip" href=${address(["runs", earlier.run])} title="The run that this one follows up on">after ${shortId(earlier.run)}</a>`)}
@@ -65,7 +71,7 @@ export function RunHead({ run, live, at, now, refresh }) {
       ${fact("Time", html`<${Elapsed} from=${run.started_at} to=${run.end?.at} now=${at ? now : undefined} />`)}
       ${fact("Tokens", !isCounted ? "-" : tokens(run.usage) > 0 ? count(tokens(run.usage)) : "none", isCounted ? "Sent and received" : COUNTED_LATER)}
       ${fact("Cost", isCounted ? cost(run.usage) : "-", isCounted ? "\u201cNo price\u201d: the table of models has no price for one that was used" : COUNTED_LATER)}
-      ${fact("Model calls", isCounted ? count(run.usage.model_calls) : "-", isCounted ? "" : COUNTED_LATER)}
+      ${fact("Model calls", !isCounted ? "-" : hasNoModel ? "none" : count(run.usage.model_calls), !isCounted ? COUNTED_LATER : hasNoModel ? `No language model: ${models.join(", ")} quotes the documents` : "")}
       ${isLive(run.state) && run.waiting_for ? fact("Waits for", run.waiting_for) : null}
     </div>
     <${Outcome} run=${run} />

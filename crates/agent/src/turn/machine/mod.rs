@@ -39,7 +39,9 @@ use super::context::Shortening;
 use super::record::{ModelStep, ModelStepOutcome, ToolCallRecord};
 use super::scratch::Scratchpad;
 use super::{Answer, Limits, StopReason, UsageTotals, WorkOutcome, WorkSummary};
-use crate::model::{AnswerSchema, FinishReason, Message, ModelAbility, Reply, Request, ToolResult};
+use crate::model::{
+    AnswerSchema, FinishReason, Message, ModelAbility, Reply, Request, ToolResult, count_model_call,
+};
 use crate::skills::SkillEntry;
 use crate::state::AgentState;
 use millrace_protocol::schema::CompiledSchema;
@@ -413,9 +415,8 @@ impl<A: Answer> Machine<A> {
     fn count_request(&mut self, answered: Option<String>, usage: Usage, took: Duration) {
         self.turns += 1;
         self.worked += took;
-        let usage = Usage { model_calls: 1, ..usage };
-        self.spent
-            .add_totals(&UsageTotals::from_model_usage(answered.as_ref().unwrap_or(&self.model), usage));
+        let model = answered.as_ref().unwrap_or(&self.model);
+        self.spent.add_totals(&UsageTotals::from_model_usage(model, count_model_call(model, usage)));
     }
 
     fn push_user_message(&mut self, text: String) {
