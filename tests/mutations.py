@@ -24,11 +24,12 @@ REVISION = "8574262"
 # further one only if the mutation survives.
 AREAS = {
     "protocol": ("millrace-protocol", "protocol", "behaviours prefixes history"),
-    "runtime": ("millrace-runtime", "crates/runtime", "takeover queues backup"),
+    "runtime": ("millrace-runtime", "crates/runtime", "takeover queues backup behaviours"),
     "agent": ("millrace-agent", "crates/agent", "agents skills behaviours"),
     "models": ("millrace-models", "crates/models", "agents behaviours"),
     "tools": ("millrace-tools", "crates/tools", "agents web_sources behaviours"),
     "documents": ("millrace-documents", "crates/documents", "agents behaviours"),
+    "host": ("millrace-host", "crates/host", "takeover behaviours"),
     "worker": ("millrace-worker", "worker", "takeover exit_codes health"),
     "supervisor": ("millrace-supervisor", "supervisor", "takeover supervision health"),
     "gateway": ("millrace-gateway", "gateway", "standards gateway gateway_access gateway_tenants dashboard"),

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::support::{Cluster, PATIENCE, build_order};
 use millrace_protocol::result::{ErrorKind, TaskError};
-use millrace_protocol::work::{JournalEntry, WorkOutcome};
+use millrace_protocol::wait::{EndedWait, WaitEnd};
+use millrace_protocol::work::{JournalEntry, Order, WorkOutcome};
 use millrace_tests::wait_for_value;
 use millrace_worker::{
     Agent, AgentHostConfig, CancellationToken, Capability, ToolError, WorkerConfig, WorkerId, file,
@@ -39,7 +40,7 @@ fn start_worker(
     (stop, tokio::spawn(async move { running.await.unwrap() }))
 }
 
-async fn await_error(cluster: &Cluster, order: &millrace_protocol::work::Order) -> TaskError {
+async fn await_error(cluster: &Cluster, order: &Order) -> TaskError {
     match cluster.await_outcome(order).await.1 {
         WorkOutcome::Errored(error) => error,
         other @ (WorkOutcome::Finished { .. } | WorkOutcome::Judged(_) | WorkOutcome::Proposed { .. }) => {
@@ -233,6 +234,40 @@ async fn a_request_is_retried_with_the_same_idempotency_key() {
     assert!(
         requests[0].starts_with("post /do?token=secret http/1.1\r\n") && requests[0].contains("x-home: /")
     );
+    stop.cancel();
+    done.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_after_a_wait_has_another_idempotency_key() {
+    let cluster = Cluster::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(serve_responses(
+        listener,
+        vec![
+            "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 40\r\n\r\n{\"wait_for\":{\"built\":{\"event\":\"built\"}}}",
+            "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\ndone",
+        ],
+    ));
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!("{{kind: http, name: own, description: x, url: 'http://{address}/do'}}");
+    let (stop, done) = start_worker(&cluster, "w", open_capability(&folder, &text).await);
+    let order = build_order("own", "a", json!({}));
+    cluster.publish_order(&order).await;
+    wait_for_value(PATIENCE, "the wait", async || {
+        let journal = cluster.read_journal(&order).await;
+        journal.iter().any(|(_, entry)| matches!(entry, JournalEntry::Parked { .. })).then_some(())
+    })
+    .await;
+    let end = WaitEnd::Signalled { by: "ci".into(), data: String::new() };
+    let ended_waits = vec![EndedWait { key: "built".into(), end }];
+    cluster.publish_order(&Order { ended_waits, ..order.clone() }).await;
+    assert_eq!(cluster.await_result(&order).await.1.output, "done");
+    let requests = serving.await.unwrap();
+    for (request, key) in requests.iter().zip(["r/a/1", "r/a/1/1"]) {
+        assert!(request.contains(&format!("idempotency-key: {key}\r\n")), "{requests:?}");
+    }
     stop.cancel();
     done.await.unwrap();
 }

@@ -238,3 +238,14 @@ fn describe_status(status: ExitStatus) -> String {
 fn not_started_error(error: io::Error) -> ExtractError {
     ExtractError::NotStarted(error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn child_that_stays_after_its_answer_is_killed() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        assert_eq!(end_child(&mut child).unwrap().signal(), Some(9));
+    }
+}

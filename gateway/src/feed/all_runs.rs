@@ -235,18 +235,14 @@ impl AllRunsStream {
     async fn read_lane_to_its_end(&mut self, lane: usize) -> Result<(), StreamStop> {
         let (bus, hub) = (self.sources.bus.clone(), self.sources.hub.clone());
         let number = Lane(u16::try_from(lane).unwrap_or(u16::MAX));
-        if matches!(self.lanes[lane], LaneState::Live { .. }) {
-            return Ok(());
-        }
         if matches!(self.lanes[lane], LaneState::Closed { .. }) {
             let subscription = hub.subscribe(number, None).await?;
             if let LaneState::Closed { log } = std::mem::replace(&mut self.lanes[lane], LaneState::Changing) {
                 self.lanes[lane] = LaneState::Reading { log, subscription, since: Instant::now() };
             }
         }
-        loop {
+        while let LaneState::Reading { log, since, .. } = &mut self.lanes[lane] {
             let runs = self.request.runs.clone();
-            let LaneState::Reading { log, since, .. } = &mut self.lanes[lane] else { return Ok(()) };
             // The end is one that was read after the time that a replica may lag.
             let is_certain = since.elapsed() >= max_replica_lag(bus.settings().replicas);
             let part = log.next_part(|run| runs.is_empty() || runs.contains(run)).await?;
@@ -268,8 +264,8 @@ impl AllRunsStream {
             {
                 self.lanes[lane] = LaneState::Live { log, subscription };
             }
-            return Ok(());
         }
+        Ok(())
     }
 
     async fn send_messages(&mut self, lane: usize, messages: &[Arc<LaneMessage>]) -> Result<(), StreamStop> {

@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::{
-    AttemptEvent, Budget, BudgetEvent, EndReason, Event, Plan, PlanningEvent, PlanningMode, ProviderEvent,
-    ResourceAmounts, RunEvent, Submission, TaskSpec, TaskState,
+    AttemptEvent, Budget, BudgetEvent, EndReason, Event, JournalKey, Plan, PlanningEvent, PlanningMode,
+    ProviderEvent, ResourceAmounts, RunEvent, Submission, TaskSpec, TaskState,
 };
+use millrace_protocol::subject::Topic;
 use millrace_protocol::wait::ProviderWait;
+use millrace_protocol::work::JournalEntry;
 use millrace_runtime::Bus;
+use millrace_runtime::log::read_topic;
 use millrace_runtime::work::registry;
 use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::history::History;
@@ -194,6 +197,17 @@ async fn waiting_work_of_a_stopped_worker_continues_on_another_at_once() {
     assert!(second.tries > first.tries, "{second:?}");
     office.provider.set_replies(vec![StubReply::Text(ANSWER.into())]);
     assert_completed_in_one_attempt(&wait_for_run_history(&bus, &name, PATIENCE).await);
+    let topic = Topic::Journal(JournalKey::Task(task_id("ask"), 1));
+    let mut released = Vec::new();
+    for record in read_topic(&bus, bus.lane_of_run(&name), &name, &topic).await.unwrap() {
+        if let JournalEntry::Released { worker, .. } = bus.decode_record(&record).await.unwrap() {
+            released.push(worker.to_string());
+        }
+    }
+    assert!(
+        matches!(released.as_slice(), [worker] if worker.starts_with("worker-1")),
+        "work that waits is returned only by a process that stops: {released:?}"
+    );
     office.cluster.stop_all();
 }
 
