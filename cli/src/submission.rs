@@ -17,6 +17,7 @@ use millrace_protocol::plan::{
     CapabilityRegistry, EarlierRun, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
     find_earlier_runs_problem,
 };
+use millrace_protocol::subject::{CRITIC, PLANNER, VERIFIER};
 use millrace_protocol::trace_context::TraceParent;
 use millrace_runtime::Bus;
 use millrace_strict_yaml::YamlMistake;
@@ -358,8 +359,8 @@ pub fn warn_of_unprovided_capabilities<'a>(
     named: impl Iterator<Item = &'a Capability>,
     offered: impl Iterator<Item = &'a str>,
 ) {
-    // Critics are not in the registry, and a planner may start later.
-    let offered: BTreeSet<&str> = offered.chain(["critic", "planner"]).collect();
+    // Critics are not in the registry, a planner may start later, and verifying is part of other work.
+    let offered: BTreeSet<&str> = offered.chain([CRITIC, PLANNER, VERIFIER]).collect();
     for name in named.map(Capability::as_str).filter(|name| !offered.contains(name)).collect::<BTreeSet<_>>()
     {
         let hint = millrace_strict_yaml::did_you_mean_hint(name, offered.iter().copied());

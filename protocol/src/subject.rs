@@ -26,6 +26,8 @@ use crate::plan::{JournalKey, Work, WorkKind};
 pub const CRITIC: &str = "critic";
 /// The capability that makes plans.
 pub const PLANNER: &str = "planner";
+/// The role whose model verifies statements. It has no queue and no capability.
+pub const VERIFIER: &str = "verifier";
 
 /// A topic of a run: the end of a lane's subject, below `lane.<lane>.run.<run>.`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -54,6 +54,7 @@ pub async fn measure_ceiling(
         tools: Vec::new(),
         answer: None,
         max_output_tokens: MAX_OUTPUT_TOKENS,
+        ..Request::default()
     };
     let started = Instant::now();
     let reply = tokio::time::timeout(timeout, model.reply(&request, &())).await;

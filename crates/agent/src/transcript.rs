@@ -330,7 +330,7 @@ mod tests {
     use crate::turn::record::SinceLastRequest;
 
     fn request(messages: Vec<Message>) -> Request {
-        Request { system: "be brief".into(), messages, tools: Vec::new(), answer: None, max_output_tokens: 9 }
+        Request { system: "be brief".into(), messages, max_output_tokens: 9, ..Request::default() }
     }
 
     fn user(text: &str) -> Message {

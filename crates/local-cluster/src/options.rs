@@ -110,8 +110,9 @@ pub struct LocalOptions {
     /// SEARXNG_URL) allows it too
     #[arg(long, env = "MILLRACE_WEB", value_parser = clap::builder::BoolishValueParser::new())]
     pub web: bool,
-    /// Language model, as provider:model; separate fallback models with commas. Prefix with CAPABILITY= (planner and critic
-    /// too) to set it for one capability only, or with the name of a tier for `tier:NAME` in capability files. May be given several times; in the variable, separate with ;
+    /// Language model, as provider:model; separate fallback models with commas. Prefix with CAPABILITY= (planner, critic
+    /// and verifier too) to set it for one capability only, or with the name of a tier for `tier:NAME` in capability files;
+    /// verifier=none lets no model verify statements. May be given several times; in the variable, separate with ;
     #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
     pub model: Vec<String>,
     /// Append all model requests and replies to this file; replay:FILE answers from such a file instead

@@ -164,7 +164,7 @@ pub enum Delta<'a> {
 }
 
 /// A request to a model: the whole conversation so far, and the allowed forms of a reply.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     pub system: String,
     /// The conversation, oldest first. Every tool call in it is followed by its result.
@@ -175,6 +175,9 @@ pub struct Request {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<AnswerSchema>,
     pub max_output_tokens: u32,
+    /// Requests the alternatives of the first token of the reply's text, with their probabilities.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub first_token_probabilities: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -280,6 +283,18 @@ pub struct Reply {
     /// State that the provider expects back with the next request.
     #[serde(rename = "keepsake", default, skip_serializing_if = "Option::is_none")]
     pub provider_state: Option<ProviderState>,
+    /// The alternatives of the first token of the text that is not blank, if the request asks for them and the server has
+    /// them; the most probable one comes first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub first_token: Vec<TokenProbability>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenProbability {
+    /// The token as the server writes it, with the white space before it.
+    pub token: String,
+    /// From 0 to 1. The probabilities of the listed alternatives need not add up to 1.
+    pub probability: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -434,5 +449,17 @@ mod tests {
         let text = serde_json::to_string(&messages).unwrap();
         assert!(text.contains(r#""keepsake":{"model":"a:b""#), "the serialised name is unchanged: {text}");
         assert_eq!(serde_json::from_str::<Vec<Message>>(&text).unwrap(), messages);
+    }
+
+    /// Recorded requests and replies of releases without probabilities stay equal.
+    #[test]
+    fn probabilities_are_absent_where_nobody_asks_for_them() {
+        let request = serde_json::to_value(Request::default()).unwrap();
+        let reply = serde_json::to_value(Reply::default()).unwrap();
+        assert!(request.get("first_token_probabilities").is_none() && reply.get("first_token").is_none());
+        assert_eq!(serde_json::from_value::<Request>(request).unwrap(), Request::default());
+        let asking = Request { first_token_probabilities: true, ..Request::default() };
+        let read: Request = serde_json::from_value(serde_json::to_value(&asking).unwrap()).unwrap();
+        assert_eq!(read, asking);
     }
 }

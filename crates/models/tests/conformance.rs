@@ -8,6 +8,7 @@ mod faults;
 mod framing;
 mod images;
 mod oddities;
+mod probabilities;
 mod providers;
 mod real;
 mod replies;

@@ -52,6 +52,7 @@ fn request() -> Request {
         }],
         answer: Some(AnswerSchema { name: "weather".into(), schema: answer }),
         max_output_tokens: 200,
+        ..Request::default()
     }
 }
 

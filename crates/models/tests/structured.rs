@@ -47,6 +47,7 @@ fn request(messages: Vec<Message>) -> Request {
         tools: vec![tool("search", search), tool("now", json!({ "type": "object", "properties": {} }))],
         answer: Some(AnswerSchema { name: "research".into(), schema: answer_schema() }),
         max_output_tokens: 500,
+        ..Request::default()
     }
 }
 

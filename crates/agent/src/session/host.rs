@@ -11,6 +11,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt};
 use millrace_protocol::plan::{Document, DocumentSet};
 use millrace_protocol::result::{SourceKind, TaskResult};
 use millrace_protocol::wire;
+use millrace_protocol::work::Order;
 use sha2::{Digest, Sha256};
 use tokio::sync::OnceCell;
 
@@ -19,7 +20,7 @@ use super::models::{ModelPool, ModelPreferences};
 use crate::corpus::pages::read_page;
 use crate::corpus::{self, Corpus, WebPage};
 
-use crate::model::{CreateModelError, ModelFactory, ModelSelection};
+use crate::model::{CreateModelError, Model, ModelFactory, ModelSelection};
 
 use crate::sources::{OrderInputError, OrderInputs};
 
@@ -50,6 +51,11 @@ impl AgentHost {
     /// Opens a model that a capability names, so that a mistake is reported before there is any work.
     pub fn check_model_selection(&self, selection: &ModelSelection) -> Result<(), CreateModelError> {
         self.models.check(selection)
+    }
+
+    /// Opens the model that verifies statements for an order; `None` if the run or the process says that none shall.
+    pub fn open_verifier(&self, order: &Order) -> Result<Option<Arc<dyn Model>>, CreateModelError> {
+        self.models.open_verifier(order)
     }
 
     /// Returns the documents of a run, opened once for all sessions.

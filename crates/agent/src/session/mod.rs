@@ -33,4 +33,4 @@ pub mod tools;
 pub use agent::AgentSession;
 pub use environment::{MemoryFile, SessionEnvironment, SessionError};
 pub use host::{AgentHost, HostSettings};
-pub use models::ModelPreferences;
+pub use models::{ModelPreferences, ModelPreferencesError};

@@ -12,6 +12,7 @@ use millrace_models::selection::EmptyModelName;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::CapabilityDescription;
+use millrace_protocol::subject::{CRITIC, VERIFIER};
 use millrace_protocol::work::Order;
 
 use crate::builtin::Extractive;
@@ -22,21 +23,38 @@ use crate::tool::{ConsultableCapabilities, ToolError};
 /// The most models that stay open. Runs can name any number of them.
 const MAX_OPEN: usize = 64;
 
+/// The word in place of a model, for the role that needs none.
+const NO_MODEL: &str = "none";
+
 /// The models that a command line names: a default, and models for single capabilities.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelPreferences {
     /// The model for all capabilities without one of their own.
     pub default: Option<ModelSelection>,
-    /// The models of single capabilities and of tiers; that of critics is `critic`, that of planners `planner`.
+    /// The models of single capabilities and of tiers; that of critics is `critic`, that of planners `planner`, that which
+    /// verifies statements `verifier`.
     pub by_capability: BTreeMap<Capability, ModelSelection>,
+}
+
+/// A mistake in the models that a command line names.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ModelPreferencesError {
+    #[error(transparent)]
+    EmptyName(#[from] EmptyModelName),
+    #[error(
+        "{text:?}: only the verifier can do without a model; write {VERIFIER}={NO_MODEL}, without fallbacks"
+    )]
+    NeedsModel { text: String },
 }
 
 impl ModelPreferences {
     /// Parses texts of the form `[NAME=]provider:model[,fallback…][,NAME=…]`, in which a name is that of a capability or of a tier.
-    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, EmptyModelName> {
+    /// `verifier=none` lets no model verify.
+    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, ModelPreferencesError> {
         let mut preferences = Self::default();
         for (name, models) in texts.into_iter().flat_map(split_at_names) {
             let selection = ModelSelection::parse(&models)?;
+            refuse_missing_model(name.as_ref(), &selection)?;
             match name {
                 Some(name) => drop(preferences.by_capability.insert(name, selection)),
                 None => preferences.default = Some(selection),
@@ -54,15 +72,32 @@ impl ModelPreferences {
         self.by_capability.get(&Capability::new(tier).ok()?).cloned()
     }
 
-    /// Returns all choices.
+    /// Returns all choices of a model.
     pub fn selections(&self) -> impl Iterator<Item = &ModelSelection> {
-        self.default.iter().chain(self.by_capability.values())
+        self.default.iter().chain(self.by_capability.values()).filter(|selection| !is_no_model(selection))
     }
 
     /// `true` if no model is named.
     pub fn is_empty(&self) -> bool {
         self.selections().next().is_none()
     }
+}
+
+/// `true` if a selection has [`NO_MODEL`] in place of a model.
+fn is_no_model(selection: &ModelSelection) -> bool {
+    selection.models.iter().any(|spec| spec.name == NO_MODEL)
+}
+
+fn refuse_missing_model(
+    name: Option<&Capability>,
+    selection: &ModelSelection,
+) -> Result<(), ModelPreferencesError> {
+    let is_verifier = name.is_some_and(|name| name.as_str() == VERIFIER);
+    if !is_no_model(selection) || (is_verifier && selection.models.len() == 1) {
+        return Ok(());
+    }
+    let name = name.map(|name| format!("{name}=")).unwrap_or_default();
+    Err(ModelPreferencesError::NeedsModel { text: format!("{name}{selection}") })
 }
 
 /// Splits `a:b, fast=c:d, e:f` into its models without a name, and those of each name.
@@ -167,6 +202,24 @@ impl ModelPool {
             .or_else(|| spec.cloned())
             .unwrap_or_else(|| self.default_model(&run));
         Ok(self.factory.record(self.open_selected(&run, &selection)?, call_labels(order, capability)))
+    }
+
+    /// Opens the model that verifies statements for an order; `None` if no model shall. The first of these that is set: the
+    /// run's verifier, the process's verifier, the run's critic, the process's critic, the default model.
+    pub fn open_verifier(&self, order: &Order) -> Result<Option<Arc<dyn Model>>, CreateModelError> {
+        let run = RunModels::of_order(order);
+        let [verifier, critic] = [VERIFIER, CRITIC].map(|role| Capability::new(role).expect("a valid name"));
+        let named = |role: &Capability| {
+            let of_process = || self.preferences.by_capability.get(role).cloned();
+            parse_models(run.named.get(role)).or_else(of_process)
+        };
+        let selection =
+            named(&verifier).or_else(|| named(&critic)).unwrap_or_else(|| self.default_model(&run));
+        if is_no_model(&selection) {
+            return Ok(None);
+        }
+        let model = self.open_selected(&run, &selection)?;
+        Ok(Some(self.factory.record(model, call_labels(order, &verifier))))
     }
 
     /// Opens a model, or returns the open one.
@@ -331,6 +384,51 @@ mod tests {
         assert!(error.to_string().contains("add --model other=PROVIDER:MODEL"), "{error}");
         // A process can start although only runs name the models of a tier.
         assert!(pool.check(&ModelSelection::parse("tier:strong").unwrap()).is_ok());
+    }
+
+    #[test]
+    fn the_verifier_is_its_own_model_or_the_critic_s_or_the_default() {
+        let verifier_of = |process: &[&str], run: &[(&str, &str)]| {
+            let preferences = ModelPreferences::parse(process.iter().copied()).unwrap();
+            let pool = ModelPool {
+                preferences,
+                fallback: built_in_selection(),
+                factory: ModelFactory::default(),
+                open: Mutex::default(),
+            };
+            let models =
+                run.iter().map(|(name, model)| (Capability::new(*name).unwrap(), (*model).to_owned()));
+            // The order's own model is that of its capability, not of the verifier.
+            let order =
+                Order { models: models.collect(), ..build_order(Some("ollama:own"), Some("ollama:run")) };
+            pool.open_verifier(&order).unwrap().map(|model| model.name().to_owned())
+        };
+        let named = |name: &str| Some(name.to_owned());
+        let process = ["verifier=ollama:a", "critic=ollama:b", "ollama:c"];
+        let run = [("verifier", "ollama:d"), ("critic", "ollama:e")];
+        assert_eq!(verifier_of(&process, &run), named("ollama:d"));
+        assert_eq!(verifier_of(&process, &run[1..]), named("ollama:a"));
+        assert_eq!(verifier_of(&process[1..], &run[1..]), named("ollama:e"));
+        assert_eq!(verifier_of(&process[1..], &[]), named("ollama:b"));
+        assert_eq!(verifier_of(&process[2..], &[]), named("ollama:run"));
+        let tier = [("verifier", "tier:strong"), ("strong", "ollama:f")];
+        assert_eq!(verifier_of(&process, &tier), named("ollama:f"));
+        assert_eq!(verifier_of(&process, &[("verifier", "none")]), None);
+        assert_eq!(verifier_of(&["verifier=none", "ollama:c"], &[]), None);
+        assert_eq!(verifier_of(&["verifier=none"], &run), named("ollama:d"), "the run takes precedence");
+    }
+
+    #[test]
+    fn only_the_verifier_can_do_without_a_model() {
+        let without = ModelPreferences::parse(["ollama:a", "verifier=none"]).unwrap();
+        assert_eq!(without.selections().count(), 1, "there is no model to open");
+        for text in ["none", "critic=none", "verifier=none,ollama:a", "ollama:a,none"] {
+            let error = ModelPreferences::parse([text]).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("{:?}: only the verifier", text.replace(',', ", "))),
+                "{error}"
+            );
+        }
     }
 
     #[test]

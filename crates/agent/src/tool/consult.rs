@@ -147,6 +147,7 @@ impl ConsultTool {
             tools: Vec::new(),
             answer: None,
             max_output_tokens: MAX_ANSWER_TOKENS.min(budget.max_reply_tokens()),
+            ..Request::default()
         };
         let reply = model.reply(&request, &()).await.map_err(|error| ToolError::Failed {
             message: format!("'{}' gave no answer: its model failed; continue without it", consulted.name),

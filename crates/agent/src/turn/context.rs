@@ -238,6 +238,7 @@ pub(in crate::turn) fn build_summary_request(
         tools: Vec::new(),
         answer: None,
         max_output_tokens: u32::try_from(max_output).unwrap_or(u32::MAX),
+        ..Request::default()
     }
 }
 

@@ -325,7 +325,7 @@ pub fn find_most_similar_request<'a>(
 }
 
 /// Splits a request into parts, in the order in which people read them.
-fn list_request_parts(request: &Request) -> [(&'static str, Value); 5] {
+fn list_request_parts(request: &Request) -> [(&'static str, Value); 6] {
     let value = |value: serde_json::Result<Value>| value.expect("a request is JSON");
     [
         ("answer", value(serde_json::to_value(&request.answer))),
@@ -333,6 +333,7 @@ fn list_request_parts(request: &Request) -> [(&'static str, Value); 5] {
         ("tools", value(serde_json::to_value(&request.tools))),
         ("messages", value(serde_json::to_value(&request.messages))),
         ("max_output_tokens", request.max_output_tokens.into()),
+        ("first_token_probabilities", request.first_token_probabilities.into()),
     ]
 }
 
@@ -409,6 +410,7 @@ mod tests {
             tools: Vec::new(),
             answer: None,
             max_output_tokens: 1,
+            ..Request::default()
         }
     }
 

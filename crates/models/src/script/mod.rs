@@ -131,6 +131,7 @@ impl ScriptedModel {
             finish: scripted.finish.unwrap_or(finish),
             model: None,
             provider_state: None,
+            first_token: scripted.first_token(view.request),
         })
     }
 

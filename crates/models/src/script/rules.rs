@@ -1,6 +1,7 @@
 //! The file format of scripts: rules, their conditions, and their replies; and a request as scripts see it, with the values of their
 //! placeholders.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::model::{FinishReason, Message, ModelAbility, ModelError, Request};
+use crate::model::{FinishReason, Message, ModelAbility, ModelError, Request, TokenProbability};
 
 use crate::structured::calls::find_json_object;
 
@@ -71,6 +72,8 @@ pub struct ScriptedReply {
     pub reasoning: Option<String>,
     pub usage: Option<Usage>,
     pub finish: Option<FinishReason>,
+    /// The alternatives of the first token and their probabilities, for requests that ask for them.
+    first_token: BTreeMap<String, f64>,
 }
 
 /// A tool call: `tool: {arguments}`, or the name of the tool alone.
@@ -136,9 +139,21 @@ impl ScriptedReply {
             1 if !(0.0..=86_400.0).contains(&self.delay) => {
                 Err(format!("a delay of {} seconds is out of range", self.delay))
             }
+            1 if self.first_token.values().any(|probability| !(0.0..=1.0).contains(probability)) => {
+                Err("a probability in 'first_token' is not between 0 and 1".to_owned())
+            }
             1 => Ok(()),
             _ => Err("a reply can have only one of 'text' with 'calls', 'answer' and 'error'".to_owned()),
         }
+    }
+
+    pub fn first_token(&self, request: &Request) -> Vec<TokenProbability> {
+        let asked = self.first_token.iter().filter(|_| request.first_token_probabilities);
+        let mut alternatives: Vec<_> = asked
+            .map(|(token, probability)| TokenProbability { token: token.clone(), probability: *probability })
+            .collect();
+        alternatives.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+        alternatives
     }
 }
 

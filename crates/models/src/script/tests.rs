@@ -20,6 +20,7 @@ fn build_request(answer: &str, messages: Vec<Message>) -> Request {
         tools: vec![tool],
         answer: (!answer.is_empty()).then(|| AnswerSchema { name: answer.into(), schema: json!({}) }),
         max_output_tokens: 10,
+        ..Request::default()
     }
 }
 
@@ -217,4 +218,18 @@ fn pieces_are_split_between_characters() {
     assert_eq!(split_into_pieces("ab", 9), ["a", "b"]);
     assert_eq!(split_into_pieces("ab", 0), ["ab"]);
     assert!(split_into_pieces("", 3).is_empty());
+}
+
+#[tokio::test]
+async fn a_scripted_reply_has_probabilities_for_requests_that_ask() {
+    let script = parse_script("rules: [{reply: {text: Yes, first_token: {\"No\": 0.1, \"Yes\": 0.9}}}]");
+    let plain = build_request("", vec![task_message()]);
+    assert_eq!(request_reply(&script, &plain).await.unwrap().first_token, []);
+    let asking = Request { first_token_probabilities: true, ..plain };
+    let alternatives = request_reply(&script, &asking).await.unwrap().first_token;
+    let shown: Vec<_> = alternatives.iter().map(|it| (it.token.as_str(), it.probability)).collect();
+    assert_eq!(shown, [("Yes", 0.9), ("No", 0.1)]);
+    let wrong = "rules: [{reply: {text: Yes, first_token: {\"Yes\": 90}}}]";
+    let mistake = ScriptedModel::parse(wrong, Path::new("x.yaml")).unwrap_err();
+    assert!(mistake.contains("a probability in 'first_token' is not between 0 and 1"), "{mistake}");
 }

@@ -267,6 +267,7 @@ mod tests {
             tools: vec![tool("search"), tool("read")],
             answer: answer.map(|schema| AnswerSchema { name: "a".into(), schema }),
             max_output_tokens: 1,
+            ..Request::default()
         }
     }
 

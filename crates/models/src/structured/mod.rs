@@ -243,6 +243,7 @@ fn rewrite_request_as_envelope(request: &Request) -> Request {
             schema: build_envelope_schema(request, final_action),
         }),
         max_output_tokens: request.max_output_tokens,
+        first_token_probabilities: request.first_token_probabilities,
     }
 }
 
@@ -435,6 +436,7 @@ mod tests {
             tools: tools.then(tool).into_iter().collect(),
             answer: answer.map(|schema| AnswerSchema { name: "a".into(), schema }),
             max_output_tokens: 1,
+            ..Request::default()
         }
     }
 

@@ -107,10 +107,12 @@ pub(crate) fn normalize_conversation(request: &Request, ids: CallIdForm) -> Requ
         }
     }
     builder.begin_input();
-    let Request { system, tools, answer, max_output_tokens, .. } = request;
+    let Request { system, tools, answer, max_output_tokens, first_token_probabilities, .. } = request;
     let system = if system.trim().is_empty() { String::new() } else { system.clone() };
     let (tools, answer) = (tools.clone(), answer.clone());
-    Request { system, messages: builder.messages, tools, answer, max_output_tokens: *max_output_tokens }
+    let (max_output_tokens, first_token_probabilities) = (*max_output_tokens, *first_token_probabilities);
+    let messages = builder.messages;
+    Request { system, messages, tools, answer, max_output_tokens, first_token_probabilities }
 }
 
 struct ConversationBuilder<'a> {
@@ -360,7 +362,7 @@ mod tests {
     }
 
     fn request(messages: Vec<Message>) -> Request {
-        Request { system: " ".into(), messages, tools: Vec::new(), answer: None, max_output_tokens: 1 }
+        Request { system: " ".into(), messages, max_output_tokens: 1, ..Request::default() }
     }
 
     fn normalize(messages: Vec<Message>, ids: CallIdForm) -> Vec<Message> {
@@ -551,6 +553,7 @@ mod tests {
             tools: Vec::new(),
             answer: None,
             max_output_tokens: 10,
+            ..Request::default()
         };
         for takes_pdf in [true, false] {
             let sent = replace_unsent_images(&request, |_| (!takes_pdf).then_some("no"));
@@ -577,6 +580,7 @@ mod tests {
             tools: Vec::new(),
             answer: None,
             max_output_tokens: 10,
+            ..Request::default()
         };
         let text_of = |request: &Request, at: usize| match &request.messages[at] {
             Message::Tool(result) => (result.text.clone(), result.images.len()),

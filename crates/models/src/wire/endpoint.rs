@@ -12,6 +12,10 @@ use super::reply::ReplyBuilder;
 use crate::model::Request;
 use crate::selection::ModelSettings;
 
+/// The number of alternatives of a token that OpenAI, Gemini and servers of local models return at most, and the number that
+/// all other hosted providers accept.
+const TOKEN_ALTERNATIVES: [u32; 2] = [20, 5];
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireProtocol {
     /// OpenAI's Chat Completions API, which OpenRouter, LM Studio, vLLM, llama.cpp and most gateways implement too.
@@ -128,6 +132,14 @@ impl ModelEndpoint {
 
     pub(super) fn max_output_tokens(&self, request: &Request) -> u32 {
         self.settings.max_output_tokens.unwrap_or(u32::MAX).min(request.max_output_tokens)
+    }
+
+    /// Returns the number of alternatives of a token to ask for.
+    pub(super) fn max_token_alternatives(&self) -> u32 {
+        let [most, common] = TOKEN_ALTERNATIVES;
+        let is_hosted_chat =
+            self.wire == WireProtocol::OpenAiChat && !self.dialect.is_local && !self.is_openai_host();
+        if is_hosted_chat { common } else { most }
     }
 
     pub(super) fn is_mistral(&self) -> bool {

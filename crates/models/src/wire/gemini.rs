@@ -45,6 +45,10 @@ fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
         "thinkingConfig": thinking_config(endpoint),
     });
     endpoint.set_sampling(&mut config, "topP");
+    if request.first_token_probabilities {
+        config["responseLogprobs"] = json!(true);
+        config["logprobs"] = json!(endpoint.max_token_alternatives());
+    }
     if let Some(answer) = &request.answer {
         config["responseMimeType"] = json!("application/json");
         config["responseJsonSchema"] = schema::strict_or_original(&answer.schema).1;
@@ -161,6 +165,7 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> 
         return Err(json!({"error": {"code": "content_filter", "message": message}}));
     }
     let candidate = &event["candidates"][0];
+    read_first_token(candidate, reply);
     items_of(&candidate["content"]["parts"]).iter().for_each(|part| read_part(part, reply));
     reply.keeps_items_of_cut_reply = true;
     reply.set_finish(read_text_at(candidate, "/finishReason"))?;
@@ -175,6 +180,16 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> 
         );
     }
     Ok(())
+}
+
+/// Reads the alternatives of the first token. The provider lists those of all tokens, beside the tokens themselves.
+fn read_first_token(candidate: &Value, reply: &mut ReplyBuilder<'_>) {
+    let result = &candidate["logprobsResult"];
+    let chosen = items_of(&result["chosenCandidates"]).iter();
+    let at = chosen.take_while(|token| read_text_at(token, "/token").trim().is_empty()).count();
+    let parts = items_of(&candidate["content"]["parts"]).iter().filter(|part| part["thought"] != true);
+    let text: String = parts.map(|part| read_text_at(part, "/text")).collect();
+    reply.set_first_token(&text, items_of(&result["topCandidates"][at]["candidates"]), "logProbability");
 }
 
 fn read_part(part: &Value, reply: &mut ReplyBuilder<'_>) {

@@ -13,6 +13,7 @@ fn build_request() -> Request {
         tools: Vec::new(),
         answer: None,
         max_output_tokens: 1,
+        ..Request::default()
     }
 }
 

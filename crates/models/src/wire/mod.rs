@@ -1,6 +1,7 @@
 //! The wires: each translates a [`crate::Request`] into one provider's HTTP API and the streamed response back into a
 //! [`crate::Reply`]. A wire sends a request once: it does not retry, follows no redirects and knows no prices. What a provider
-//! does not support is left out (see [`OutputSupport`]); [`crate::structured`] compensates for that. API keys are used in
+//! does not support is left out (see [`OutputSupport`]); [`crate::structured`] compensates for that. If a provider rejects a
+//! request for probabilities of tokens, which only the model's server knows, it is sent once more without. API keys are used in
 //! one request header and never appear in a text.
 //!
 //! ```text
@@ -19,12 +20,14 @@
 //! ```
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::{FutureExt, StreamExt};
 use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::result::Usage;
 use millrace_protocol::secrets::redact_text;
 use serde_json::{Map, Value};
+use tracing::info;
 
 use crate::families::{sees_images, takes_pdf};
 
@@ -101,13 +104,16 @@ impl ModelEndpoint {
 
 pub fn create_http_model(endpoint: ModelEndpoint) -> Arc<dyn Model> {
     let api = endpoint.wire.api();
-    Arc::new(HttpModel { sender: HttpSender::new(&endpoint, api), api, endpoint })
+    let sender = HttpSender::new(&endpoint, api);
+    Arc::new(HttpModel { sender, api, endpoint, rejects_probabilities: AtomicBool::new(false) })
 }
 
 struct HttpModel {
     endpoint: ModelEndpoint,
     api: &'static WireApi,
     sender: HttpSender,
+    /// `true` once the provider has rejected a request for probabilities of tokens, and accepted it without.
+    rejects_probabilities: AtomicBool,
 }
 
 impl Model for HttpModel {
@@ -124,13 +130,11 @@ impl Model for HttpModel {
 
 impl HttpModel {
     async fn request_reply(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
-        let Self { endpoint, api, sender } = self;
+        let Self { endpoint, .. } = self;
         let mut builder = ReplyBuilder::new(request, &endpoint.full_name, listener);
         let normal = normalize_conversation(request, endpoint.call_id_form());
         let request = &*replace_unsent_images(&normal, endpoint.media_refusal());
-        let mut body = (api.build_request_body)(endpoint, request);
-        merge_fields(&mut body, &endpoint.settings.extra_body);
-        match sender.send_request(body.to_string().into_bytes()).await? {
+        match self.send_request(request).await? {
             ResponseBody::EventStream(events) => self.read_event_stream(events, &mut builder).await?,
             ResponseBody::Json(value) => self.read_event(&value, &mut builder)?,
         }
@@ -143,6 +147,32 @@ impl HttpModel {
             reply.usage = Usage { cost_micros, ..estimate_usage(request, &reply.text, &reply.calls) };
         }
         Ok(reply)
+    }
+
+    async fn send_request(&self, request: &Request) -> Result<ResponseBody, ModelError> {
+        if !request.first_token_probabilities {
+            return self.sender.send_request(self.build_body(request)).await;
+        }
+        let without = Request { first_token_probabilities: false, ..request.clone() };
+        let (body, without) = (self.build_body(request), self.build_body(&without));
+        if body == without || self.rejects_probabilities.load(Ordering::Relaxed) {
+            return self.sender.send_request(without).await;
+        }
+        match self.sender.send_request(body).await {
+            Err(ModelError::BadRequest { message }) => {
+                let response = self.sender.send_request(without).await?;
+                info!(model = self.name(), message, "the provider rejects probabilities of tokens");
+                self.rejects_probabilities.store(true, Ordering::Relaxed);
+                Ok(response)
+            }
+            sent => sent,
+        }
+    }
+
+    fn build_body(&self, request: &Request) -> Vec<u8> {
+        let mut body = (self.api.build_request_body)(&self.endpoint, request);
+        merge_fields(&mut body, &self.endpoint.settings.extra_body);
+        body.to_string().into_bytes()
     }
 
     /// Processes events until the reply is complete. If the stream breaks after the finish reason, the reply is still
@@ -257,6 +287,7 @@ mod tests {
             tools: Vec::new(),
             answer: None,
             max_output_tokens: 7,
+            ..Request::default()
         };
         for (base_url, name, other) in [
             ("https://api.openai.com/v1", "max_completion_tokens", "max_tokens"),

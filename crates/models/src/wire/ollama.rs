@@ -38,6 +38,10 @@ fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
     set_field(&mut body, "tools", tools_to_json(request, function_tool));
     let format = request.answer.as_ref().map(|answer| schema::to_grammar_schema(&answer.schema));
     set_field(&mut body, "format", format);
+    if request.first_token_probabilities {
+        body["logprobs"] = json!(true);
+        body["top_logprobs"] = json!(endpoint.max_token_alternatives());
+    }
     let think = endpoint.reasoning_effort().map(|effort| think_option(effort, &endpoint.model));
     set_field(&mut body, "think", think);
     // Images are not tokens of their text.
@@ -92,7 +96,9 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> 
     }
     let message = &event["message"];
     reply.push_reasoning(read_text_at(message, "/thinking"));
-    reply.push_text(read_text_at(message, "/content"));
+    let text = read_text_at(message, "/content");
+    reply.read_first_token(text, &event["logprobs"]);
+    reply.push_text(text);
     for call in items_of(&message["tool_calls"]) {
         let (id, name) = (read_text_at(call, "/id"), read_text_at(call, "/function/name"));
         reply.push_call(None, id, name, &json_to_text(&call["function"]["arguments"]));

@@ -59,6 +59,10 @@ fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
         json!({"type": "json_schema", "json_schema": {"name": answer.name, "strict": is_strict, "schema": schema}})
     });
     set_field(&mut body, "response_format", format);
+    if request.first_token_probabilities {
+        body["logprobs"] = json!(true);
+        body["top_logprobs"] = json!(endpoint.max_token_alternatives());
+    }
     endpoint.set_sampling(&mut body, "top_p");
     let effort = endpoint.reasoning_effort();
     let is_off = effort.is_some() && endpoint.wanted_effort().is_none();
@@ -166,7 +170,7 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> 
     }
     if let Some(delta) = ["delta", "message"].iter().map(|part| &choice[*part]).find(|part| part.is_object())
     {
-        read_delta(delta, reply);
+        read_delta(delta, &choice["logprobs"]["content"], reply);
     }
     if reply.finish != Some(FinishReason::ContentFilter) {
         reply.set_finish(read_text_at(choice, "/finish_reason"))?;
@@ -179,9 +183,11 @@ fn read_event(event: &Value, reply: &mut ReplyBuilder<'_>) -> Result<(), Value> 
     Ok(())
 }
 
-fn read_delta(delta: &Value, reply: &mut ReplyBuilder<'_>) {
+fn read_delta(delta: &Value, tokens: &Value, reply: &mut ReplyBuilder<'_>) {
     read_reasoning(delta, reply);
-    reply.push_text(&join_text_parts(&delta["content"]));
+    let text = join_text_parts(&delta["content"]);
+    reply.read_first_token(&text, tokens);
+    reply.push_text(&text);
     if let Some(refusal) = delta["refusal"].as_str().filter(|refusal| !refusal.is_empty()) {
         reply.push_text(refusal);
         reply.finish = Some(FinishReason::ContentFilter);

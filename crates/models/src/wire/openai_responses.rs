@@ -50,8 +50,15 @@ fn build_request_body(endpoint: &ModelEndpoint, request: &Request) -> Value {
         json!({"format": {"type": "json_schema", "name": answer.name, "strict": is_strict, "schema": schema}})
     });
     set_field(&mut body, "text", format);
-    let include = is_reasoning_model(&endpoint.model).then(|| json!(["reasoning.encrypted_content"]));
-    set_field(&mut body, "include", include);
+    let is_reasoning = is_reasoning_model(&endpoint.model);
+    let include = [
+        is_reasoning.then_some("reasoning.encrypted_content"),
+        request.first_token_probabilities.then_some("message.output_text.logprobs"),
+    ];
+    let include: Vec<&str> = include.into_iter().flatten().collect();
+    set_field(&mut body, "include", (!include.is_empty()).then_some(include));
+    let alternatives = request.first_token_probabilities.then(|| endpoint.max_token_alternatives());
+    set_field(&mut body, "top_logprobs", alternatives);
     set_field(&mut body, "reasoning", endpoint.reasoning_effort().map(|effort| json!({ "effort": effort })));
     endpoint.set_sampling(&mut body, "top_p");
     body
@@ -144,7 +151,10 @@ fn read_piece(kind: &str, event: &Value, reply: &mut ReplyBuilder<'_>) -> bool {
             reply.push_call(index, read_text_at(item, "/call_id"), read_text_at(item, "/name"), "");
         }
         "response.output_item.added" => {}
-        "response.output_text.delta" | "response.refusal.delta" => reply.push_text(delta),
+        "response.output_text.delta" | "response.refusal.delta" => {
+            reply.read_first_token(delta, &event["logprobs"]);
+            reply.push_text(delta);
+        }
         "response.reasoning_summary_text.delta" | "response.reasoning_text.delta" => {
             reply.push_reasoning(delta);
         }
@@ -186,6 +196,9 @@ fn complete_reply(response: &Value, finish: FinishReason, reply: &mut ReplyBuild
     let messages = items.iter().filter(|(_, kind, _)| *kind == "message");
     let text: String = messages.clone().map(|(_, _, item)| message_text(item)).collect();
     if reply.text.is_empty() {
+        let mut parts = messages.clone().flat_map(|(_, _, item)| items_of(&item["content"]));
+        let tokens = parts.find(|part| !read_text_at(part, "/text").trim().is_empty());
+        reply.read_first_token(&text, tokens.map_or(&Value::Null, |part| &part["logprobs"]));
         reply.push_text(&text);
     }
     // If it was truncated in the middle of the text, the item was never completed.

@@ -15,9 +15,11 @@ use millrace_protocol::secrets::redact_text;
 use serde_json::{Map, Value, json};
 use tracing::warn;
 
-use super::json::{read_number_at, read_text_at};
+use super::json::{items_of, read_number_at, read_text_at};
 
-use crate::model::{Delta, DeltaListener, FinishReason, ProviderState, Reply, Request, ToolCall};
+use crate::model::{
+    Delta, DeltaListener, FinishReason, ProviderState, Reply, Request, TokenProbability, ToolCall,
+};
 
 /// The beginning of the ids of calls whose provider sends none.
 pub(super) const GENERATED_ID_PREFIX: &str = "call_";
@@ -40,6 +42,8 @@ pub(super) struct ReplyBuilder<'a> {
     /// Text of the reasoning that returns as a field of a message with calls, with the field's name.
     pub(super) reasoning: Option<(&'static str, String)>,
     slots: Vec<ToolCallSlot>,
+    /// The alternatives of the first token; `None` if the request does not ask for them.
+    first_token: Option<Vec<TokenProbability>>,
     /// The number of messages before this reply. It makes generated call ids unique in the conversation.
     prior_messages: usize,
 }
@@ -75,6 +79,7 @@ impl<'a> ReplyBuilder<'a> {
             details: None,
             reasoning: None,
             slots: Vec::new(),
+            first_token: request.first_token_probabilities.then(Vec::new),
             prior_messages: request.messages.len(),
         }
     }
@@ -84,6 +89,27 @@ impl<'a> ReplyBuilder<'a> {
             self.text.push_str(words);
             self.listener.on_delta(Delta::Text(words));
         }
+    }
+
+    /// Reads the alternatives of the first token that is not blank from the tokens of a piece of the text, which is pushed
+    /// next. `tokens` is in the format of OpenAI, which Ollama has too. Tokens of the reasoning come with no text.
+    pub(super) fn read_first_token(&mut self, piece: &str, tokens: &Value) {
+        let is_blank = |token: &&Value| read_text_at(token, "/token").trim().is_empty();
+        let first = items_of(tokens).iter().find(|token| !is_blank(token));
+        let alternatives = first.map_or(&[][..], |first| items_of(&first["top_logprobs"]));
+        self.set_first_token(piece, alternatives, "logprob");
+    }
+
+    /// Sets the alternatives of the first token, if `piece` is the first piece of the text that is not blank.
+    pub(super) fn set_first_token(&mut self, piece: &str, alternatives: &[Value], logarithm: &str) {
+        let is_first = self.text.trim().is_empty() && !piece.trim().is_empty();
+        let Some(first_token) = self.first_token.as_mut().filter(|_| is_first) else { return };
+        let probability = |alternative: &Value| {
+            let probability = alternative[logarithm].as_f64()?.exp().min(1.0);
+            Some(TokenProbability { token: read_text_at(alternative, "/token").to_owned(), probability })
+        };
+        *first_token = alternatives.iter().filter_map(probability).collect();
+        first_token.sort_by(|a, b| b.probability.total_cmp(&a.probability));
     }
 
     pub(super) fn push_text_at(&mut self, place: u64, words: &str) {
@@ -210,7 +236,8 @@ impl<'a> ReplyBuilder<'a> {
             Cow::Borrowed(_) => self.text,
             Cow::Owned(redacted) => redacted,
         };
-        Some(Reply { text, calls, usage: self.usage, finish, model: None, provider_state })
+        let first_token = self.first_token.unwrap_or_default();
+        Some(Reply { text, calls, usage: self.usage, finish, model: None, provider_state, first_token })
     }
 
     fn unique_id(&self, slot: &ToolCallSlot, earlier: &[ToolCall]) -> String {
@@ -433,6 +460,7 @@ mod tests {
             tools: Vec::new(),
             answer: None,
             max_output_tokens: 1,
+            ..Request::default()
         };
         ReplyBuilder { finish: Some(FinishReason::Stop), ..ReplyBuilder::new(&request, "p:m", &()) }
     }

@@ -41,6 +41,7 @@ fn ask(system: &str, text: &str) -> Request {
         tools: Vec::new(),
         answer: None,
         max_output_tokens: 60,
+        ..Request::default()
     }
 }
 
@@ -120,4 +121,19 @@ async fn a_too_long_conversation_is_a_context_overflow() {
     let long = "one two three four five six seven ".repeat(20_000);
     let error = model.reply(&ask("", &long), &()).await.unwrap_err();
     assert!(matches!(error, ModelError::ContextOverflow { .. }), "{error:?}");
+}
+
+/// The form of verifiers: one word, whose probability is that of its first token.
+#[tokio::test]
+async fn a_real_model_gives_the_probabilities_of_its_first_token() {
+    let Some(model) = model(|endpoint| endpoint.dialect.is_local = true) else { return };
+    let text = "Document: The bridge was opened in 1931.\nClaim: The bridge was opened in 1931.\n\
+        Is the claim supported by the document? Answer Yes or No.";
+    let mut request = ask("", text);
+    (request.max_output_tokens, request.first_token_probabilities) = (1, true);
+    let reply = model.reply(&request, &()).await.unwrap();
+    let sum: f64 = reply.first_token.iter().map(|alternative| alternative.probability).sum();
+    assert!(reply.first_token.len() == 20 && (0.5..=1.001).contains(&sum), "{reply:?}");
+    let has = |word: &str| reply.first_token.iter().any(|alternative| alternative.token.trim() == word);
+    assert!(has("Yes") && has("No"), "{reply:?}");
 }

@@ -339,6 +339,7 @@ pub fn question() -> Request {
         tools: vec![tool("read", "Reads."), tool("ls", "Lists.")],
         answer: None,
         max_output_tokens: 1_000,
+        ..Request::default()
     }
 }
 

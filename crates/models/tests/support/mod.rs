@@ -135,6 +135,7 @@ pub fn request() -> Request {
         tools: Vec::new(),
         answer: None,
         max_output_tokens: 1_000,
+        ..Request::default()
     }
 }
 

@@ -63,6 +63,7 @@ impl<A: Answer> Machine<A> {
             tools: tools.iter().cloned().collect(),
             answer,
             max_output_tokens,
+            ..Request::default()
         };
         Self {
             ability,
