@@ -55,9 +55,17 @@ fn dependencies_follow_the_table() {
         ("millrace-strict-yaml", &["millrace-protocol"]),
         ("millrace-models", &["millrace-protocol"]),
         ("millrace-documents", &[]),
+        ("millrace-figures", &[]),
+        ("millrace-verification", &["millrace-figures", "millrace-models", "millrace-protocol"]),
         (
             "millrace-agent",
-            &["millrace-protocol", "millrace-models", "millrace-documents", "millrace-strict-yaml"],
+            &[
+                "millrace-protocol",
+                "millrace-models",
+                "millrace-documents",
+                "millrace-strict-yaml",
+                "millrace-verification",
+            ],
         ),
         ("millrace-address-policy", &[]),
         (
