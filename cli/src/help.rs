@@ -15,7 +15,7 @@ use crate::json::{ErrorLine, print_json};
 
 /// All visible commands, by group.
 const GROUPS: [(&str, &[&str]); 7] = [
-    ("Run an objective on this machine", &["run", "resume", "eval"]),
+    ("Run an objective on this machine", &["run", "resume", "eval", "verify"]),
     (
         "Work with a cluster",
         &[

@@ -46,7 +46,7 @@ use tokio_util::sync::CancellationToken;
 use commands::{
     answer, audit, backup, bench, completions, config, delete, eval, files, inbox, limits, list, logs, man,
     mcp, memories, metrics, prune, replay, restore, resume, retention, run, schema, sessions, show, status,
-    steering, submit, token, trace, up, watch, webhook,
+    steering, submit, token, trace, up, verify, watch, webhook,
 };
 use exit::{CommandError, CommandExit, CommandResult, run_until_interrupt};
 use settings::SettingsSources;
@@ -191,6 +191,8 @@ enum SetupCommand {
     NatsConfig(commands::nats_config::NatsConfigArguments),
     /// Evaluate models and capability files against expected facts
     Eval(eval::EvalArguments),
+    /// Verify the statements of a text with documents
+    Verify(verify::VerifyArguments),
     /// Measure throughput and latency on this machine
     Bench(millrace_bench::BenchArguments),
 }
@@ -364,6 +366,9 @@ impl SetupCommand {
             Self::Doctor(arguments) => doctor::run_command(arguments, &shutdown).await,
             Self::NatsConfig(arguments) => commands::nats_config::run_command(arguments),
             Self::Eval(arguments) => Box::pin(eval::run_command(arguments, shutdown)).await,
+            Self::Verify(arguments) => {
+                run_until_interrupt(&shutdown, Box::pin(verify::run_command(arguments))).await
+            }
             Self::Bench(arguments) => bench::run_command(arguments, shutdown).await,
         }
     }

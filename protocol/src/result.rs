@@ -32,6 +32,9 @@ pub struct TaskResult {
     /// Structured output, in the form that the capability declares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
+    /// The statements of `output` with their verdicts, in order; empty if nobody was to verify it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub statements: Vec<VerifiedStatement>,
     /// The files of the run's workspace that the attempt made or changed, by path.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub artifacts: Vec<Artifact>,
@@ -132,6 +135,101 @@ pub struct Quotation {
     /// The page, slide, sheet or section of the source, such as `page 3`, in formats that have any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
+}
+
+/// A statement of a result with its verdict.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifiedStatement {
+    /// Its words, without marks and markup.
+    pub text: String,
+    /// The position of its first character in `output`, in Unicode characters from 0.
+    pub start: u32,
+    /// The position after its last character, marks included.
+    pub end: u32,
+    /// The verdict.
+    pub verdict: StatementVerdict,
+    /// The lines that decided it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lines: Vec<SourceLines>,
+    /// What found it: `quotation`, `figure` or `model NAME`; absent if nothing did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found_by: Option<Finder>,
+    /// The reason, for a person.
+    pub reason: String,
+    /// The probability with which the model calls it supported, from 0 to 1, if its server gives one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probability: Option<f64>,
+    /// The SHA-256 of its question to a model, in hexadecimal: equal questions are asked once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub question: Option<String>,
+    /// `true` if it was taken out of `output`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removed: bool,
+}
+
+/// What the sources say of a statement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StatementVerdict {
+    /// They say it.
+    Supported,
+    /// They say a part of it, or add a condition.
+    Partly,
+    /// They say the opposite.
+    Contradicted,
+    /// They do not say it.
+    Unsupported,
+    /// Nobody could tell.
+    Unverified,
+}
+
+/// What found a verdict.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(into = "String", try_from = "String")]
+#[schemars(with = "String")]
+pub enum Finder {
+    /// The words stand in the sources, or do not.
+    Quotation,
+    /// A figure stands nowhere in the sources.
+    Figure,
+    /// The model with this full name.
+    Model(String),
+}
+
+impl From<Finder> for String {
+    fn from(finder: Finder) -> Self {
+        match finder {
+            Finder::Quotation => "quotation".into(),
+            Finder::Figure => "figure".into(),
+            Finder::Model(name) => format!("model {name}"),
+        }
+    }
+}
+
+impl TryFrom<String> for Finder {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.as_str() {
+            "quotation" => Ok(Self::Quotation),
+            "figure" => Ok(Self::Figure),
+            other => match other.strip_prefix("model ") {
+                Some(name) => Ok(Self::Model(name.to_owned())),
+                None => Err(format!("\"{text}\" is not quotation, figure or model NAME")),
+            },
+        }
+    }
+}
+
+/// Lines of a source, from 1, both inclusive.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct SourceLines {
+    /// The location of the source.
+    pub source: String,
+    /// The first line.
+    pub first_line: u32,
+    /// The last line.
+    pub last_line: u32,
 }
 
 /// Usage of models and tools.

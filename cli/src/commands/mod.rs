@@ -35,5 +35,6 @@ pub mod submit;
 pub mod token;
 pub mod trace;
 pub mod up;
+pub mod verify;
 pub mod watch;
 pub mod webhook;

@@ -24,7 +24,7 @@ Examples:
 pub const FILES: [&str; 4] = ["plan", "capability", "evaluation", "api"];
 
 /// Everything that has a schema.
-pub const NAMES: [&str; 46] = [
+pub const NAMES: [&str; 47] = [
     "api",
     "plan",
     "capability",
@@ -70,6 +70,7 @@ pub const NAMES: [&str; 46] = [
     "doctor",
     "nats-config",
     "eval",
+    "verify",
     "bench",
 ];
 

@@ -9,6 +9,7 @@
 //! | `error` | the error that ended a command |
 //! | `evaluation` | samples and configurations of an evaluation |
 //! | `schema` | the schema of each command's output |
+//! | `verification` | the verdicts on a text |
 //!
 //! # Invariants
 //!
@@ -21,6 +22,7 @@ mod doctor;
 mod error;
 mod evaluation;
 mod schema;
+mod verification;
 
 pub use crate::view::print_json;
 pub use doctor::*;
@@ -28,6 +30,7 @@ pub use error::*;
 pub use evaluation::*;
 pub use millrace_views::*;
 pub use schema::output_schema;
+pub use verification::VerificationJson;
 
 #[cfg(test)]
 pub mod tests;

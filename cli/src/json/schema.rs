@@ -9,7 +9,7 @@ use super::{
     DeliveryJson, DoctorJson, EntryLine, ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson,
     EventLine, FileJson, LimitJson, LogLineJson, PlannerTranscript, PruneJson, QuestionLine, ReplayJson,
     RetentionJson, RunDeletionJson, RunListLine, RunResult, SessionLine, TaskTranscript, TokenJson,
-    WebhookJson,
+    VerificationJson, WebhookJson,
 };
 use crate::commands::config::SettingsDocument;
 
@@ -76,6 +76,7 @@ pub fn output_schema(name: &str) -> Option<Value> {
             Lines,
             vec![add::<EvaluationSampleJson<'static>>, add::<EvaluationConfigurationJson<'static>>, error],
         ),
+        "verify" => (Document, vec![add::<VerificationJson<'static>>, error]),
         "bench" => (Document, vec![add::<BenchJson>, error]),
         _ => return None,
     };

@@ -22,3 +22,4 @@ pub mod state;
 pub mod tool;
 pub mod transcript;
 pub mod turn;
+pub mod verification;

@@ -590,7 +590,7 @@ async fn unsupported_work_is_refused_with_a_reason() {
         tools: Vec::new(),
         answer: None,
         max_output_tokens: 10,
-        ..Request::default()
+        ..millrace_agent::model::Request::default()
     };
     let refusal = model.reply(&request, &()).await.unwrap_err();
     assert!(!refusal.is_transient());

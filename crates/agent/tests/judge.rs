@@ -275,55 +275,6 @@ async fn code_checks_citations_and_repetitions_and_no_model_is_asked() {
     }
 }
 
-/// A finding whose statements are cited and whose numbers are in its quotations.
-fn grounded_finding(output: &str) -> TaskResult {
-    let source = json!({"id": "S1", "kind": "web", "title": "Tarn", "location": "https://example.org/tarn"});
-    let quotation = json!({"source": "S1", "text": "It weighs 1.4 kg.", "first_line": 4, "last_line": 4});
-    TaskResult {
-        output: output.into(),
-        sources: vec![serde_json::from_value(source).unwrap()],
-        quotations: vec![serde_json::from_value(quotation).unwrap()],
-        ..TaskResult::default()
-    }
-}
-
-#[tokio::test]
-async fn a_small_model_is_not_asked_about_what_code_has_settled() {
-    let scripts = Scripts::new();
-    let critic = |ability: &str| {
-        let path = scripts.path(ability);
-        let rules = json!([{"reply": {"answer": {"C1": {"met": true}, "reasoning": "fine"}}}]);
-        let ledger = format!("{ability}.ledger");
-        std::fs::write(&path, json!({"ability": ability, "rules": rules, "ledger": ledger}).to_string())
-            .unwrap();
-        format!("script:{}", path.display())
-    };
-    let cited = grounded_finding("It weighs 1.4 kg [S1].");
-    let invented = grounded_finding("It weighs 1.4 kg [S1]. It costs 9 euros [S1].");
-    let unanswered = TaskResult { answered: Some(false), ..result("The documents do not say it.") };
-    let strict = vec!["It is short.".to_owned()];
-    for (ability, of, is_final, criteria, requests) in [
-        ("small", &cited, false, vec![], 0),
-        ("small", &cited, true, vec![], 1),
-        ("small", &cited, false, strict, 1),
-        ("small", &invented, false, vec![], 1),
-        ("small", &unanswered, true, vec![], 0),
-        ("strong", &cited, false, vec![], 1),
-    ] {
-        let mut order = Order { is_final, ..single_critic_order(&critic(ability)) };
-        let Assignment::Review { brief, .. } = &mut order.assignment else { panic!("{order:?}") };
-        brief.criteria = criteria.clone();
-        let host = AgentHost::new(HostSettings::default()).unwrap();
-        let store = ResultStore(BTreeMap::from([(task("t"), of.clone())]));
-        let mut journal = MemoryHost::default();
-        let env = SessionEnvironment::new(Arc::new(store), &mut journal);
-        let verdict = host.run_review(&order, &[], env).await.map(|verdict| verdict.passed);
-        let case = format!("{ability}, {}, {is_final}, {criteria:?}", of.output);
-        assert_eq!(scripts.take_request_count(ability) > 0, requests > 0, "{case}");
-        assert!(matches!(verdict, Ok(true)) || !criteria.is_empty(), "{case}: {verdict:?}");
-    }
-}
-
 #[tokio::test]
 async fn panel_stops_as_soon_as_the_quorum_is_decided() {
     let scripts = Scripts::new();

@@ -19,7 +19,7 @@ use millrace_agent::turn::{Host, JournalStep, MemoryHost};
 use millrace_documents::TextPart;
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::Work;
-use millrace_protocol::result::{SourceKind, TaskError, TaskResult};
+use millrace_protocol::result::{SourceKind, StatementVerdict, TaskError, TaskResult};
 use millrace_protocol::work::{InputResult, Order};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -226,7 +226,7 @@ async fn lines_that_were_not_read_are_refused_and_never_cited() {
     assert!(error.contains("no document"), "{error}");
     let without = json!({"answer": {"quotations": [], "output": "It turns.", "summary": "It turns."}});
     let error = run_reader(&[without], &page, &mut StoringJournal::default()).await.unwrap_err().to_string();
-    assert!(error.contains("The answer has no quotations") && error.contains("its URL"), "{error}");
+    assert!(error.contains("The answer cites nothing") && error.contains("its URL"), "{error}");
 }
 
 #[tokio::test]
@@ -356,24 +356,18 @@ async fn small_model_cites_only_numbered_lines_that_it_saw() {
 }
 
 #[tokio::test]
-async fn corrections_of_a_small_model_name_only_fields_of_its_form() {
+async fn statement_that_no_page_says_is_sent_back_and_keeps_its_verdict() {
     let invented = plain_answer("The wheel is 90 years old.");
     let mut read = StoringJournal::default();
     let page = Arc::<ChangingPage>::default();
     let turns = [fetch(URL), invented.clone(), invented.clone()];
     let result = run_reader_of("small", &turns, &page, &mut read).await.unwrap();
-    assert_eq!(result.answered, Some(false));
-    assert_eq!(result.output, "The pages and documents that were read do not answer this question.");
+    assert_eq!(result.output, "The wheel is 90 years old.");
+    assert_eq!(result.statements[0].verdict, StatementVerdict::Unsupported);
+    let sent = corrections(&read);
+    assert!(sent[0].contains("No source has “90 years”."), "{sent:?}");
     let mut nothing_read = StoringJournal::default();
     let turns = [invented.clone(), invented];
-    let result = run_reader_of("small", &turns, &page, &mut nothing_read).await.unwrap();
-    assert_eq!((result.answered, result.quotations.len()), (Some(false), 0));
-    for (journal, words) in
-        [(&read, "No line that you have read says: “The wheel is 90 years old.”"), (&nothing_read, "'notes'")]
-    {
-        let sent = corrections(journal);
-        let [correction] = sent.as_slice() else { panic!("{sent:?}") };
-        assert!(correction.contains(words), "{correction}");
-        assert!(!correction.contains("quotations") && !correction.contains("first_line"), "{correction}");
-    }
+    let error = run_reader_of("small", &turns, &page, &mut nothing_read).await.unwrap_err().to_string();
+    assert!(error.contains("The answer cites nothing"), "{error}");
 }

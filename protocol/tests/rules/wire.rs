@@ -1424,6 +1424,7 @@ fn sample_task_results() -> Vec<(String, TaskResult)> {
         artifacts: Vec::new(),
         usage: full_usage(),
         models: ModelUsage::new(),
+        statements: Vec::new(),
     };
     let artifacts = vec![Artifact {
         path: FilePath::new("/plots/rows.csv").unwrap(),

@@ -1,40 +1,47 @@
-//! The checks that an answer must pass before it counts, beyond its form: its marks, its quotations and its content. An
-//! answer is sent back once; after that, invalid marks and quotations are removed, and the notes name other mistakes.
+//! The checks that an answer must pass before it counts, beyond its form: its marks and quotations, and the verification of its
+//! statements. An answer is sent back once; after that, invalid marks and quotations are removed, and statements that are not verified
+//! keep their verdict.
 //!
 //! # Invariants
 //!
 //! - I20: Every citation resolves, and every quotation is in its source word for word.
 //!   (`tests/tests/first_command.rs::first_command_leaves_a_report_with_valid_citations`,
 //!   `crates/agent/tests/extractive.rs::critic_names_the_faults_of_a_result`)
+//! - I101: A statement with a figure that no source has is sent back once; whoever wrote it, it is delivered only with that verdict.
+//!   (`crates/agent/tests/answers.rs::invented_figure_is_sent_back_once_and_then_marked`)
 //! - I138: No answer from memory passes as research: without documents and web pages `research` calls no model, and an agent that
 //!   reads the web must quote lines that it has read.
 //!   (`crates/agent/tests/pages.rs::lines_that_were_not_read_are_refused_and_never_cited`,
 //!   `crates/agent/tests/answers.rs::research_without_sources_says_so_and_asks_no_model`)
+//! - I302: A result says that its sources do not answer only if its model said so again after a second search with other words.
+//!   (`crates/agent/tests/answers.rs::absence_is_said_only_after_a_second_search`)
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::result::TaskResult;
+use millrace_protocol::result::{Finder, SourceLines, StatementVerdict, TaskResult, VerifiedStatement};
+use millrace_verification::{CitedLines, Verification};
 
-use super::grounding::{self, GroundedFindings};
-use super::labels::PassageLabels;
-use super::{Findings, NumberedResults, Report, content, find_repeated_result, findings};
+use super::labels::{PassageLabels, ShownPassage};
+use super::{Findings, NumberedResults, Passage, Report, find_repeated_result, findings};
 use crate::citations;
-use crate::corpus::{Corpus, Document};
-use crate::model::ModelAbility;
-use crate::turn::ReadLines;
+use crate::corpus::Corpus;
+use crate::turn::{AnswerCheck, ReadLines};
+use crate::verification::LineSources;
 
 /// The number of times that an answer is sent back.
 const MAX_CORRECTIONS: u32 = 1;
-/// The answer in place of statements that no passage supports.
-const NOT_ANSWERED: &str = "The documents do not answer this question.";
-/// The same for a prompt without passages.
-const NOT_ANSWERED_BY_READING: &str = "The pages and documents that were read do not answer this question.";
-/// The correction for a small model that has read nothing. It names only fields that its form has, and no tool: a correction has none.
-const NOTHING_READ: &str = "You have read no page and no document, so nothing supports the answer. Say in 'output' that you found \
-no answer, and in 'notes' what you searched for.";
+/// The most statements that a correction quotes.
+const MAX_NAMED: usize = 5;
+/// The most passages of a second search, and their most characters.
+const MAX_SECOND_PASSAGES: usize = 4;
+const MAX_SECOND_CHARACTERS: usize = 4_000;
+
+/// The correction for an answer that cites nothing.
+const UNCITED: &str = "The answer cites nothing. After each statement, cite the lines that say it: as [PATH:LINE], or as the number of \
+a quotation. The path of a web page is its URL. If the sources do not answer the question, set 'answered' to false.";
 
 /// The corrections that an attempt was sent so far. A resumed attempt checks the same answers in the same order.
 #[derive(Debug, Default)]
@@ -49,13 +56,15 @@ impl CorrectionCount {
 
 /// Checks answers from documents.
 pub(crate) struct FindingsChecker<'a> {
-    pub objective: &'a str,
-    pub labels: PassageLabels,
+    objective: &'a str,
+    labels: Mutex<PassageLabels>,
     /// The lines that the attempt has read with its tools.
-    pub read_lines: Arc<ReadLines>,
-    pub inputs: Vec<(TaskId, TaskResult)>,
-    pub ability: ModelAbility,
+    read_lines: Arc<ReadLines>,
+    inputs: Vec<(TaskId, TaskResult)>,
+    /// Returns the sources that an answer may cite.
+    sources: Box<dyn Fn() -> Option<Corpus> + Send + Sync + 'a>,
     corrections: CorrectionCount,
+    has_searched_again: AtomicBool,
 }
 
 impl<'a> FindingsChecker<'a> {
@@ -64,267 +73,208 @@ impl<'a> FindingsChecker<'a> {
         labels: PassageLabels,
         read_lines: Arc<ReadLines>,
         inputs: Vec<(TaskId, TaskResult)>,
-        ability: ModelAbility,
+        sources: impl Fn() -> Option<Corpus> + Send + Sync + 'a,
     ) -> Self {
-        Self { objective, labels, read_lines, inputs, ability, corrections: CorrectionCount::default() }
+        Self {
+            objective,
+            labels: Mutex::new(labels),
+            read_lines,
+            inputs,
+            sources: Box::new(sources),
+            corrections: CorrectionCount::default(),
+            has_searched_again: AtomicBool::new(false),
+        }
     }
 
-    /// Returns the final form of the answer. `corpus` has the sources that it may cite.
-    pub fn check_findings(&self, answer: Findings, corpus: Option<&Corpus>) -> Result<Findings, String> {
-        let answer = match self.labels.expand_labels(&answer.output, corpus) {
+    fn labels(&self) -> PassageLabels {
+        self.labels.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The final form of the answer, apart from the verdicts.
+    fn check_findings(&self, answer: Findings, corpus: Option<&Corpus>) -> Result<Findings, String> {
+        let labels = self.labels();
+        let answer = match labels.expand_labels(&answer.output, corpus) {
             Some(output) => Findings { output, ..answer },
             None => answer,
         };
-        let (numbered, mistake) = match self.labels.number_citations(answer.clone(), corpus) {
+        let (numbered, mistake) = match labels.number_citations(answer.clone(), corpus) {
             Ok(numbered) => (numbered, None),
             Err(mistake) => {
-                let known = self.labels.remove_unknown_marks(&answer, corpus);
-                (self.labels.number_citations(known, corpus).unwrap_or(answer), Some(mistake))
+                let known = labels.remove_unknown_marks(&answer, corpus);
+                (labels.number_citations(known, corpus).unwrap_or(answer), Some(mistake))
             }
         };
         let numbered = findings::relocate_quotations(numbered, corpus);
-        if let Some(checked) = corpus.and_then(|corpus| self.check_by_grounding(&numbered, corpus)) {
-            return checked;
+        let numbered = Findings { output: citations::split_combined_citations(&numbered.output), ..numbered };
+        if numbered.says_absence() {
+            return match corpus.and_then(|corpus| self.search_again(&numbered, corpus)) {
+                Some(passages) => Err(passages),
+                None => Ok(numbered),
+            };
         }
         let unresolved = findings::resolve_findings(&numbered, corpus).err();
-        let content = self.find_content_mistakes(&numbered);
-        let mistakes: Vec<String> = mistake
-            .into_iter()
-            .chain(unresolved.clone())
-            .chain(content.iter().map(|m| m.correction.clone()))
-            .collect();
+        // From what the model has seen, the lines are found with the verdicts.
+        let has_seen =
+            !labels.is_empty() || corpus.is_some_and(|corpus| !self.read_lines.list_lines(corpus).is_empty());
+        if !has_seen && findings::lacks_quotations(&numbered, corpus) {
+            return Err(UNCITED.to_owned());
+        }
+        let mistakes: Vec<String> =
+            mistake.into_iter().chain(unresolved.clone()).chain(self.find_repetition(&numbered)).collect();
         if mistakes.is_empty() {
             return Ok(numbered);
         }
         if self.corrections.take() {
             return Err(mistakes.join(" "));
         }
-        let mended = match unresolved {
-            None => numbered,
+        match unresolved {
+            None => Ok(numbered),
             Some(mistake) => {
                 let rest = findings::remove_unverified_quotations(&numbered, corpus);
                 let rest = rest.filter(|rest| findings::resolve_findings(rest, corpus).is_ok());
-                rest.ok_or(mistake)?
+                rest.ok_or(mistake)
             }
-        };
-        Ok(Findings { notes: add_notes(mended.notes.clone(), &content), ..mended })
+        }
     }
 
-    /// Checks an answer of a small model by the lines of its passages and those that it has read. `None` for other answers, and if
-    /// there are no such lines: then its quotations or its notes count.
-    fn check_by_grounding(&self, answer: &Findings, corpus: &Corpus) -> Option<Result<Findings, String>> {
-        if !self.ability.is_small() || answer.answered.is_some() {
+    fn find_repetition(&self, answer: &Findings) -> Option<String> {
+        let task = find_repeated_result(&answer.output, &self.inputs)?;
+        Some(format!("Your answer repeats the result of {task}. Answer the objective of your own task."))
+    }
+
+    /// Searches with other words than the first time. Returns the passages that are new, for the model to read, once.
+    fn search_again(&self, answer: &Findings, corpus: &Corpus) -> Option<String> {
+        if self.has_searched_again.swap(true, Ordering::Relaxed) {
             return None;
         }
-        let ground = |lines| grounding::ground_findings(answer, self.objective, lines, corpus);
-        let lines = self.list_citable_lines(corpus);
-        if !lines.is_empty() || !self.labels.is_empty() {
-            return Some(self.check_grounded(ground(&lines)));
-        }
-        let is_uncited = findings::lacks_quotations(answer, Some(corpus));
-        is_uncited.then(|| match self.corrections.take() {
-            true => Err(NOTHING_READ.to_owned()),
-            false => self.check_grounded(ground(&[])),
+        let mut labels = self.labels.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = labels.shown_lines(corpus).into_iter().chain(self.read_lines.list_lines(corpus));
+        let known: BTreeSet<(&str, usize)> =
+            lines.map(|(document, line)| (document.path.as_str(), line)).collect();
+        let words = answer.other_words.as_deref().filter(|words| !words.trim().is_empty());
+        let query = words.unwrap_or(self.objective).replace('"', " ");
+        let found = corpus.search(&query, known.len() + MAX_SECOND_PASSAGES, MAX_SECOND_PASSAGES);
+        let new = found.hits.into_iter().filter(|hit| {
+            (hit.first_line..=hit.last_line).any(|line| !known.contains(&(hit.document.path.as_str(), line)))
+        });
+        let shown: Vec<ShownPassage<'_>> = new
+            .take(MAX_SECOND_PASSAGES)
+            .map(|hit| ShownPassage {
+                document: hit.document,
+                first_line: hit.first_line,
+                last_line: hit.last_line,
+            })
+            .collect();
+        let passages = labels.append_passages(&shown, MAX_SECOND_CHARACTERS);
+        (!passages.is_empty()).then(|| {
+            format!(
+                "It says that the sources do not answer. A second search with other words found these passages; answer \
+                 from them if they do, or set 'answered' to false again.\n\n{passages}"
+            )
         })
     }
 
-    /// Returns the lines that code may cite for a statement: those of the passages first.
-    fn list_citable_lines<'c>(&self, corpus: &'c Corpus) -> Vec<(&'c Document, usize)> {
-        let shown = self.labels.shown_lines(corpus);
-        shown.into_iter().chain(self.read_lines.list_lines(corpus)).collect()
+    fn line_sources(&self, answer: &Findings, corpus: Corpus) -> LineSources {
+        let lines = self.labels().shown_lines(&corpus).into_iter().chain(self.read_lines.list_lines(&corpus));
+        let read = lines.map(|(document, _)| document.path.clone()).collect();
+        let marks = (1..).zip(&answer.quotations).filter_map(|(number, passage): (usize, &Passage)| {
+            let document = corpus.find_document(&passage.document)?;
+            let source = document.path.clone();
+            let Passage { first_line, last_line, .. } = *passage;
+            Some((number.to_string(), vec![CitedLines::Lines(SourceLines { source, first_line, last_line })]))
+        });
+        LineSources { marks: marks.collect(), read, corpus }
+    }
+}
+
+impl AnswerCheck<Findings> for FindingsChecker<'_> {
+    fn check(&self, answer: Findings) -> Result<Findings, String> {
+        self.check_findings(answer, (self.sources)().as_ref())
     }
 
-    /// Checks an answer of a small model whose statements were compared with lines. A statement without support is
-    /// sent back once and then left out.
-    fn check_grounded(&self, grounded: GroundedFindings) -> Result<Findings, String> {
-        let GroundedFindings { findings, unsupported, foreign_words, is_answer } = grounded;
-        let line = if self.labels.is_empty() { "line that you have read" } else { "passage" };
-        let correction =
-            (!unsupported.is_empty()).then(|| correct_unsupported(line, &unsupported, &foreign_words));
-        let removed = (!unsupported.is_empty()).then(|| note_unsupported(&unsupported));
-        if !is_answer {
-            if let Some(correction) = correction.filter(|_| self.corrections.take()) {
-                return Err(correction);
-            }
-            let is_blank = content::is_blank(&findings.output);
-            let not_answered = if self.labels.is_empty() { NOT_ANSWERED_BY_READING } else { NOT_ANSWERED };
-            let output = if is_blank { not_answered.to_owned() } else { findings.output };
-            let notes = findings.notes.or(removed).or_else(|| Some(output.clone()));
-            return Ok(Findings { output, notes, answered: Some(false), ..findings });
-        }
-        let content = self.find_content_mistakes(&findings);
-        let corrections = content.iter().map(|mistake| mistake.correction.clone());
-        let mistakes: Vec<String> = correction.into_iter().chain(corrections).collect();
-        if !mistakes.is_empty() && self.corrections.take() {
-            return Err(mistakes.join(" "));
-        }
-        let notes: Vec<String> = findings.notes.clone().into_iter().chain(removed).collect();
-        let notes = (!notes.is_empty()).then(|| notes.join(" "));
-        Ok(Findings { notes: add_notes(notes, &content), ..findings })
+    fn begin_verification(&self, answer: &Findings) -> Option<Verification> {
+        let corpus = (self.sources)().filter(Corpus::has_sources)?;
+        let sources = self.line_sources(answer, corpus);
+        let is_mark = |text: &str| sources.marks.contains_key(text);
+        let verification = Verification::new(&answer.output, &is_mark, self.objective, &sources, []);
+        // What a model says of an absence stands in no line.
+        Some(if answer.says_absence() { verification.without_open_statements() } else { verification })
     }
 
-    fn find_content_mistakes(&self, answer: &Findings) -> Vec<ContentMistake> {
-        let mut mistakes = Vec::new();
-        let has_notes = answer.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
-        if !answer.quotations.is_empty() && !citations::has_citations(&answer.output) {
-            mistakes.push(ContentMistake {
-                correction: "'output' has no mark: put the mark of its line after each statement.".into(),
-                note: None,
-            });
+    fn conclude(&self, answer: Findings, statements: Vec<VerifiedStatement>) -> Result<Findings, String> {
+        if let Some(correction) = correct_refuted(&statements).filter(|_| self.corrections.take()) {
+            return Err(correction);
         }
-        if !has_notes && answer.answered.is_none() && content::lacks_number(self.objective, &answer.output) {
-            mistakes.push(ContentMistake::lacking_number());
-        }
-        if let Some(task) = find_repeated_result(&answer.output, &self.inputs) {
-            mistakes.push(ContentMistake {
-                correction: format!(
-                    "Your answer repeats the result of {task}. Answer the objective of your own task; if the documents \
-                     do not answer it, say so in 'notes'."
-                ),
-                note: Some(format!("The answer repeats the result of {task}.")),
-            });
-        }
-        mistakes
+        Ok(findings::cite_found_lines(answer, statements))
     }
 }
 
 /// Checks reports.
 pub(crate) struct ReportChecker<'a> {
-    pub objective: &'a str,
-    pub results: &'a NumberedResults,
-    pub ability: ModelAbility,
+    objective: &'a str,
+    results: &'a NumberedResults,
+    /// The sources of the results, if they can be read.
+    corpus: Option<&'a Corpus>,
     corrections: CorrectionCount,
 }
 
 impl<'a> ReportChecker<'a> {
-    pub fn new(objective: &'a str, results: &'a NumberedResults, ability: ModelAbility) -> Self {
-        Self { objective, results, ability, corrections: CorrectionCount::default() }
+    pub fn new(objective: &'a str, results: &'a NumberedResults, corpus: Option<&'a Corpus>) -> Self {
+        Self { objective, results, corpus, corrections: CorrectionCount::default() }
     }
+}
 
-    /// Returns the report as it counts.
-    pub fn check_report(&self, report: Report) -> Result<Report, String> {
-        let unresolved = self.results.resolve_citations(&report).err();
-        let content = self.find_content_mistakes(&report);
-        let invented = self.find_invented_numbers(&report);
-        let corrections = content.iter().map(|mistake| mistake.correction.clone());
-        let unsupported = (!invented.is_empty()).then(|| {
-            format!(
-                "No result says: “{}”. Use the numbers of the results, and no others.",
-                invented.join(" ")
-            )
-        });
-        let mistakes: Vec<String> =
-            unresolved.iter().cloned().chain(unsupported).chain(corrections).collect();
-        if mistakes.is_empty() {
-            return Ok(report);
-        }
+impl AnswerCheck<Report> for ReportChecker<'_> {
+    fn check(&self, report: Report) -> Result<Report, String> {
+        let Err(mistake) = self.results.resolve_citations(&report) else { return Ok(report) };
         if self.corrections.take() {
-            return Err(mistakes.join(" "));
+            return Err(mistake);
         }
-        let report = Report {
-            output: invented
-                .iter()
-                .fold(report.output.clone(), |output, statement| output.replace(statement, "")),
-            ..report
-        };
-        if content::is_blank(&report.output) {
-            return Err(mistakes.join(" "));
-        }
-        let mended = if unresolved.is_none() { report } else { self.results.mend_citations(&report) };
-        match self.results.resolve_citations(&mended) {
-            Ok(_) => Ok(Report { notes: add_notes(mended.notes.clone(), &content), ..mended }),
-            Err(mistake) => Err(mistake),
-        }
+        let mended = self.results.mend_citations(&report);
+        self.results.resolve_citations(&mended).map(|_| mended)
     }
 
-    /// Returns the statements of a small model's report with a number that neither the results nor the objective have.
-    fn find_invented_numbers(&self, report: &Report) -> Vec<String> {
-        if !self.ability.is_small() || report.answered.is_some() {
-            return Vec::new();
-        }
-        let results = self.results.numbered_results().iter();
-        let objectives = results.clone().map(|(entry, _)| entry.objective.as_str());
-        let material: Vec<&str> = results
-            .clone()
-            .map(|(_, result)| result.output.as_str())
-            .chain(objectives)
-            .chain([self.objective])
-            .collect();
-        grounding::find_invented_numbers(&report.output, &material)
+    fn begin_verification(&self, report: &Report) -> Option<Verification> {
+        let corpus = self.corpus.filter(|corpus| corpus.has_sources())?;
+        let marks = self.results.cited_lines(corpus);
+        let sources = LineSources { marks, read: Vec::new(), corpus: corpus.clone() };
+        let is_mark = |text: &str| self.results.knows_mark(text);
+        let known = self.results.numbered_results().iter().flat_map(|(_, result)| result.statements.clone());
+        let text = super::remove_source_list(&report.output);
+        let verification = Verification::new(text, &is_mark, self.objective, &sources, known);
+        Some(if report.answered == Some(false) {
+            verification.without_open_statements()
+        } else {
+            verification
+        })
     }
 
-    fn find_content_mistakes(&self, report: &Report) -> Vec<ContentMistake> {
-        if report.answered.is_some() {
-            // The built-in model quotes; it can't be asked for more.
-            return Vec::new();
+    fn conclude(&self, report: Report, statements: Vec<VerifiedStatement>) -> Result<Report, String> {
+        if let Some(correction) = correct_refuted(&statements).filter(|_| self.corrections.take()) {
+            return Err(correction);
         }
-        let has_notes = report.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
-        let known: Vec<&str> =
-            self.results.numbered_results().iter().map(|(_, result)| result.output.as_str()).collect();
-        let mut mistakes = Vec::new();
-        let missing = content::find_missing_names(self.objective, &report.output, &known);
-        if !missing.is_empty() && !has_notes {
-            let names = missing.join(", ");
-            mistakes.push(ContentMistake {
-                correction: format!(
-                    "The report does not mention {names}, which the objective asks about. If the results do not cover \
-                     it, say so in 'notes'."
-                ),
-                note: Some(format!("Not mentioned: {names}.")),
-            });
-        }
-        let has_number = known.iter().any(|output| content::has_number(output));
-        if !has_notes && has_number && content::lacks_number(self.objective, &report.output) {
-            mistakes.push(ContentMistake::lacking_number());
-        }
-        mistakes
+        Ok(Report { statements, ..report })
     }
 }
 
-/// A mistake in what an answer says. It is corrected once; then the answer counts, with a note.
-struct ContentMistake {
-    correction: String,
-    note: Option<String>,
-}
-
-impl ContentMistake {
-    fn lacking_number() -> Self {
-        Self {
-            correction: "The objective asks for a number, and the answer has none. Give it with its unit; if it is not \
-                         known, say so in 'notes'."
-                .into(),
-            note: Some("The answer has no number, although the objective asks for one.".into()),
-        }
-    }
-}
-
-/// The correction for statements that no line supports. `line` names the lines: `passage`, or those that were read.
-fn correct_unsupported(line: &str, statements: &[String], foreign_words: &BTreeSet<String>) -> String {
-    let foreign = match foreign_words.len() {
-        0 => String::new(),
-        _ => format!(
-            " No document has the word {}.",
-            Vec::from_iter(foreign_words.iter().map(String::as_str)).join(", ")
-        ),
+/// The correction for statements that the sources refute: by a figure or a quotation that none of them has, or by saying the
+/// opposite.
+fn correct_refuted(statements: &[VerifiedStatement]) -> Option<String> {
+    let is_refuted = |one: &&VerifiedStatement| match one.verdict {
+        StatementVerdict::Contradicted => true,
+        StatementVerdict::Unsupported => matches!(one.found_by, Some(Finder::Figure | Finder::Quotation)),
+        StatementVerdict::Supported | StatementVerdict::Partly | StatementVerdict::Unverified => false,
     };
-    format!(
-        "No {line} says: “{}”.{foreign} Answer with what a {line} says, in its words. If no {line} answers the question, \
-         write that they do not answer it.",
-        statements.join(" ")
-    )
-}
-
-/// The note on statements that were left out.
-fn note_unsupported(statements: &[String]) -> String {
-    let count = statements.len();
-    let statements = if count == 1 { "One statement".to_owned() } else { format!("{count} statements") };
-    format!("{statements} of the answer had no support in the documents and was left out.")
-}
-
-/// Adds the notes of mistakes that were not corrected.
-fn add_notes(notes: Option<String>, mistakes: &[ContentMistake]) -> Option<String> {
-    let own = notes.filter(|notes| !notes.trim().is_empty());
-    let all: Vec<String> =
-        own.into_iter().chain(mistakes.iter().filter_map(|mistake| mistake.note.clone())).collect();
-    (!all.is_empty()).then(|| all.join(" "))
+    let refuted: Vec<String> = statements
+        .iter()
+        .filter(is_refuted)
+        .take(MAX_NAMED)
+        .map(|one| format!("“{}”: {}", one.text, one.reason))
+        .collect();
+    (!refuted.is_empty()).then(|| {
+        format!(
+            "The sources do not say this: {} Correct these statements or leave them out.",
+            refuted.join(" ")
+        )
+    })
 }

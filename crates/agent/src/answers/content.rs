@@ -1,10 +1,5 @@
-//! Checks of the content of an answer without a model: a question for a number needs one, and the names of the objective
-//! must occur. The words are English; a question in another language is not checked. And how many words of a text are in the lines
-//! of a document.
-//!
-//! Clean-up of citations after they were renumbered.
-//!
-//! Results that repeat others. A small model that sees an earlier result often gives it as its own.
+//! The words of answers: how many of a text are in the lines of a document, marks that repeat after citations were renumbered, and
+//! results that repeat others, since a small model that sees an earlier result often gives it as its own.
 
 use std::collections::BTreeSet;
 
@@ -13,115 +8,9 @@ use millrace_protocol::result::{Quotation, TaskResult};
 
 use crate::corpus::{Document, fold_words};
 
-/// Phrases that ask for a number, in lowercase.
-const NUMBER_QUESTIONS: [&str; 22] = [
-    "how many",
-    "how much",
-    "how long",
-    "how old",
-    "how far",
-    "how fast",
-    "how heavy",
-    "how high",
-    "how deep",
-    "how wide",
-    "how large",
-    "how big",
-    "how often",
-    "what price",
-    "what weight",
-    "what percentage",
-    "what number",
-    "what is the price",
-    "what is the weight",
-    "what does it cost",
-    "what year",
-    "which year",
-];
-/// Numbers in words, in lowercase.
-const NUMBER_WORDS: [&str; 24] = [
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
-    "twelve", "twenty", "thirty", "hundred", "thousand", "million", "billion", "once", "twice", "half",
-    "none", "no",
-];
-/// The share of words with a capital within a sentence above which a language is taken to write all nouns with one.
-const MAX_CAPITALS: f64 = 0.3;
-
 /// `true` if a text says nothing: it is empty, or the dots of a form that was copied.
 pub(super) fn is_blank(text: &str) -> bool {
     !text.contains(char::is_alphanumeric)
-}
-
-/// `true` if an objective asks for a number.
-fn asks_for_number(objective: &str) -> bool {
-    let objective = objective.to_lowercase();
-    NUMBER_QUESTIONS.iter().any(|phrase| {
-        objective.match_indices(phrase).any(|(at, _)| {
-            let before = objective[..at].chars().next_back();
-            let after = objective[at + phrase.len()..].chars().next();
-            !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric)
-        })
-    })
-}
-
-/// `true` if a text has a number, in digits or words. Marks such as `[1]` do not count.
-pub(super) fn has_number(text: &str) -> bool {
-    let mut depth = 0_u32;
-    let plain: String = text
-        .chars()
-        .filter(|c| {
-            match c {
-                '[' => depth += 1,
-                ']' => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            depth == 0
-        })
-        .collect();
-    plain.contains(|c: char| c.is_ascii_digit())
-        || plain
-            .split(|c: char| !c.is_alphabetic())
-            .any(|word| NUMBER_WORDS.contains(&word.to_lowercase().as_str()))
-}
-
-/// `true` if an objective asks for a number and the answer has none.
-pub(super) fn lacks_number(objective: &str, answer: &str) -> bool {
-    asks_for_number(objective) && !has_number(answer)
-}
-
-/// Returns the names in an objective: words with a capital that do not begin a sentence. Where a language writes all nouns
-/// so, there are none.
-pub(super) fn list_names(objective: &str) -> Vec<String> {
-    let words: Vec<&str> = objective.split_whitespace().collect();
-    let begins_sentence = |before: &str| before.ends_with(['.', '?', '!', ':']);
-    let capitalised: Vec<&str> = words
-        .windows(2)
-        .filter(|pair| pair[1].starts_with(char::is_uppercase) && !begins_sentence(pair[0]))
-        .map(|pair| pair[1])
-        .collect();
-    if capitalised.len() as f64 > words.len() as f64 * MAX_CAPITALS {
-        return Vec::new();
-    }
-    let mut names: Vec<String> = Vec::new();
-    for word in capitalised {
-        let name = word.trim_matches(|c: char| !c.is_alphanumeric());
-        let name = name.trim_end_matches("'s").trim_end_matches("’s");
-        let is_name = name.chars().count() > 2 && name.chars().all(char::is_alphanumeric);
-        if is_name && !names.iter().any(|known| known == name) {
-            names.push(name.to_owned());
-        }
-    }
-    names
-}
-
-/// Returns the names in an objective that its material mentions and the answer does not.
-pub(super) fn find_missing_names(objective: &str, answer: &str, material: &[&str]) -> Vec<String> {
-    let contains = |text: &str, name: &str| {
-        text.split(|c: char| !c.is_alphanumeric()).any(|word| word.eq_ignore_ascii_case(name))
-    };
-    let is_missing =
-        |name: &String| material.iter().any(|text| contains(text, name)) && !contains(answer, name);
-    list_names(objective).into_iter().filter(is_missing).collect()
 }
 
 /// Returns the line of a document that has the largest share of a text's words, and that share.
@@ -238,30 +127,6 @@ mod tests {
     fn dots_of_a_form_are_no_answer() {
         assert!(["", " \n", "…", "# …", "..."].into_iter().all(is_blank));
         assert!(!["28", "Yes.", "はい"].into_iter().any(is_blank));
-    }
-
-    #[test]
-    fn a_question_for_a_number_needs_one() {
-        for (objective, answer, lacks) in [
-            ("How much does the Tarn 20 weigh?", "It is light [1].", true),
-            ("How much does the Tarn 20 weigh?", "It weighs 1.4 kg [1].", false),
-            ("How many ports has it?", "It has two.", false),
-            ("Show much of it.", "It is light.", false),
-            ("Who is responsible?", "Ada is.", false),
-            ("Wie viel wiegt es?", "Es ist leicht.", false),
-        ] {
-            assert_eq!(lacks_number(objective, answer), lacks, "{objective} {answer}");
-        }
-    }
-
-    #[test]
-    fn names_that_the_material_has_must_occur() {
-        let material = ["The Skua probe needs firmware 4.2. The Tarn does not."];
-        let missing = |objective: &str, answer: &str| find_missing_names(objective, answer, &material);
-        let objective = "Compare the firmware of the Skua and the Tarn. Does Ada know?";
-        assert_eq!(missing(objective, "The skua needs 4.2."), ["Tarn"]);
-        assert!(missing(objective, "Skua: 4.2; Tarn: none.").is_empty());
-        assert!(missing("Vergleiche Firmware Skua Tarn Gerät", "Nichts.").is_empty());
     }
 
     #[test]

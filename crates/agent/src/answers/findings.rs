@@ -10,7 +10,9 @@
 
 use std::collections::BTreeMap;
 
-use millrace_protocol::result::{Quotation, Source, SourceKind, TaskResult};
+use millrace_protocol::result::{
+    Quotation, Source, SourceKind, SourceLines, StatementVerdict, TaskResult, VerifiedStatement,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -43,7 +45,7 @@ const MAX_SHOWN: usize = 160;
 pub(crate) const MAX_OUTPUT_TOKENS_SMALL: u32 = 1_200;
 
 /// An answer from documents, as the model writes it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(deny_unknown_fields)]
 pub struct Findings {
@@ -64,10 +66,16 @@ pub struct Findings {
     #[schemars(length(max = 40_000))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notes: Option<String>,
-    /// `false` if a question was left without an answer. Set by `builtin:extractive` only.
+    /// `false` if the documents do not answer the question.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub answered: Option<bool>,
+    /// If they do not answer it: other words for what was asked, for a second search.
+    #[schemars(length(max = 400))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub other_words: Option<String>,
+    /// The verdicts on its statements.
+    #[serde(skip)]
+    pub statements: Vec<VerifiedStatement>,
 }
 
 /// A passage of a document.
@@ -89,8 +97,6 @@ pub struct Passage {
 }
 
 impl Answer for Findings {
-    const UNDECLARED_FIELD: Option<&'static str> = Some("answered");
-
     fn answer_schema(name: &str) -> Option<AnswerSchema> {
         let mut schema = schema_of::<Self>();
         schema["required"] = json!(["quotations", "output", "summary"]);
@@ -128,6 +134,8 @@ pub(crate) fn findings_schema(
             "properties": {
                 "output": {"type": "string", "minLength": 1, "maxLength": 1_500},
                 "notes": {"type": "string", "maxLength": 400},
+                "answered": {"type": "boolean"},
+                "other_words": {"type": "string", "maxLength": 200},
             },
             "required": ["output"],
             "additionalProperties": false,
@@ -150,16 +158,6 @@ pub(crate) fn findings_schema(
 
 /// Converts an answer into a result. The text of quotations is taken from the documents.
 pub(crate) fn resolve_findings(findings: &Findings, corpus: Option<&Corpus>) -> Result<TaskResult, String> {
-    if lacks_quotations(findings, corpus) {
-        let pages = corpus.is_some_and(Corpus::reads_web);
-        let pages =
-            if pages { " The document of a web page is its URL, as fetch_url returned it." } else { "" };
-        return Err(format!(
-            "The answer has no quotations. List the passages that support it in 'quotations' (document, first_line, \
-             last_line) and cite them in 'output' as [1], [2]. If the documents do not cover the question, say \
-             in 'notes' what you searched for and did not find.{pages}"
-        ));
-    }
     let mut mistakes = Vec::new();
     let mut quoted: Vec<(&Document, Quotation)> = Vec::new();
     for (at, passage) in findings.quotations.iter().enumerate() {
@@ -178,10 +176,54 @@ pub(crate) fn resolve_findings(findings: &Findings, corpus: Option<&Corpus>) -> 
     Ok(build_result(findings, quoted))
 }
 
-/// `true` if an answer quotes nothing although there are sources, and does not say what is missing.
+impl Findings {
+    /// `true` if it says that the sources do not answer.
+    pub(crate) fn says_absence(&self) -> bool {
+        self.answered == Some(false)
+    }
+}
+
+/// `true` if an answer quotes nothing although there are sources.
 pub(super) fn lacks_quotations(findings: &Findings, corpus: Option<&Corpus>) -> bool {
-    let has_notes = findings.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
-    findings.quotations.is_empty() && corpus.is_some_and(Corpus::has_sources) && !has_notes
+    findings.quotations.is_empty() && corpus.is_some_and(Corpus::has_sources)
+}
+
+/// Keeps the verdicts, and cites the lines that were found for statements without marks.
+pub(super) fn cite_found_lines(mut findings: Findings, statements: Vec<VerifiedStatement>) -> Findings {
+    let place =
+        |at: u32| findings.output.char_indices().nth(at as usize).map_or(findings.output.len(), |(at, _)| at);
+    let uncited = statements.iter().filter(|one| {
+        let is_said = matches!(one.verdict, StatementVerdict::Supported | StatementVerdict::Partly);
+        is_said
+            && !one.lines.is_empty()
+            && !citations::has_citations(&findings.output[place(one.start)..place(one.end)])
+    });
+    let found: Vec<(usize, Vec<SourceLines>)> =
+        uncited.map(|one| (place(one.end), one.lines.clone())).collect();
+    let mut marks: Vec<(usize, String)> = Vec::new();
+    for (end, lines) in found {
+        let number = |lines: SourceLines| {
+            let SourceLines { source: document, first_line, last_line } = lines;
+            number_of(&mut findings.quotations, Passage { document, first_line, last_line, text: None })
+        };
+        marks.push((end, lines.into_iter().map(number).map(|number| format!("[{number}]")).collect()));
+    }
+    for (end, marks) in marks.into_iter().rev() {
+        let before = findings.output[..end].trim_end_matches(['.', '!', '?', '。', '！', '？', '।']);
+        findings.output.insert_str(before.len(), &format!(" {marks}"));
+    }
+    Findings { statements, ..findings }
+}
+
+/// The number of a passage from 1; a new one is added.
+fn number_of(passages: &mut Vec<Passage>, passage: Passage) -> usize {
+    match passages.iter().position(|known| *known == passage) {
+        Some(at) => at + 1,
+        None => {
+            passages.push(passage);
+            passages.len()
+        }
+    }
 }
 
 /// Removes the quotations that are not in the documents, and their citations: the fallback after the last correction.
@@ -205,6 +247,7 @@ pub(crate) fn remove_unverified_quotations(findings: &Findings, corpus: Option<&
         summary: replace_citations(&citations::split_combined_citations(&findings.summary), citation),
         notes: findings.notes.clone(),
         answered: findings.answered,
+        ..Findings::default()
     })
 }
 
@@ -560,10 +603,6 @@ mod tests {
             (
                 one(build_passage("MIT.txt", 1, 1, Some("A word of them."))),
                 "Quotation 1: the text “A word of them.” is not in MIT.txt; the nearest line is 3: “No word of them [7].”. Copy the words exactly",
-            ),
-            (
-                resolve_findings(&build_findings("x", vec![]), Some(&corpus)).unwrap_err(),
-                "The answer has no quotations.",
             ),
             (
                 resolve_findings(

@@ -35,8 +35,12 @@ type ReadMark = Result<Passage, String>;
 
 /// Formats passages with a label at the beginning of each line that has text.
 pub(crate) fn format_labelled_passages(passages: &[ShownPassage<'_>], limit: usize) -> String {
+    format_passages_from(1, passages, limit)
+}
+
+fn format_passages_from(first: usize, passages: &[ShownPassage<'_>], limit: usize) -> String {
     let mut text = String::new();
-    for (number, passage) in (1..).zip(passages) {
+    for (number, passage) in (first..).zip(passages) {
         let path = citations::collapse_whitespace(&passage.document.path);
         let lines = (passage.first_line..=passage.last_line).filter_map(|line| {
             let words = passage.document.nth_line(line)?.trim_end();
@@ -60,6 +64,19 @@ impl PassageLabels {
     /// counts, so that no document can add one.
     pub fn read_from_prompt(prompt: &str) -> Self {
         let mut labels = Self::default();
+        labels.read_more(prompt);
+        labels
+    }
+
+    /// Adds passages after those that are known, and returns them as they are shown.
+    pub fn append_passages(&mut self, passages: &[ShownPassage<'_>], limit: usize) -> String {
+        let text = format_passages_from(self.0.len() + 1, passages, limit);
+        self.read_more(&text);
+        text
+    }
+
+    fn read_more(&mut self, prompt: &str) {
+        let labels = self;
         for line in prompt.lines() {
             if let Some(shown) = line.strip_prefix("| [P")
                 && let Some((passage, number)) =
@@ -76,7 +93,6 @@ impl PassageLabels {
                 labels.0.push((path.to_owned(), Vec::new()));
             }
         }
-        labels
     }
 
     /// `true` if the prompt had no passages.

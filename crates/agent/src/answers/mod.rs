@@ -6,13 +6,11 @@
 mod checker;
 mod content;
 pub(crate) mod findings;
-mod grounding;
 pub(crate) mod labels;
 pub(crate) mod report;
 
 pub(crate) use checker::{FindingsChecker, ReportChecker};
 pub(crate) use content::find_repeated_result;
 pub use findings::{Findings, Passage};
-pub(crate) use grounding::find_invented_numbers;
 pub use report::Report;
 pub(crate) use report::{NumberedResults, remove_source_list};

@@ -1,11 +1,14 @@
 //! Reports: text that combines earlier results and cites their sources. The sources of all inputs share one numbering.
 //! Every citation of a report must be one of these sources; sources and quotations are copied from the inputs.
 
+use std::collections::BTreeMap;
+
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::result::{Quotation, Source, TaskResult};
+use millrace_protocol::result::{Quotation, Source, TaskResult, VerifiedStatement};
 use millrace_protocol::safe_text::markdown_line;
+use millrace_verification::CitedLines;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -13,6 +16,7 @@ use serde_json::json;
 use super::content;
 use super::findings::summarize_output;
 use crate::citations;
+use crate::corpus::Corpus;
 use crate::model::{AnswerSchema, ModelAbility};
 
 use crate::spec::{AnswerForm, format_utc_date};
@@ -20,12 +24,13 @@ use crate::spec::{AnswerForm, format_utc_date};
 use crate::tool::{ResultEntry, TaskResultSource, ToolError, schema_of};
 
 use crate::turn::{Answer, parse_json_answer};
+use crate::verification::cited_lines;
 
 /// The most sources that a correction lists.
 const MAX_NAMED: usize = 20;
 
 /// A report, as the model writes it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(deny_unknown_fields)]
 pub struct Report {
@@ -44,15 +49,15 @@ pub struct Report {
     #[schemars(length(max = 40_000))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notes: Option<String>,
-    /// `false` if a question was left without an answer. Set by `builtin:extractive` only.
+    /// `false` if the results leave the objective without an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
     pub answered: Option<bool>,
+    /// The verdicts on its statements.
+    #[serde(skip)]
+    pub statements: Vec<VerifiedStatement>,
 }
 
 impl Answer for Report {
-    const UNDECLARED_FIELD: Option<&'static str> = Some("answered");
-
     fn answer_schema(name: &str) -> Option<AnswerSchema> {
         let mut schema = schema_of::<Self>();
         schema["required"] = json!(["output", "summary"]);
@@ -79,6 +84,7 @@ pub(crate) fn report_schema(ability: ModelAbility) -> Option<AnswerSchema> {
             "properties": {
                 "output": {"type": "string", "minLength": 1, "maxLength": 4_000},
                 "notes": {"type": "string", "maxLength": 400},
+                "answered": {"type": "boolean"},
             },
             "required": ["output"],
             "additionalProperties": false,
@@ -175,6 +181,33 @@ impl NumberedResults {
             mark
         };
         self.sources.iter().find(|source| source.id == number)
+    }
+
+    /// `true` if a mark refers to a source.
+    pub fn knows_mark(&self, mark: &str) -> bool {
+        self.find_source(mark).is_some()
+    }
+
+    /// The lines that each mark cites, of those sources that can be read.
+    pub fn cited_lines(&self, corpus: &Corpus) -> BTreeMap<String, Vec<CitedLines>> {
+        let own = self
+            .names
+            .iter()
+            .flat_map(|(task, own, number)| [own.clone(), format!("{task}/{own}"), number.clone()]);
+        let lines = |mark: String| {
+            let source = self.find_source(&mark)?;
+            Some((mark, cited_lines(source, &self.quotations, corpus)?))
+        };
+        own.filter_map(lines).collect()
+    }
+
+    /// The sources and quotations of all results, as those of one result.
+    pub fn cited_sources(&self) -> TaskResult {
+        TaskResult {
+            sources: self.sources.clone(),
+            quotations: self.quotations.clone(),
+            ..TaskResult::default()
+        }
     }
 
     /// Converts a report into a result: numbers its sources in order of citation and appends their list.
@@ -431,7 +464,7 @@ mod tests {
             summary: "s".into(),
             output: output.into(),
             notes: None,
-            answered: None,
+            ..Report::default()
         }
     }
 

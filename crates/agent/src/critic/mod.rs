@@ -13,8 +13,7 @@
 //! - I92: No model judges a property that code can check: a verdict follows from its criteria, and citations, quotations and
 //!   repetitions are compared before a review.
 //!   (`crates/agent/tests/judge.rs::whether_a_result_passes_is_computed_from_the_criteria`,
-//!   `crates/agent/tests/judge.rs::code_checks_citations_and_repetitions_and_no_model_is_asked`,
-//!   `crates/agent/tests/judge.rs::a_small_model_is_not_asked_about_what_code_has_settled`)
+//!   `crates/agent/tests/judge.rs::code_checks_citations_and_repetitions_and_no_model_is_asked`)
 
 pub mod checks;
 mod form;

@@ -3,12 +3,10 @@
 
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::plan::ReviewCheck;
-use millrace_protocol::result::{CriterionOutcome, Source, SourceKind, TaskResult, Verdict};
+use millrace_protocol::result::{CriterionOutcome, Source, SourceKind, TaskResult};
 
-use super::ReviewTask;
 use super::checks::{build_criterion_outcome, find_faults, has_nothing_to_check};
-use crate::answers::{find_invented_numbers, find_repeated_result};
-use crate::citations::has_citations;
+use crate::answers::find_repeated_result;
 use crate::corpus::Corpus;
 use crate::roles::{PRODUCER, RESEARCH, WEB_RESEARCH};
 
@@ -44,37 +42,6 @@ pub(crate) fn select_asked_criteria(criteria: &[String]) -> Vec<String> {
         asked.push(ANSWERS.to_owned());
     }
     asked
-}
-
-/// `true` if a small model is not asked about a result that passed the checks of code, because its opinion adds nothing: the
-/// result says that its documents have no answer, or it is a finding for another task whose statements are cited, without a
-/// number that its quotations do not have. Tasks with criteria of their own are always judged.
-pub(crate) fn is_settled_by_code(task: &ReviewTask, is_final: bool) -> bool {
-    let ReviewTask { result, criteria, capability, objective, .. } = task;
-    if ![RESEARCH, WEB_RESEARCH].contains(&capability.as_str())
-        || criteria.iter().any(|criterion| criterion != ANSWERS)
-    {
-        return false;
-    }
-    let is_grounded = || {
-        let quoted = result.quotations.iter().map(|quotation| quotation.text.as_str());
-        let material: Vec<&str> = quoted.chain([objective.as_str()]).collect();
-        has_citations(&result.output)
-            && !result.quotations.is_empty()
-            && find_invented_numbers(&result.output, &material).is_empty()
-    };
-    !result.is_answered() || (!is_final && is_grounded())
-}
-
-/// The verdict on such a result.
-pub(crate) fn verdict_without_model(task: &ReviewTask) -> Verdict {
-    let criteria =
-        task.criteria.iter().map(|criterion| build_criterion_outcome(criterion, Vec::new())).collect();
-    let reasoning = match task.result.is_answered() {
-        true => "Code found its citations and its numbers in the quotations; it was not judged by a model.",
-        false => "It reports that the documents have no answer; it was not judged by a model.",
-    };
-    Verdict { passed: true, criteria, reasoning: reasoning.into(), ..Verdict::default() }
 }
 
 /// Returns the outcomes of the criteria that code checks: those that apply to the result, and those that `criteria` name.

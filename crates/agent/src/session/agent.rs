@@ -2,10 +2,12 @@
 //! turns the answer into a task's result.
 
 use std::collections::BTreeSet;
+use std::mem::take;
 use std::sync::Arc;
 
-use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult, VerifiedStatement};
 use millrace_protocol::work::{Assignment, Order};
+use millrace_verification::{mark_statements, place_statements};
 
 use super::environment::{
     SessionEnvironment, SessionError, invalid_order_error, read_beginning, restore_prompt,
@@ -25,7 +27,7 @@ use super::rerun::EarlierAttempts;
 use super::tools::{self, ToolContext};
 
 use crate::answers::labels::PassageLabels;
-use crate::answers::{Findings, FindingsChecker, NumberedResults, Report, ReportChecker, findings, report};
+use crate::answers::{FindingsChecker, NumberedResults, ReportChecker, findings, report};
 
 use crate::corpus::Corpus;
 use crate::corpus::pages::AttemptPages;
@@ -98,7 +100,7 @@ impl<'a> AgentSession<'a> {
         let recorded = continued.map(|conversation| conversation.skills().to_vec());
         let recorded = recorded.or_else(|| beginning.map(|beginning| beginning.skills));
         let skills = AttemptSkills::open(spec, recorded, &mut env).await?;
-        let beside = std::mem::take(&mut env.memory_files);
+        let beside = take(&mut env.memory_files);
         let memory = read_memory_section(spec, beside, env.memories.as_ref()).await?;
         let (useless_tools, turn_instructions) = (&[][..], None);
         Ok(Self {
@@ -182,32 +184,36 @@ impl<'a> AgentSession<'a> {
     }
 
     /// Drives the conversation and converts the answer into a task's result.
-    async fn request_result(self, conversation: Conversation) -> Result<TaskResult, SessionError> {
-        let Self { spec, order, env, inputs, .. } = self;
-        let (host, corpus, ability) = (env.host, inputs.corpus.as_deref(), conversation.brief.ability);
+    async fn request_result(self, mut conversation: Conversation) -> Result<TaskResult, SessionError> {
+        let Self { host: agents, spec, order, env, inputs, .. } = self;
+        let (host, corpus) = (env.host, inputs.corpus.as_deref());
         match spec.answer {
             AnswerForm::Findings => {
+                conversation.verifier = agents.open_verifier(order)?;
                 let labels = PassageLabels::read_from_prompt(conversation.newest_task());
                 let used = inputs.list_used_results();
-                let read_lines = conversation.read_lines.clone();
-                let checker = FindingsChecker::new(&order.objective, labels, read_lines, used, ability);
-                let pages = conversation.pages.clone();
+                let (read_lines, pages) = (conversation.read_lines.clone(), conversation.pages.clone());
                 let list_sources =
                     || pages.as_ref().map(|pages| pages.list_sources()).or_else(|| corpus.cloned());
-                let check = |answer: Findings| checker.check_findings(answer, list_sources().as_ref());
-                let work = conversation.drive(host, &check).await?.into_result()?;
-                let sources = list_sources();
-                let result = findings::resolve_findings(&work.answer, sources.as_ref());
-                Ok(complete_result(result.map_err(repeated_check_error)?, work))
+                let checker = FindingsChecker::new(&order.objective, labels, read_lines, used, &list_sources);
+                let mut work = conversation.drive(host, &checker).await?.into_result()?;
+                let statements = take(&mut work.answer.statements);
+                let result = findings::resolve_findings(&work.answer, list_sources().as_ref());
+                let result = result.map_err(repeated_check_error)?;
+                Ok(complete_result(add_verdicts(result, statements, order.is_final), work))
             }
             AnswerForm::Report => {
+                conversation.verifier = agents.open_verifier(order)?;
                 let none = NumberedResults::default();
                 let results = inputs.numbered.as_deref().unwrap_or(&none);
-                let checker = ReportChecker::new(&order.mission, results, ability);
-                let check = |answer: Report| checker.check_report(answer);
-                let work = conversation.drive(host, &check).await?.into_result()?;
+                let cited = results.cited_sources();
+                let documents = order.documents.as_ref();
+                let corpus = agents.open_sources_of_result(documents, &cited, env.sources.as_ref()).await?;
+                let checker = ReportChecker::new(&order.mission, results, corpus.as_deref());
+                let mut work = conversation.drive(host, &checker).await?.into_result()?;
+                let statements = take(&mut work.answer.statements);
                 let result = results.resolve_citations(&work.answer).map_err(repeated_check_error)?;
-                Ok(complete_result(result, work))
+                Ok(complete_result(add_verdicts(result, statements, order.is_final), work))
             }
             AnswerForm::Text => {
                 let work = conversation.drive(host, &|text: PlainText| Ok(text)).await?.into_result()?;
@@ -290,7 +296,7 @@ impl<'a> AgentSession<'a> {
         let mut state = beginning.state.take();
         let attempt = AttemptName::from_order(order);
         let hooks = HookContext { attempt: attempt.clone(), capability: spec.about.name.clone() };
-        let hooks = AttemptHooks::new(hooks, std::mem::take(&mut self.env.hooks));
+        let hooks = AttemptHooks::new(hooks, take(&mut self.env.hooks));
         let agent_files = self.open_files()?;
         let pages = self.open_pages()?;
         let own_tools = self.own_tool_names();
@@ -324,7 +330,7 @@ impl<'a> AgentSession<'a> {
             read_lines: Arc::new(read_lines.unwrap_or_default()),
             state,
             skills: self.skills.entries(),
-            inherited: std::mem::take(&mut self.earlier.inherited),
+            inherited: take(&mut self.earlier.inherited),
             approvals: spec.approvals.clone(),
             can_wait,
             is_recorded: order.shared.is_some()
@@ -354,7 +360,7 @@ impl<'a> AgentSession<'a> {
             model.clone(),
         );
         let results = inputs.open_results(order, spec.results, &env.sources);
-        let (sources, capabilities) = (env.sources.clone(), std::mem::take(capabilities));
+        let (sources, capabilities) = (env.sources.clone(), take(capabilities));
         let children = ChildTasks::new(order, spec.agents.clone(), sources, results.clone(), capabilities)
             .map(|children| Arc::new(children.with_own_tools(own_tools)));
         ToolContext {
@@ -398,7 +404,7 @@ impl<'a> AgentSession<'a> {
         };
         let is_useful = |tool: &&ToolReference| !self.useless_tools.contains(&tool.name.as_str());
         let references: Vec<ToolReference> = self.spec.tools.iter().filter(is_useful).cloned().collect();
-        let own = std::mem::take(&mut self.env.tools).into_iter().map(|tool| {
+        let own = take(&mut self.env.tools).into_iter().map(|tool| {
             let of_attempt = files.and_then(|files| tool.for_attempt(files));
             of_attempt.unwrap_or(tool)
         });
@@ -473,6 +479,17 @@ fn open_agent_files(spec: &AgentSpec, files: Arc<dyn Files>) -> Result<AgentFile
 fn complete_result<A>(result: TaskResult, work: AnsweredWork<A>) -> TaskResult {
     let UsageTotals { usage, models } = work.spent;
     TaskResult { usage, models, artifacts: work.artifacts, ..result }
+}
+
+/// Adds the verdicts on its statements to a result. The one that is delivered marks those that are not verified.
+fn add_verdicts(result: TaskResult, statements: Vec<VerifiedStatement>, is_final: bool) -> TaskResult {
+    let is_mark = |mark: &str| result.sources.iter().any(|source| source.id == mark);
+    let statements = place_statements(&result.output, &is_mark, statements);
+    let (output, statements) = match is_final {
+        true => mark_statements(&result.output, statements),
+        false => (result.output.clone(), statements),
+    };
+    TaskResult { output, statements, ..result }
 }
 
 /// The result of a question that there is nothing to answer from.

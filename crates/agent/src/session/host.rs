@@ -9,12 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use millrace_protocol::plan::{Document, DocumentSet};
-use millrace_protocol::result::{SourceKind, TaskResult};
+use millrace_protocol::result::{SourceKind, TaskError, TaskResult};
 use millrace_protocol::wire;
 use millrace_protocol::work::Order;
 use sha2::{Digest, Sha256};
 use tokio::sync::OnceCell;
 
+use super::environment::invalid_order_error;
 use super::models::{ModelPool, ModelPreferences};
 
 use crate::corpus::pages::read_page;
@@ -23,6 +24,7 @@ use crate::corpus::{self, Corpus, WebPage};
 use crate::model::{CreateModelError, Model, ModelFactory, ModelSelection};
 
 use crate::sources::{OrderInputError, OrderInputs};
+use crate::verification::{CalibrationMemory, Verifier};
 
 /// The settings of a process that hosts agents.
 #[derive(Clone, Default)]
@@ -39,23 +41,30 @@ pub struct HostSettings {
 pub struct AgentHost {
     pub(super) documents: DocumentCache,
     pub(super) models: Arc<ModelPool>,
+    calibrations: Arc<CalibrationMemory>,
 }
 
 impl AgentHost {
     /// Creates a host and opens the models that its settings name.
     pub fn new(settings: HostSettings) -> Result<Self, CreateModelError> {
         let HostSettings { models, factory, cache } = settings;
-        Ok(Self { documents: DocumentCache::new(cache), models: Arc::new(ModelPool::new(models, factory)?) })
+        Ok(Self {
+            calibrations: Arc::new(CalibrationMemory::new(cache.clone())),
+            documents: DocumentCache::new(cache),
+            models: Arc::new(ModelPool::new(models, factory)?),
+        })
+    }
+
+    /// Opens the model that verifies the statements of an order's answer; `None` if none does.
+    pub(super) fn open_verifier(&self, order: &Order) -> Result<Option<Verifier>, TaskError> {
+        let opened =
+            self.models.open_verifier(order).map_err(|error| invalid_order_error(&error.to_string()))?;
+        Ok(opened.map(|model| Verifier::new(model, self.calibrations.clone())))
     }
 
     /// Opens a model that a capability names, so that a mistake is reported before there is any work.
     pub fn check_model_selection(&self, selection: &ModelSelection) -> Result<(), CreateModelError> {
         self.models.check(selection)
-    }
-
-    /// Opens the model that verifies statements for an order; `None` if the run or the process says that none shall.
-    pub fn open_verifier(&self, order: &Order) -> Result<Option<Arc<dyn Model>>, CreateModelError> {
-        self.models.open_verifier(order)
     }
 
     /// Returns the documents of a run, opened once for all sessions.

@@ -205,7 +205,8 @@ impl ModelPool {
     }
 
     /// Opens the model that verifies statements for an order; `None` if no model shall. The first of these that is set: the
-    /// run's verifier, the process's verifier, the run's critic, the process's critic, the default model.
+    /// run's verifier, the process's verifier, the run's critic, the process's critic, the default model. The built-in model and
+    /// scripts verify only if they are named as the verifier.
     pub fn open_verifier(&self, order: &Order) -> Result<Option<Arc<dyn Model>>, CreateModelError> {
         let run = RunModels::of_order(order);
         let [verifier, critic] = [VERIFIER, CRITIC].map(|role| Capability::new(role).expect("a valid name"));
@@ -213,11 +214,14 @@ impl ModelPool {
             let of_process = || self.preferences.by_capability.get(role).cloned();
             parse_models(run.named.get(role)).or_else(of_process)
         };
-        let selection =
-            named(&verifier).or_else(|| named(&critic)).unwrap_or_else(|| self.default_model(&run));
-        if is_no_model(&selection) {
+        let of_critic = || {
+            let selection = named(&critic).unwrap_or_else(|| self.default_model(&run));
+            let judges = |name: &str| !name.starts_with("script:") && name != Extractive::NAME;
+            Some(selection).filter(|selection| selection.models.iter().all(|model| judges(&model.name)))
+        };
+        let Some(selection) = named(&verifier).or_else(of_critic).filter(|one| !is_no_model(one)) else {
             return Ok(None);
-        }
+        };
         let model = self.open_selected(&run, &selection)?;
         Ok(Some(self.factory.record(model, call_labels(order, &verifier))))
     }

@@ -33,16 +33,14 @@ use super::host::AgentHost;
 use super::inputs::InputResults;
 use super::models::RunModels;
 use crate::critic::checks::build_verdict;
-use crate::critic::standing::{
-    ReviewedResult, check_standing_criteria, is_settled_by_code, select_asked_criteria, verdict_without_model,
-};
+use crate::critic::standing::{ReviewedResult, check_standing_criteria, select_asked_criteria};
 
 use crate::critic::{
     Judgement, JudgementValidator, ModelVerdict, ReviewEvidence, ReviewPanel, ReviewTask, build_review_brief,
 };
 
 use crate::files::Files;
-use crate::model::{DeltaListener, Model, ModelAbility, ModelSelection};
+use crate::model::{DeltaListener, Model, ModelSelection};
 
 use crate::roles::DocumentList;
 use crate::sources::OrderInputs;
@@ -58,8 +56,6 @@ struct PanelReview<'a> {
     task: &'a TaskId,
     sheet: ReviewTask,
     evidence: ReviewEvidence,
-    /// `true` if a model was asked before this process took the review over.
-    has_begun: bool,
     /// Receives the output of the judges.
     observer: Arc<dyn DeltaListener>,
     /// The part of the run's budget that is reserved for all of them.
@@ -93,7 +89,6 @@ impl AgentHost {
             return Err(invalid_order_error("it is not a review of a result").into());
         };
         let criteria = merge_criteria(requirements, criteria);
-        let has_begun = read_beginning(env.host).await?.is_some();
         let asked = select_asked_criteria(&criteria);
         let (sources, files) = (env.sources.clone(), env.files.clone());
         let (sheet, evidence) =
@@ -103,8 +98,7 @@ impl AgentHost {
             return Ok(build_verdict(checked, &[]));
         }
         let SessionEnvironment { observer, allowance, provider_timeout, .. } = env;
-        let case =
-            PanelReview { order, task, sheet, evidence, has_begun, observer, allowance, provider_timeout };
+        let case = PanelReview { order, task, sheet, evidence, observer, allowance, provider_timeout };
         let judged = self.ask_judges(&case, requirements, env.host).await?;
         Ok(add_checked_criteria(judged, checked))
     }
@@ -123,10 +117,6 @@ impl AgentHost {
             let role = Capability::new(CRITIC).expect("a valid name");
             let model = self.models.open_for_order(order, &role, None);
             let model = model.map_err(|error| invalid_order_error(&error.to_string()))?;
-            let is_small = model.ability() == ModelAbility::Small;
-            if is_small && !case.has_begun && is_settled_by_code(&case.sheet, order.is_final) {
-                return Ok(verdict_without_model(&case.sheet));
-            }
             let (verdict, spent) = case.run_judge(model, case.allowance, host).await?;
             return Ok(Verdict { usage: spent.usage, models: spent.models, ..verdict });
         }

@@ -23,9 +23,6 @@ use crate::tool::{parse_lenient_json, schema_of};
 
 /// The final answer of an agent.
 pub trait Answer: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
-    /// A field that is accepted although the schema does not list it: models are not asked for it.
-    const UNDECLARED_FIELD: Option<&'static str> = None;
-
     /// `true` if an answer has another accepted form than that of the schema: it is parsed without a check against the schema.
     fn is_other_form(value: &Value, schema: &Value) -> bool {
         let _ = (value, schema);

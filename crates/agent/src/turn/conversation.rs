@@ -22,10 +22,7 @@ use crate::model::{DeltaListener, Model};
 use crate::skills::SkillEntry;
 use crate::state::StateRules;
 use crate::tool::Toolbox;
-
-/// Validates an answer against facts outside the answer, and returns it in its final form; or returns the mistake, worded
-/// so that the model can correct it. It is called again on resume and must then return the same.
-pub type AnswerCheck<'a, A> = dyn Fn(A) -> Result<A, String> + Send + Sync + 'a;
+use crate::verification::Verifier;
 
 pub struct Conversation {
     pub brief: AgentBrief,
@@ -34,6 +31,8 @@ pub struct Conversation {
     pub model: Arc<dyn Model>,
     /// The model that summarises it; `None` is its own.
     pub summarizer: Option<Arc<dyn Model>>,
+    /// The model that verifies the statements of its answer; `None` if no model does.
+    pub verifier: Option<Verifier>,
     pub toolbox: Toolbox,
     /// The hooks that see the calls of its models.
     pub(crate) hooks: Option<AttemptHooks>,
@@ -87,6 +86,7 @@ impl Conversation {
             continued: None,
             model,
             summarizer: None,
+            verifier: None,
             toolbox,
             hooks: None,
             attempt: AttemptName::default(),

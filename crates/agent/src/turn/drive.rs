@@ -11,6 +11,7 @@
 //!   `crates/agent/tests/turn/effects.rs::interrupted_effect_is_reported_and_never_repeated`)
 
 mod shorten;
+mod verify;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -28,7 +29,8 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use super::calls::TurnCalls;
-use super::conversation::{AnswerCheck, Conversation};
+use super::check::AnswerCheck;
+use super::conversation::Conversation;
 
 use super::outage::KeepaliveListener;
 use super::outage::{Outage, OutageStep};
@@ -54,7 +56,7 @@ impl Conversation {
     pub fn drive<'a, A: Answer>(
         mut self,
         host: &'a mut dyn Host,
-        check: &'a AnswerCheck<'a, A>,
+        check: &'a dyn AnswerCheck<A>,
     ) -> BoxFuture<'a, Result<WorkSummary<A>, WorkFailure>> {
         async move {
             let mut machine = self.begin();
@@ -72,7 +74,7 @@ impl Conversation {
 struct Driver<'a, A> {
     conversation: &'a Conversation,
     host: &'a mut dyn Host,
-    check: &'a AnswerCheck<'a, A>,
+    check: &'a dyn AnswerCheck<A>,
     /// The bytes of the images of the last request and of the results since, by SHA-256.
     images: BTreeMap<String, Arc<[u8]>>,
 }
@@ -108,7 +110,11 @@ impl<'a, A: Answer> Driver<'a, A> {
                 }
                 MachineStep::CheckAnswer(answer) => {
                     let answer = answer.clone();
-                    machine.feed_checked_answer((self.check)(answer))?;
+                    let checked = match self.check.check(answer) {
+                        Ok(answer) => self.verify_answer(machine, answer).await?,
+                        Err(mistake) => Err(mistake),
+                    };
+                    machine.feed_checked_answer(checked)?;
                 }
                 MachineStep::Done(ended) => {
                     if self.conversation.is_recorded && matches!(ended.outcome, WorkOutcome::Answered(_)) {

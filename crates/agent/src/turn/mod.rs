@@ -3,6 +3,7 @@
 
 mod answer;
 mod calls;
+mod check;
 mod compact;
 mod context;
 mod conversation;
@@ -21,9 +22,10 @@ mod scratch;
 pub(crate) use answer::parse_json_answer;
 pub use answer::{Answer, JsonAnswer, PlainText};
 pub use calls::MAX_RESULT;
+pub use check::AnswerCheck;
 pub use context::ContextSettings;
 pub use conversation::AttemptName;
-pub use conversation::{AnswerCheck, ContinuedConversation, Conversation};
+pub use conversation::{ContinuedConversation, Conversation};
 pub(crate) use drive::CONVERSATION_STEP;
 pub use file_changes::{ArtifactChange, FileChangesError, RecordedChanges, WrittenChanges};
 pub use fork::{ForkedConversation, format_fork_task};

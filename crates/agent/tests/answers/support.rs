@@ -70,8 +70,30 @@ pub struct ScriptedTask<'a> {
     pub inputs: Vec<(&'a str, TaskResult)>,
     /// The replies, in order; the last one repeats. One with `calls` or `text` is a whole turn, any other an answer.
     pub replies: Vec<Value>,
+    /// What the verifier says of each claim that contains one of these texts: the probability that it is supported. `None` if
+    /// there is no verifier.
+    pub verifier: Option<Vec<(&'a str, f64)>>,
+    /// `true` if the result is the deliverable of the run.
+    pub is_final: bool,
     pub journal: MemoryHost,
     pub folder: TempDir,
+}
+
+/// The script of a verifier that knows the claims of the probe.
+fn verifier_script(claims: &[(&str, f64)]) -> Value {
+    let probe: Vec<Value> =
+        serde_json::from_str(include_str!("../../../verification/data/probe.json")).unwrap();
+    let text = |pair: &Value, name: &str| pair[name].as_str().unwrap().to_owned();
+    let known = probe.iter().flat_map(|pair| {
+        [("true", 0.9), ("false", 0.1)].map(|(name, yes)| (format!("Claim: {}", text(pair, name)), yes))
+    });
+    let own = claims.iter().map(|(claim, probability)| ((*claim).to_owned(), *probability));
+    let rule = |(claim, yes): (String, f64)| {
+        let reply = json!({"text": "Yes", "first_token": {"Yes": yes, "No": 1.0 - yes}});
+        json!({"when": {"last": claim}, "reply": reply})
+    };
+    let rules: Vec<Value> = own.chain(known).map(rule).collect();
+    json!({"ability": "small", "rules": rules, "ledger": "verifier.ledger"})
 }
 
 impl<'a> ScriptedTask<'a> {
@@ -84,6 +106,8 @@ impl<'a> ScriptedTask<'a> {
             documents: vec![("skua.md", SKUA), ("tarn.md", TARN)],
             inputs: Vec::new(),
             replies,
+            verifier: None,
+            is_final: false,
             journal: MemoryHost::default(),
             folder: tempfile::tempdir().unwrap(),
         }
@@ -101,6 +125,12 @@ impl<'a> ScriptedTask<'a> {
             serde_json::from_value(entry["request"].take()).unwrap()
         };
         lines.lines().map(read).collect()
+    }
+
+    /// The number of requests to the verifier.
+    pub fn verifier_requests(&self) -> usize {
+        let ledger = std::fs::read_to_string(self.folder.path().join("verifier.ledger"));
+        ledger.unwrap_or_default().lines().count()
     }
 
     pub async fn run(&mut self) -> Result<TaskResult, SessionError> {
@@ -141,7 +171,15 @@ impl<'a> ScriptedTask<'a> {
             summary: String::new(),
             at_sequence: 1,
         };
+        let mut models = BTreeMap::new();
+        if let Some(claims) = &self.verifier {
+            let path = self.folder.path().join("verifier.yaml");
+            std::fs::write(&path, verifier_script(claims).to_string()).unwrap();
+            models.insert(Capability::new("verifier").unwrap(), format!("script:{}", path.display()));
+        }
         let order = Order {
+            models,
+            is_final: self.is_final,
             mission: self.mission.into(),
             inputs: self.inputs.iter().map(input).collect(),
             documents: Some(set),

@@ -315,6 +315,7 @@ pub fn expected(wire: WireProtocol) -> Reply {
         finish: FinishReason::ToolCalls,
         model: None,
         provider_state: None,
+        first_token: Vec::new(),
     }
 }
 

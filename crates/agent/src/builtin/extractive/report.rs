@@ -156,6 +156,7 @@ impl ReportParts {
             output,
             notes: self.build_notes(),
             answered: (!unanswered.is_empty()).then_some(false),
+            statements: Vec::new(),
         }
     }
 
@@ -200,6 +201,7 @@ fn build_empty_report(task: &WorkTask) -> Report {
         output: format!("There is nothing to report on. {notes}\n"),
         notes: Some(notes.into()),
         answered: Some(false),
+        statements: Vec::new(),
     }
 }
 

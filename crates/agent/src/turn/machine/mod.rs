@@ -419,6 +419,12 @@ impl<A: Answer> Machine<A> {
         self.spent.add_totals(&UsageTotals::from_model_usage(model, count_model_call(model, usage)));
     }
 
+    /// Counts what the verification of an answer used.
+    pub(in crate::turn) fn count_verification(&mut self, spent: &UsageTotals, took: Duration) {
+        self.spent.add_totals(spent);
+        self.worked += took;
+    }
+
     fn push_user_message(&mut self, text: String) {
         self.request.messages.push(Message::User { text });
     }

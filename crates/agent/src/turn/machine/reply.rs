@@ -70,14 +70,9 @@ impl<A: Answer> Machine<A> {
             return A::parse_answer(&value.to_string());
         }
         convert_unambiguous_values(schema, &mut value);
-        let undeclared = A::UNDECLARED_FIELD
-            .and_then(|name| Some((name.to_owned(), value.as_object_mut()?.remove(name)?)));
         self.answer_form
             .check_value(schema, &value)
             .map_err(|mistakes| format!("The answer does not fit its schema: {mistakes}."))?;
-        if let (Some(fields), Some((name, content))) = (value.as_object_mut(), undeclared) {
-            fields.insert(name, content);
-        }
         A::parse_answer(&value.to_string())
     }
 

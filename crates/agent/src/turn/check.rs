@@ -1,0 +1,34 @@
+//! The checks of an answer beyond its form: those of code, and the verification of its statements.
+
+use millrace_protocol::result::VerifiedStatement;
+use millrace_verification::Verification;
+
+/// How an answer is checked against facts outside of it before it counts. On resume it is checked again and must then give the same.
+pub trait AnswerCheck<A>: Send + Sync {
+    /// Returns the final form of an answer.
+    ///
+    /// # Errors
+    /// The mistakes that the model is asked to correct.
+    fn check(&self, answer: A) -> Result<A, String>;
+
+    /// Begins the verification of the statements of a checked answer; `None` if there is nothing to compare them with.
+    fn begin_verification(&self, answer: &A) -> Option<Verification> {
+        let _ = answer;
+        None
+    }
+
+    /// Returns the answer with the verdicts on its statements.
+    ///
+    /// # Errors
+    /// The statements that the model is asked to correct.
+    fn conclude(&self, answer: A, statements: Vec<VerifiedStatement>) -> Result<A, String> {
+        drop(statements);
+        Ok(answer)
+    }
+}
+
+impl<A, F: Fn(A) -> Result<A, String> + Send + Sync> AnswerCheck<A> for F {
+    fn check(&self, answer: A) -> Result<A, String> {
+        self(answer)
+    }
+}

@@ -1,0 +1,263 @@
+//! Carries out the verification of an answer: what the probe says of the verifier and each of its replies are steps of the journal,
+//! so that none is asked for again. Statements are judged side by side, as far as the attempt's reservation pays for them.
+
+use std::time::Duration;
+
+use futures::stream::{self, Stream, StreamExt};
+use millrace_models::limits::estimate_sent_tokens;
+use millrace_protocol::plan::{ResourceAmounts, ResourceKind};
+use millrace_protocol::result::Usage;
+use millrace_verification::{Calibration, Verification};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::Driver;
+use crate::model::{ModelError, Reply, Request};
+use crate::turn::conversation::Conversation;
+use crate::turn::outcome::{decode_step, encode_step};
+use crate::turn::record::to_millis;
+use crate::turn::{Answer, DriveError, Machine, UsageTotals};
+use crate::verification::{SIDE_BY_SIDE, Verifier};
+
+/// The step that holds what the probe said of the verifier.
+const VERIFIER_STEP: &str = "verifier";
+/// The reasons for statements that nobody judged.
+const NO_VERIFIER: &str = "No model verifies this run.";
+const NO_BUDGET: &str = "The rest of what the attempt may use pays for no verdict.";
+const NO_VERDICT: &str = "The model gave no verdict.";
+
+/// What the probe said, with its usage.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct VerifierStep {
+    calibration: Calibration,
+    #[serde(default)]
+    spent: UsageTotals,
+    took_ms: u64,
+}
+
+/// The record of a question to the verifier: a step `verdict.<turn>.<number>`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct VerdictStep {
+    /// `None` if the model refused the question.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reply: Option<Reply>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    took_ms: u64,
+}
+
+/// A request to the verifier that has ended: its number, its outcome and how long it took.
+type EndedRequest = (usize, Result<Reply, ModelError>, Duration);
+
+impl<A: Answer> Driver<'_, A> {
+    /// Returns the answer with the verdicts on its statements, or what its model is to correct.
+    pub(super) async fn verify_answer(
+        &mut self,
+        machine: &mut Machine<A>,
+        answer: A,
+    ) -> Result<Result<A, String>, DriveError> {
+        let Some(mut verification) = self.check.begin_verification(&answer) else { return Ok(Ok(answer)) };
+        let reason = match verification.is_decided() {
+            true => String::new(),
+            false => self.ask_verifier(machine, &mut verification).await?,
+        };
+        Ok(self.check.conclude(answer, verification.finish(&reason)))
+    }
+
+    /// Asks the verifier about the statements that code left open. Returns the reason for those that it does not judge.
+    async fn ask_verifier(
+        &mut self,
+        machine: &mut Machine<A>,
+        verification: &mut Verification,
+    ) -> Result<String, DriveError> {
+        let calibration = match self.probe_or_replay(machine).await? {
+            Ok(calibration) if calibration.is_believed() => calibration,
+            Ok(calibration) => return Ok(calibration.describe_disbelief()),
+            Err(reason) => return Ok(reason),
+        };
+        let questions = verification.questions(&calibration);
+        let turn = machine.request_count();
+        let names: Vec<String> =
+            (0..questions.len()).map(|number| format!("verdict.{turn}.{number}")).collect();
+        let mut open: Vec<usize> = (0..questions.len()).collect();
+        while let Some(number) = self.next_recorded(&names).await? {
+            let Some((_, value)) = self.host.replay(&names[number..=number]).await? else { break };
+            open.retain(|other| *other != number);
+            let step: VerdictStep = decode_step(&names[number], value)?;
+            take_verdict(machine, &calibration, &step);
+            step.reply.iter().for_each(|reply| verification.answer(&questions[number], reply, &calibration));
+        }
+        let is_over = open.is_empty() || self.host.peek().await?.is_some();
+        let Some(verifier) = self.conversation.verifier.as_ref().filter(|_| !is_over) else {
+            return Ok(NO_VERDICT.to_owned());
+        };
+        let requests = open.iter().map(|number| (*number, &questions[*number].request)).collect();
+        let (affordable, has_room) = select_affordable(requests, machine.amounts_left_for_calls());
+        let mut running = send_side_by_side(self.conversation, verifier, affordable);
+        while let Some((number, outcome, took)) = self.next_reply(&mut running).await? {
+            let request = &questions[number].request;
+            let (outcome, took) = self.insist(verifier, request, (outcome, took)).await?;
+            let step = VerdictStep {
+                error: outcome.as_ref().err().map(ToString::to_string),
+                reply: outcome.ok(),
+                took_ms: to_millis(took),
+            };
+            self.host.record(&names[number], &encode_step(&step)).await?;
+            take_verdict(machine, &calibration, &step);
+            step.reply.iter().for_each(|reply| verification.answer(&questions[number], reply, &calibration));
+        }
+        Ok(if has_room { NO_VERDICT } else { NO_BUDGET }.to_owned())
+    }
+
+    /// The place among `names` of the next recorded step; `None` if it is another one, or if there is none.
+    async fn next_recorded(&mut self, names: &[String]) -> Result<Option<usize>, DriveError> {
+        let next = self.host.peek().await?;
+        Ok(next.and_then(|(name, _)| names.iter().position(|known| *known == name)))
+    }
+
+    /// Returns what the probe said of the verifier: as recorded, as it is remembered, or by asking it. An error is the reason that
+    /// nobody verifies.
+    async fn probe_or_replay(
+        &mut self,
+        machine: &mut Machine<A>,
+    ) -> Result<Result<Calibration, String>, DriveError> {
+        let name = [VERIFIER_STEP.to_owned()];
+        if self.next_recorded(&name).await?.is_some()
+            && let Some((_, value)) = self.host.replay(&name).await?
+        {
+            let step: VerifierStep = decode_step(VERIFIER_STEP, value)?;
+            machine.count_verification(&step.spent, Duration::from_millis(step.took_ms));
+            return Ok(Ok(step.calibration));
+        }
+        let is_over = self.host.peek().await?.is_some();
+        let Some(verifier) = self.conversation.verifier.as_ref().filter(|_| !is_over) else {
+            return Ok(Err(NO_VERIFIER.to_owned()));
+        };
+        if let Some(model) = verifier.model().uncounted_cost().filter(|_| machine.limits_cost()) {
+            return Ok(Err(format!(
+                "The cost of {model} can't be counted, and the cost of the attempt is limited."
+            )));
+        }
+        let began = Instant::now();
+        let (calibration, spent) = match verifier.remembered_calibration() {
+            Some(calibration) => (calibration, UsageTotals::default()),
+            None => match self.probe(verifier, machine.amounts_left_for_calls()).await? {
+                Some(probed) => probed,
+                None => return Ok(Err(NO_BUDGET.to_owned())),
+            },
+        };
+        verifier.remember(&calibration);
+        let step = VerifierStep { calibration, spent, took_ms: to_millis(began.elapsed()) };
+        self.host.record(VERIFIER_STEP, &encode_step(&step)).await?;
+        machine.count_verification(&step.spent, Duration::from_millis(step.took_ms));
+        Ok(Ok(step.calibration))
+    }
+
+    async fn probe(
+        &mut self,
+        verifier: &Verifier,
+        left: ResourceAmounts,
+    ) -> Result<Option<(Calibration, UsageTotals)>, DriveError> {
+        let requests = verifier.probe_requests();
+        let (affordable, has_room) = select_affordable(requests.iter().enumerate().collect(), left);
+        if !has_room {
+            return Ok(None);
+        }
+        let (mut replies, mut spent) = (Vec::new(), UsageTotals::default());
+        let mut running = send_side_by_side(self.conversation, verifier, affordable);
+        while let Some((number, outcome, took)) = self.next_reply(&mut running).await? {
+            let (outcome, _) = self.insist(verifier, &requests[number], (outcome, took)).await?;
+            if let Ok(reply) = outcome {
+                spent.add_totals(&usage_of(verifier.model().name(), &reply));
+                replies.push((number, reply));
+            }
+        }
+        Ok(Some((verifier.calibrate(&replies), spent)))
+    }
+
+    /// Returns the next request that ends. Meanwhile the journal gets a keepalive per interval.
+    async fn next_reply(
+        &mut self,
+        running: &mut (impl Stream<Item = EndedRequest> + Unpin),
+    ) -> Result<Option<EndedRequest>, DriveError> {
+        loop {
+            tokio::select! {
+                biased;
+                ended = running.next() => return Ok(ended),
+                () = tokio::time::sleep(self.host.keepalive_interval()) => {
+                    self.host.note("verifying statements").await?;
+                }
+            }
+        }
+    }
+
+    /// Repeats a request that failed while the provider is away, as other requests of the attempt are repeated.
+    async fn insist(
+        &mut self,
+        verifier: &Verifier,
+        request: &Request,
+        (outcome, took): (Result<Reply, ModelError>, Duration),
+    ) -> Result<(Result<Reply, ModelError>, Duration), DriveError> {
+        match outcome {
+            Err(error) if error.is_transient() && verifier.model().has_provider() => {
+                let (outcome, took) = self.reply_through_outages(verifier.model(), request, None).await?;
+                Ok((outcome.unwrap_or(Err(error)), took))
+            }
+            outcome => Ok((outcome, took)),
+        }
+    }
+}
+
+/// Counts a reply of the verifier.
+fn take_verdict<A: Answer>(machine: &mut Machine<A>, calibration: &Calibration, step: &VerdictStep) {
+    let spent = step.reply.as_ref().map(|reply| usage_of(&calibration.model, reply)).unwrap_or_default();
+    machine.count_verification(&spent, Duration::from_millis(step.took_ms));
+}
+
+fn usage_of(model: &str, reply: &Reply) -> UsageTotals {
+    let model = reply.model.as_deref().unwrap_or(model);
+    UsageTotals::from_model_usage(model, Usage { model_calls: 1, ..reply.usage })
+}
+
+/// Sends requests to the verifier, a few at a time.
+fn send_side_by_side<'a>(
+    conversation: &'a Conversation,
+    verifier: &'a Verifier,
+    requests: Vec<(usize, &'a Request)>,
+) -> impl Stream<Item = EndedRequest> + Unpin + 'a {
+    let send = move |(number, request): (usize, &'a Request)| async move {
+        let began = Instant::now();
+        let outcome = verifier.ask(request, conversation.hooks.as_ref()).await;
+        (number, outcome, began.elapsed())
+    };
+    Box::pin(stream::iter(requests).map(send).buffer_unordered(SIDE_BY_SIDE))
+}
+
+/// The first requests that these amounts pay for together, and `true` if they are all.
+fn select_affordable(
+    requests: Vec<(usize, &Request)>,
+    mut left: ResourceAmounts,
+) -> (Vec<(usize, &Request)>, bool) {
+    let all = requests.len();
+    let pays = |(_, request): &(usize, &Request)| {
+        let (input, output) = (estimate_sent_tokens(request), u64::from(request.max_output_tokens));
+        let needs = ResourceAmounts {
+            tokens: Some(input + output),
+            input_tokens: Some(input),
+            output_tokens: Some(output),
+            model_calls: Some(1),
+            ..ResourceAmounts::default()
+        };
+        let is_short = |(kind, amount): (ResourceKind, u64)| amount < needs.get(kind).unwrap_or(1);
+        if left.iter().any(is_short) {
+            return false;
+        }
+        let now = left;
+        now.iter()
+            .for_each(|(kind, amount)| left.set(kind, Some(amount - needs.get(kind).unwrap_or_default())));
+        true
+    };
+    let affordable: Vec<(usize, &Request)> = requests.into_iter().take_while(pays).collect();
+    let has_room = affordable.len() == all;
+    (affordable, has_room)
+}

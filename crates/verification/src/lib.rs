@@ -1,0 +1,37 @@
+//! The verifier: what each statement of a text is worth, and why. Code decides what code can know; a model decides the rest.
+//!
+//! ```text
+//! text ─▶ statements ─┬─ a whole quotation ────────────▶ supported, or unsupported: the words are in no line
+//!         (statement) ├─ a figure that is in no line ──▶ unsupported
+//!                     └─ cited lines, those with its figures, those found by search
+//!                           └─▶ a model that was probed (question, probe) ─▶ supported … contradicted
+//!                               or nobody ──────────────────────────────────▶ unverified
+//! ```
+//!
+//! It does no I/O: the caller sends the requests to a model, keeps the replies and searches the sources.
+//!
+//! # Invariants
+//!
+//! - I300: Code supports a statement only if it is a quotation, and refutes one only by a figure or a quotation that no source
+//!   has. (`crates/verification/tests/verifier.rs::code_supports_quotations_only`,
+//!   `crates/verification/tests/verifier.rs::figure_that_stands_nowhere_refutes_and_one_that_stands_somewhere_proves_nothing`)
+//! - I301: A model that does no better than chance at claims with known answers verifies nothing.
+//!   (`crates/verification/tests/verifier.rs::model_without_skill_is_found_out`)
+
+mod counts;
+mod figure;
+mod lines;
+mod marks;
+mod probe;
+mod question;
+mod quotation;
+mod statement;
+mod verifier;
+
+pub use counts::VerificationCounts;
+pub use lines::{CitedLines, Sources};
+pub use marks::{mark_statements, place_statements};
+pub use probe::{Calibration, probe_questions};
+pub use question::{Form, Question, hash_text};
+pub use statement::{Context, MarkedText, Statement, split_statements};
+pub use verifier::Verification;

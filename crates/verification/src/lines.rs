@@ -1,0 +1,51 @@
+//! The sources of a text by line: what a mark cites, what a search finds, and all of them in order.
+
+use millrace_protocol::result::SourceLines;
+
+/// What a mark of a statement refers to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CitedLines {
+    /// Lines of a source.
+    Lines(SourceLines),
+    /// A whole source, by its location.
+    Source(String),
+}
+
+impl CitedLines {
+    /// The location of the source.
+    pub fn location(&self) -> &str {
+        match self {
+            Self::Lines(lines) => &lines.source,
+            Self::Source(location) => location,
+        }
+    }
+}
+
+/// The sources that a text is compared with.
+pub trait Sources {
+    /// The lines or sources that a mark cites; none for a mark that nobody knows.
+    fn cited(&self, mark: &str) -> Vec<CitedLines>;
+
+    /// The locations of all sources, those that the author has read first.
+    fn locations(&self) -> Vec<String>;
+
+    /// The text of a source; `None` if it is not there or has no text.
+    fn text(&self, location: &str) -> Option<&str>;
+
+    /// The lines that share most with a text, best first. `within` restricts them to one source.
+    fn search(&self, text: &str, within: Option<&str>) -> Vec<SourceLines>;
+}
+
+/// The most bytes of sources in which code looks for words and figures. Beyond them nothing is called missing.
+pub(crate) const MAX_BYTES: usize = 24 << 20;
+
+/// `true` if all sources are small enough to be looked through.
+pub(crate) fn are_all_read(sources: &dyn Sources, locations: &[String]) -> bool {
+    locations.iter().map(|location| sources.text(location).map_or(0, str::len)).sum::<usize>() <= MAX_BYTES
+}
+
+/// A single line of a source.
+pub(crate) fn one_line(source: &str, line: usize) -> SourceLines {
+    let line = u32::try_from(line).unwrap_or(u32::MAX);
+    SourceLines { source: source.to_owned(), first_line: line, last_line: line }
+}

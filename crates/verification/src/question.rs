@@ -1,0 +1,237 @@
+//! The questions to a model about statements, in two forms, and how a reply is read.
+//!
+//! | form | for | question | reply |
+//! |---|---|---|---|
+//! | [`Form::Single`] | small models and dedicated verifiers | `Document: … Claim: …` | `Yes` or `No`, with its probability |
+//! | [`Form::Several`] | strong models | several claims, each with labelled lines | a verdict, lines and a reason for each |
+
+use millrace_models::model::{AnswerSchema, Message, ModelAbility, Reply, Request};
+use millrace_protocol::result::{SourceLines, StatementVerdict};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+/// The most tokens of a reply in the single form: a model that reasons in plain text gets a few words.
+const MAX_OUTPUT_SINGLE: u32 = 16;
+/// The most tokens of a reply for each statement in the other form.
+const MAX_OUTPUT_EACH: u32 = 400;
+/// The most statements in one question.
+const MAX_STATEMENTS: usize = 8;
+/// A change of the texts of the questions is another form: recorded verdicts of an older one are not taken over.
+const VERSION: u32 = 1;
+
+/// The form of a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// One statement, answered with yes or no.
+    Single,
+    /// Several statements, answered with JSON.
+    Several,
+}
+
+impl Form {
+    /// The form that a model of this ability understands.
+    pub fn for_ability(ability: ModelAbility) -> Self {
+        if ability.is_small() { Self::Single } else { Self::Several }
+    }
+
+    /// The most statements in one question.
+    pub fn max_statements(self) -> usize {
+        match self {
+            Self::Single => 1,
+            Self::Several => MAX_STATEMENTS,
+        }
+    }
+
+    /// A name that changes with the texts of the questions.
+    pub fn version(self) -> String {
+        let name = match self {
+            Self::Single => "single",
+            Self::Several => "several",
+        };
+        format!("{name}.{VERSION}")
+    }
+}
+
+/// A statement with the lines that it is compared with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Case {
+    /// The statement, made to stand alone.
+    pub claim: String,
+    /// The passages, the best first, each with its text.
+    pub passages: Vec<(SourceLines, String)>,
+}
+
+impl Case {
+    /// The SHA-256 of the question about it in hexadecimal.
+    pub fn key(&self, form: Form, model: &str) -> String {
+        let version = form.version();
+        let texts = self.passages.iter().map(|(_, text)| text.as_str());
+        hash_text(&[version.as_str(), model, &self.claim].into_iter().chain(texts).collect::<Vec<_>>())
+    }
+
+    fn document(&self) -> String {
+        self.passages.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// The SHA-256 of several texts in hexadecimal.
+pub fn hash_text(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(format!("{}:", part.len()));
+        hash.update(part);
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A question about statements.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Question {
+    /// The numbers of its statements.
+    pub(crate) statements: Vec<usize>,
+    pub request: Request,
+    pub(crate) form: Form,
+}
+
+/// What a model says of one statement.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judgement {
+    /// The probability that it is supported; `None` if the reply tells none.
+    pub probability: Option<f64>,
+    /// The verdict of a reply that gives one.
+    pub verdict: Option<StatementVerdict>,
+    /// The numbers of the passages that decided it, from 0.
+    pub passages: Vec<usize>,
+    pub reason: Option<String>,
+}
+
+/// Writes the question about cases, by their numbers.
+pub(crate) fn write_question(form: Form, cases: &[(usize, &Case)]) -> Question {
+    let statements = cases.iter().map(|(number, _)| *number).collect();
+    let request = match (form, cases) {
+        (Form::Single, [(_, case)]) => write_single(&case.document(), &case.claim),
+        (Form::Single | Form::Several, cases) => write_several(cases),
+    };
+    Question { statements, request, form }
+}
+
+/// Writes the question about one claim and a document.
+pub(crate) fn write_single(document: &str, claim: &str) -> Request {
+    Request {
+        system: include_str!("../prompts/single.md").trim_end().to_owned(),
+        messages: vec![Message::User { text: format!("Document: {document}\nClaim: {claim}") }],
+        tools: Vec::new(),
+        answer: None,
+        max_output_tokens: MAX_OUTPUT_SINGLE,
+        first_token_probabilities: true,
+    }
+}
+
+fn write_several(cases: &[(usize, &Case)]) -> Request {
+    let mut text = String::new();
+    for (at, (_, case)) in cases.iter().enumerate() {
+        text.push_str(&format!("## Statement {}\n\n{}\n\nLines:\n", at + 1, case.claim));
+        for (number, (_, passage)) in case.passages.iter().enumerate() {
+            text.push_str(&format!("L{}: {}\n", number + 1, json!(passage)));
+        }
+        text.push('\n');
+    }
+    let most = u32::try_from(cases.len()).unwrap_or(1) * MAX_OUTPUT_EACH;
+    Request {
+        system: include_str!("../prompts/several.md").trim_end().to_owned(),
+        messages: vec![Message::User { text: text.trim_end().to_owned() }],
+        tools: Vec::new(),
+        answer: Some(verdicts_schema(cases.len())),
+        max_output_tokens: most,
+        first_token_probabilities: false,
+    }
+}
+
+fn verdicts_schema(statements: usize) -> AnswerSchema {
+    let verdict = json!({
+        "type": "object",
+        "properties": {
+            "statement": {"type": "integer", "minimum": 1, "maximum": statements},
+            "lines": {"type": "array", "items": {"type": "string"}, "maxItems": 12},
+            "reason": {"type": "string", "maxLength": 400},
+            "verdict": {"type": "string", "enum": ["supported", "partly", "contradicted", "unsupported"]},
+        },
+        "required": ["statement", "lines", "reason", "verdict"],
+        "additionalProperties": false,
+    });
+    let schema = json!({
+        "type": "object",
+        "properties": {"verdicts": {"type": "array", "items": verdict, "minItems": statements, "maxItems": statements}},
+        "required": ["verdicts"],
+        "additionalProperties": false,
+    });
+    AnswerSchema { name: "verdicts".into(), schema }
+}
+
+#[derive(Deserialize)]
+struct GivenVerdicts {
+    verdicts: Vec<GivenVerdict>,
+}
+
+#[derive(Deserialize)]
+struct GivenVerdict {
+    statement: usize,
+    #[serde(default)]
+    lines: Vec<String>,
+    #[serde(default)]
+    reason: String,
+    verdict: StatementVerdict,
+}
+
+/// Reads the reply to a question: a judgement for each of its statements; `None` where it tells nothing.
+pub(crate) fn read_reply(form: Form, statements: usize, reply: &Reply) -> Vec<Option<Judgement>> {
+    match form {
+        Form::Single => vec![read_single(reply)],
+        Form::Several => read_several(statements, reply),
+    }
+}
+
+/// Reads yes or no: by the probabilities of the first token if there are any, otherwise by the first word.
+fn read_single(reply: &Reply) -> Option<Judgement> {
+    let sum = |word: &str| -> f64 {
+        let begins = |token: &str| {
+            let token = token.trim_start_matches(|c: char| !c.is_alphanumeric()).to_lowercase();
+            !token.is_empty() && (token.starts_with(word) || word.starts_with(&token))
+        };
+        reply.first_token.iter().filter(|one| begins(&one.token)).map(|one| one.probability).sum()
+    };
+    let (yes, no) = (sum("yes"), sum("no"));
+    let probability = (yes + no > 0.0).then(|| yes / (yes + no));
+    let first = reply.text.split(|c: char| !c.is_alphabetic()).find(|word| !word.is_empty());
+    let said = first.and_then(|word| match word.to_lowercase().as_str() {
+        "yes" => Some(StatementVerdict::Supported),
+        "no" => Some(StatementVerdict::Unsupported),
+        _ => None,
+    });
+    (probability.is_some() || said.is_some()).then_some(Judgement {
+        probability,
+        verdict: said.filter(|_| probability.is_none()),
+        passages: Vec::new(),
+        reason: None,
+    })
+}
+
+fn read_several(statements: usize, reply: &Reply) -> Vec<Option<Judgement>> {
+    let mut judgements = vec![None; statements];
+    let Ok(given) = serde_json::from_str::<GivenVerdicts>(&reply.text) else { return judgements };
+    for one in given.verdicts {
+        let label = |text: &String| text.trim().strip_prefix('L')?.parse::<usize>().ok()?.checked_sub(1);
+        let Some(place) = one.statement.checked_sub(1).and_then(|at| judgements.get_mut(at)) else {
+            continue;
+        };
+        *place = Some(Judgement {
+            probability: None,
+            verdict: Some(one.verdict),
+            passages: one.lines.iter().filter_map(label).collect(),
+            reason: Some(one.reason).filter(|reason| !reason.trim().is_empty()),
+        });
+    }
+    judgements
+}

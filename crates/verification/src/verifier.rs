@@ -1,0 +1,402 @@
+//! The verification of one text: what code decides at once, the questions for a model, and the verdicts.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use millrace_models::model::Reply;
+use millrace_protocol::result::{Finder, SourceLines, StatementVerdict, VerifiedStatement};
+
+use crate::figure::{FigureIndex, FigurePlaces};
+use crate::lines::{CitedLines, Sources};
+use crate::probe::Calibration;
+use crate::question::{Case, Judgement, Question, read_reply, write_question};
+use crate::quotation::{QuotableTexts, inside_quotes};
+use crate::statement::{MarkedText, Statement, split_statements};
+
+/// The most characters of the passages for one statement.
+const MAX_PASSAGES: usize = 2_400;
+/// The most passages that search adds.
+const MAX_FOUND: usize = 4;
+
+/// The verification of a text.
+pub struct Verification {
+    text: String,
+    statements: Vec<State>,
+    /// Verdicts on statements of earlier texts, by the key of their question.
+    known: BTreeMap<String, VerifiedStatement>,
+}
+
+/// A statement on its way.
+enum State {
+    Decided(Range<usize>, VerifiedStatement),
+    Open(OpenStatement),
+}
+
+struct OpenStatement {
+    range: Range<usize>,
+    text: String,
+    case: Case,
+    /// Calculations from which its figures follow.
+    derived: Vec<String>,
+    judgement: Option<(Judgement, Decider)>,
+    key: Option<String>,
+}
+
+/// The model of a judgement.
+#[derive(Clone)]
+struct Decider {
+    model: String,
+    threshold: f64,
+}
+
+impl Verification {
+    /// Splits a text and decides what code can decide. `question` is what the text answers, if anything; `known` are verdicts on
+    /// earlier texts of the same run, which are taken over where the question is the same.
+    pub fn new(
+        text: &str,
+        is_mark: &dyn Fn(&str) -> bool,
+        question: &str,
+        sources: &dyn Sources,
+        known: impl IntoIterator<Item = VerifiedStatement>,
+    ) -> Self {
+        let marked = split_statements(text, is_mark);
+        let (figures, texts) = (FigureIndex::new(sources), QuotableTexts::new(sources));
+        let comparison = Comparison { sources, figures, texts, question, marked: &marked };
+        let statements =
+            marked.statements.iter().map(|statement| comparison.compare(statement, text)).collect();
+        let known = known.into_iter().filter_map(|one| Some((one.question.clone()?, one))).collect();
+        Self { text: text.to_owned(), statements, known }
+    }
+
+    /// Leaves out the statements that code did not decide.
+    #[must_use]
+    pub fn without_open_statements(mut self) -> Self {
+        self.statements.retain(|state| matches!(state, State::Decided(..)));
+        self
+    }
+
+    /// `true` if a model is needed for nothing.
+    pub fn is_decided(&self) -> bool {
+        self.statements.iter().all(|state| matches!(state, State::Decided(..)))
+    }
+
+    /// The questions about the statements that code left open, in order. Verdicts that are known are taken over first.
+    pub fn questions(&mut self, calibration: &Calibration) -> Vec<Question> {
+        let (form, model) = (calibration.form, calibration.model.as_str());
+        for state in &mut self.statements {
+            if let State::Open(open) = state {
+                let key = open.case.key(form, model);
+                let taken = self.known.get(&key).cloned();
+                open.key = Some(key);
+                if let Some(taken) = taken {
+                    let own = VerifiedStatement { text: open.text.clone(), ..taken };
+                    *state = State::Decided(open.range.clone(), own);
+                }
+            }
+        }
+        let open: Vec<(usize, &Case)> = self
+            .statements
+            .iter()
+            .enumerate()
+            .filter_map(|(at, state)| match state {
+                State::Open(open) if open.judgement.is_none() => Some((at, &open.case)),
+                State::Open(_) | State::Decided(..) => None,
+            })
+            .collect();
+        open.chunks(form.max_statements()).map(|cases| write_question(form, cases)).collect()
+    }
+
+    /// Takes the reply to one of the questions. A reply that can't be read leaves its statements unverified.
+    pub fn answer(&mut self, question: &Question, reply: &Reply, calibration: &Calibration) {
+        let judgements = read_reply(question.form, question.statements.len(), reply);
+        let decider = Decider { model: calibration.model.clone(), threshold: calibration.threshold };
+        for (number, judgement) in question.statements.iter().zip(judgements) {
+            if let (Some(State::Open(open)), Some(judgement)) = (self.statements.get_mut(*number), judgement)
+            {
+                open.judgement = Some((judgement, decider.clone()));
+            }
+        }
+    }
+
+    /// The verdicts, in the order of the statements. `reason` tells why nobody judged those that are left.
+    pub fn finish(self, reason: &str) -> Vec<VerifiedStatement> {
+        let text = self.text;
+        let characters = |bytes: usize| u32::try_from(text[..bytes].chars().count()).unwrap_or(u32::MAX);
+        let place = |range: &Range<usize>, one: VerifiedStatement| VerifiedStatement {
+            start: characters(range.start),
+            end: characters(range.end),
+            ..one
+        };
+        self.statements
+            .into_iter()
+            .map(|state| match state {
+                State::Decided(range, verdict) => place(&range, verdict),
+                State::Open(open) => {
+                    let range = open.range.clone();
+                    place(&range, open.conclude(reason))
+                }
+            })
+            .collect()
+    }
+}
+
+impl OpenStatement {
+    fn conclude(self, reason: &str) -> VerifiedStatement {
+        let unplaced = decided(&self.text, StatementVerdict::Unverified, None, Vec::new(), reason.to_owned());
+        let Some((judgement, decider)) = self.judgement else {
+            let lines = self.case.passages.first().map(|(lines, _)| lines.clone());
+            return VerifiedStatement { lines: lines.into_iter().collect(), question: None, ..unplaced };
+        };
+        let is_likely = |probability: f64| match probability >= decider.threshold {
+            true => StatementVerdict::Supported,
+            false => StatementVerdict::Unsupported,
+        };
+        let verdict = judgement
+            .verdict
+            .or(judgement.probability.map(is_likely))
+            .unwrap_or(StatementVerdict::Unverified);
+        let named: Vec<SourceLines> =
+            judgement.passages.iter().filter_map(|at| Some(self.case.passages.get(*at)?.0.clone())).collect();
+        let first = self.case.passages.first().map(|(lines, _)| lines.clone());
+        let lines = if named.is_empty() { first.into_iter().collect() } else { named };
+        let mut reason = judgement.reason.unwrap_or_else(|| describe_verdict(verdict, &lines));
+        for calculation in &self.derived {
+            reason.push_str(&format!(" {calculation}."));
+        }
+        VerifiedStatement {
+            verdict,
+            lines,
+            found_by: Some(Finder::Model(decider.model)),
+            reason,
+            probability: judgement.probability,
+            question: self.key,
+            ..unplaced
+        }
+    }
+}
+
+/// The reason for a verdict of a model that gives none.
+fn describe_verdict(verdict: StatementVerdict, lines: &[SourceLines]) -> String {
+    let place = lines.first().map_or_else(|| "the sources".to_owned(), describe_lines);
+    match verdict {
+        StatementVerdict::Supported => format!("The model finds it in {place}."),
+        StatementVerdict::Partly => format!("The model finds a part of it in {place}."),
+        StatementVerdict::Contradicted => format!("The model finds the opposite in {place}."),
+        StatementVerdict::Unsupported => format!("The model does not find it in {place}."),
+        StatementVerdict::Unverified => "The model gave no verdict.".to_owned(),
+    }
+}
+
+fn describe_lines(lines: &SourceLines) -> String {
+    let SourceLines { source, first_line, last_line } = lines;
+    match first_line == last_line {
+        true => format!("{source}, line {first_line}"),
+        false => format!("{source}, lines {first_line}–{last_line}"),
+    }
+}
+
+fn decided(
+    text: &str,
+    verdict: StatementVerdict,
+    found_by: Option<Finder>,
+    lines: Vec<SourceLines>,
+    reason: String,
+) -> VerifiedStatement {
+    VerifiedStatement {
+        text: text.to_owned(),
+        start: 0,
+        end: 0,
+        verdict,
+        lines,
+        found_by,
+        reason,
+        probability: None,
+        question: None,
+        removed: false,
+    }
+}
+
+/// A text beside its sources.
+struct Comparison<'a> {
+    sources: &'a dyn Sources,
+    figures: FigureIndex<'a>,
+    texts: QuotableTexts<'a>,
+    question: &'a str,
+    marked: &'a MarkedText,
+}
+
+impl Comparison<'_> {
+    fn compare(&self, statement: &Statement, text: &str) -> State {
+        let range = statement.range.clone();
+        let cited = self.resolve_marks(statement);
+        if let Some(verdict) = self.find_quotation(statement, &text[range.clone()], &cited) {
+            return State::Decided(range, verdict);
+        }
+        let cited_sources: Vec<String> = cited.iter().map(|one| one.location().to_owned()).collect();
+        let passages = self.cited_passages(statement, &cited);
+        let near: Vec<&str> = passages.iter().map(|(_, text)| text.as_str()).collect();
+        let places = self.figures.find(&statement.text, &cited_sources, &near, self.question);
+        let (lines, derived) = match places {
+            FigurePlaces::Invented(invented) => {
+                let reason = format!("No source has {}.", list_words(&invented));
+                let verdict = StatementVerdict::Unsupported;
+                return State::Decided(
+                    range,
+                    decided(&statement.text, verdict, Some(Finder::Figure), Vec::new(), reason),
+                );
+            }
+            FigurePlaces::Found { lines, derived } => (lines, derived),
+        };
+        if let Some(missing) = self.texts.find_missing_quotation(&statement.text, &cited_sources) {
+            let reason = format!("No source has the words “{missing}”.");
+            let verdict = StatementVerdict::Unsupported;
+            return State::Decided(
+                range,
+                decided(&statement.text, verdict, Some(Finder::Quotation), Vec::new(), reason),
+            );
+        }
+        let passages = self.add_passages(statement, passages, lines);
+        if passages.is_empty() {
+            let reason = "No source has lines about it.".to_owned();
+            let verdict = decided(&statement.text, StatementVerdict::Unverified, None, Vec::new(), reason);
+            return State::Decided(range, verdict);
+        }
+        let case = Case { claim: self.claim_of(statement), passages };
+        State::Open(OpenStatement {
+            range,
+            text: statement.text.clone(),
+            case,
+            derived,
+            judgement: None,
+            key: None,
+        })
+    }
+
+    /// The lines and sources that the marks of a statement cite.
+    fn resolve_marks(&self, statement: &Statement) -> Vec<CitedLines> {
+        let cited = statement.marks.iter().flat_map(|mark| match mark.strip_prefix('^') {
+            Some(label) => {
+                let addresses = self.marked.footnotes.get(label).into_iter().flatten();
+                addresses.flat_map(|address| self.sources.cited(address)).collect()
+            }
+            None => self.sources.cited(mark),
+        });
+        let mut unique: Vec<CitedLines> = Vec::new();
+        cited.for_each(|one| {
+            if !unique.contains(&one) {
+                unique.push(one);
+            }
+        });
+        unique
+    }
+
+    /// A statement that is wholly a quotation is decided by its words.
+    fn find_quotation(
+        &self,
+        statement: &Statement,
+        written: &str,
+        cited: &[CitedLines],
+    ) -> Option<VerifiedStatement> {
+        let inner = inside_quotes(&statement.text);
+        let is_block_quote = written.trim_start().starts_with('>');
+        let is_whole = inner.is_none();
+        let words = inner.unwrap_or(&statement.text);
+        if let Some(place) = self.texts.find(words, is_whole, cited) {
+            let reason = format!("It stands word for word in {}.", describe_lines(&place));
+            let finder = Some(Finder::Quotation);
+            return Some(decided(&statement.text, StatementVerdict::Supported, finder, vec![place], reason));
+        }
+        if (is_whole && !is_block_quote) || !self.texts.is_complete() {
+            return None;
+        }
+        let reason = "No source has these words.".to_owned();
+        let verdict = StatementVerdict::Unsupported;
+        Some(decided(&statement.text, verdict, Some(Finder::Quotation), Vec::new(), reason))
+    }
+
+    /// The passages that a statement cites; of a source that is cited as a whole, those that share most with it.
+    fn cited_passages(&self, statement: &Statement, cited: &[CitedLines]) -> Vec<(SourceLines, String)> {
+        let lines = cited.iter().flat_map(|one| match one {
+            CitedLines::Lines(lines) => vec![lines.clone()],
+            CitedLines::Source(location) => {
+                let found = self.sources.search(&self.search_text(statement), Some(location));
+                found.into_iter().take(MAX_FOUND).collect()
+            }
+        });
+        self.collect_passages(Vec::new(), lines)
+    }
+
+    /// Adds the lines with the figures of a statement, and those that search finds.
+    fn add_passages(
+        &self,
+        statement: &Statement,
+        passages: Vec<(SourceLines, String)>,
+        lines: Vec<SourceLines>,
+    ) -> Vec<(SourceLines, String)> {
+        let found = self.sources.search(&self.search_text(statement), None).into_iter().take(MAX_FOUND);
+        self.collect_passages(passages, lines.into_iter().chain(found))
+    }
+
+    fn collect_passages(
+        &self,
+        mut passages: Vec<(SourceLines, String)>,
+        more: impl IntoIterator<Item = SourceLines>,
+    ) -> Vec<(SourceLines, String)> {
+        let mut room = MAX_PASSAGES;
+        room = passages.iter().fold(room, |room, (_, text)| room.saturating_sub(text.chars().count()));
+        for lines in more {
+            let is_known = |(known, _): &(SourceLines, String)| {
+                known.source == lines.source
+                    && known.first_line <= lines.first_line
+                    && lines.last_line <= known.last_line
+            };
+            if room == 0 || passages.iter().any(is_known) {
+                continue;
+            }
+            let Some(text) = self.sources.text(&lines.source) else { continue };
+            let mut words = passage_text(text, &lines);
+            let length = words.chars().count();
+            if length > room {
+                words = words.chars().take(room).collect();
+            }
+            room = room.saturating_sub(length);
+            if words.contains(char::is_alphanumeric) {
+                passages.push((lines, words));
+            }
+        }
+        passages
+    }
+
+    fn search_text(&self, statement: &Statement) -> String {
+        let heading = statement.context.heading.as_deref().unwrap_or_default();
+        format!("{} {heading}", statement.text)
+    }
+
+    /// The statement with what tells its meaning: the question that it answers, or the heading and the sentence before it.
+    fn claim_of(&self, statement: &Statement) -> String {
+        let Statement { text, context, .. } = statement;
+        let own = [context.heading.as_deref(), context.before.as_deref()];
+        let around: Vec<&str> = match self.question.trim() {
+            "" => own.into_iter().flatten().collect(),
+            question => [Some(question), context.before.as_deref()].into_iter().flatten().collect(),
+        };
+        around.into_iter().chain([text.as_str()]).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// The text of lines with what they stand under: the heading, and the head of their table.
+fn passage_text(text: &str, lines: &SourceLines) -> String {
+    let (first, last) = (lines.first_line as usize, lines.last_line as usize);
+    let all: Vec<&str> = text.lines().collect();
+    let own = all.get(first.saturating_sub(1)..last.min(all.len())).unwrap_or_default();
+    let above = all.get(..first.saturating_sub(1)).unwrap_or_default();
+    let heading = above.iter().rev().find(|line| line.starts_with('#'));
+    let is_row = |line: &&&str| line.trim_start().starts_with('|');
+    let is_in_table = own.first().is_some_and(|line| is_row(&line));
+    let head = above.iter().rev().take_while(is_row).last().filter(|_| is_in_table);
+    heading.into_iter().chain(head).chain(own).copied().collect::<Vec<_>>().join("\n")
+}
+
+fn list_words(words: &[String]) -> String {
+    words.iter().map(|word| format!("“{word}”")).collect::<Vec<_>>().join(", ")
+}
