@@ -183,6 +183,19 @@ pub enum StatementVerdict {
     Unverified,
 }
 
+impl StatementVerdict {
+    /// Its name for a person.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Supported => "supported",
+            Self::Partly => "supported in part",
+            Self::Contradicted => "contradicted",
+            Self::Unsupported => "not supported",
+            Self::Unverified => "not verified",
+        }
+    }
+}
+
 /// What found a verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(into = "String", try_from = "String")]

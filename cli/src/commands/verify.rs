@@ -83,18 +83,11 @@ pub async fn run_command(arguments: VerifyArguments) -> CommandResult {
 /// One line about a statement: its line in the file, the verdict, its words and the reason.
 fn format_verdict(name: &str, text: &str, one: &VerifiedStatement) -> String {
     let line = text.chars().take(one.start as usize).filter(|c| *c == '\n').count() + 1;
-    let verdict = match one.verdict {
-        StatementVerdict::Supported => "supported",
-        StatementVerdict::Partly => "supported in part",
-        StatementVerdict::Contradicted => "contradicted",
-        StatementVerdict::Unsupported => "not supported",
-        StatementVerdict::Unverified => "not verified",
-    };
     let by = one.found_by.clone().map(|finder| match finder {
         Finder::Quotation | Finder::Figure => String::new(),
         Finder::Model(_) => format!(" ({})", String::from(finder)),
     });
-    format!("{name}:{line}: {verdict}{}: “{}” {}", by.unwrap_or_default(), one.text, one.reason)
+    format!("{name}:{line}: {}{}: “{}” {}", one.verdict.name(), by.unwrap_or_default(), one.text, one.reason)
 }
 
 fn read_text(file: &Path) -> Result<String, CommandError> {

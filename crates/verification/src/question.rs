@@ -57,8 +57,10 @@ impl Form {
 /// A statement with the lines that it is compared with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Case {
-    /// The statement, made to stand alone.
+    /// The words of the statement.
     pub claim: String,
+    /// The question that it answers, or its heading: with it, the statement stands alone.
+    pub context: String,
     /// The passages, the best first, each with its text.
     pub passages: Vec<(SourceLines, String)>,
 }
@@ -68,7 +70,12 @@ impl Case {
     pub fn key(&self, form: Form, model: &str) -> String {
         let version = form.version();
         let texts = self.passages.iter().map(|(_, text)| text.as_str());
-        hash_text(&[version.as_str(), model, &self.claim].into_iter().chain(texts).collect::<Vec<_>>())
+        hash_text(&[version.as_str(), model, &self.context, &self.claim].into_iter().chain(texts).collect::<Vec<_>>())
+    }
+
+    /// The statement, made to stand alone.
+    fn whole_claim(&self) -> String {
+        format!("{} {}", self.context, self.claim).trim().to_owned()
     }
 
     fn document(&self) -> String {
@@ -111,7 +118,7 @@ pub struct Judgement {
 pub(crate) fn write_question(form: Form, cases: &[(usize, &Case)]) -> Question {
     let statements = cases.iter().map(|(number, _)| *number).collect();
     let request = match (form, cases) {
-        (Form::Single, [(_, case)]) => write_single(&case.document(), &case.claim),
+        (Form::Single, [(_, case)]) => write_single(&case.document(), &case.whole_claim()),
         (Form::Single | Form::Several, cases) => write_several(cases),
     };
     Question { statements, request, form }
@@ -132,7 +139,8 @@ pub(crate) fn write_single(document: &str, claim: &str) -> Request {
 fn write_several(cases: &[(usize, &Case)]) -> Request {
     let mut text = String::new();
     for (at, (_, case)) in cases.iter().enumerate() {
-        text.push_str(&format!("## Statement {}\n\n{}\n\nLines:\n", at + 1, case.claim));
+        let context = if case.context.is_empty() { String::new() } else { format!("About: {}\n", case.context) };
+        text.push_str(&format!("## Statement {}\n\n{context}{}\n\nLines:\n", at + 1, case.claim));
         for (number, (_, passage)) in case.passages.iter().enumerate() {
             text.push_str(&format!("L{}: {}\n", number + 1, json!(passage)));
         }

@@ -348,6 +348,10 @@ fn split_sentences(words: &str) -> Vec<Range<usize>> {
 fn ends_with_abbreviation(sentence: &str) -> bool {
     let Some(rest) = sentence.trim_end().strip_suffix('.') else { return false };
     let word = rest.rsplit(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+    // `400 V.` ends a sentence.
+    if rest[..rest.len() - word.len()].trim_end().ends_with(char::is_numeric) {
+        return false;
+    }
     let is_short = word.chars().count() <= MAX_ABBREVIATION && word.chars().all(char::is_alphabetic);
     is_short && word.starts_with(char::is_uppercase)
 }
@@ -367,13 +371,13 @@ mod tests {
 
     #[test]
     fn statement_has_its_place_its_words_and_its_marks() {
-        let text = "# Kiln\n\nIt fires at **1,240 °C** [1][2]. It was built by Dr. Aho in 1931.[3] Why?\n\n```\ncode.\n```\n";
+        let text = "# Kiln\n\nIt needs 400 V. It fires at **1,240 °C** [1][2]. It was built by Dr. Aho in 1931.[3] Why?\n\n```\ncode.\n```\n";
         let found = list(text);
         let words: Vec<&str> = found.iter().map(|(_, words, _)| words.as_str()).collect();
-        assert_eq!(words, ["It fires at 1,240 °C.", "It was built by Dr. Aho in 1931."]);
-        assert_eq!(found[0].0, "It fires at **1,240 °C** [1][2].");
-        assert_eq!(found[1].0, "It was built by Dr. Aho in 1931.[3]");
-        assert_eq!((found[0].2.join(" "), found[1].2.join(" ")), ("1 2".into(), "3".into()));
+        assert_eq!(words, ["It needs 400 V.", "It fires at 1,240 °C.", "It was built by Dr. Aho in 1931."]);
+        assert_eq!(found[1].0, "It fires at **1,240 °C** [1][2].");
+        assert_eq!(found[2].0, "It was built by Dr. Aho in 1931.[3]");
+        assert_eq!((found[1].2.join(" "), found[2].2.join(" ")), ("1 2".into(), "3".into()));
     }
 
     #[test]

@@ -234,7 +234,8 @@ impl Comparison<'_> {
         }
         let cited_sources: Vec<String> = cited.iter().map(|one| one.location().to_owned()).collect();
         let passages = self.cited_passages(statement, &cited);
-        let near: Vec<&str> = passages.iter().map(|(_, text)| text.as_str()).collect();
+        let found = self.add_passages(statement, passages.clone(), Vec::new());
+        let near: Vec<&str> = found.iter().map(|(_, text)| text.as_str()).collect();
         let places = self.figures.find(&statement.text, &cited_sources, &near, self.question);
         let (lines, derived) = match places {
             FigurePlaces::Invented(invented) => {
@@ -261,7 +262,7 @@ impl Comparison<'_> {
             let verdict = decided(&statement.text, StatementVerdict::Unverified, None, Vec::new(), reason);
             return State::Decided(range, verdict);
         }
-        let case = Case { claim: self.claim_of(statement), passages };
+        let case = Case { claim: statement.text.clone(), context: self.context_of(statement), passages };
         State::Open(OpenStatement {
             range,
             text: statement.text.clone(),
@@ -372,15 +373,13 @@ impl Comparison<'_> {
         format!("{} {heading}", statement.text)
     }
 
-    /// The statement with what tells its meaning: the question that it answers, or the heading and the sentence before it.
-    fn claim_of(&self, statement: &Statement) -> String {
-        let Statement { text, context, .. } = statement;
-        let own = [context.heading.as_deref(), context.before.as_deref()];
-        let around: Vec<&str> = match self.question.trim() {
-            "" => own.into_iter().flatten().collect(),
-            question => [Some(question), context.before.as_deref()].into_iter().flatten().collect(),
-        };
-        around.into_iter().chain([text.as_str()]).collect::<Vec<_>>().join(" ")
+    /// What tells the meaning of a statement: the question that it answers, or the heading above it. The sentence before it may
+    /// be false, and would make a true statement false.
+    fn context_of(&self, statement: &Statement) -> String {
+        match self.question.trim() {
+            "" => statement.context.heading.clone().unwrap_or_default(),
+            question => question.to_owned(),
+        }
     }
 }
 

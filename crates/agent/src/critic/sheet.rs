@@ -6,8 +6,9 @@
 use std::fmt::Write;
 
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::result::{Source, TaskResult};
+use millrace_protocol::result::{Source, StatementVerdict, TaskResult, VerifiedStatement};
 use millrace_protocol::safe_text::markdown_line;
+use millrace_verification::VerificationCounts;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -42,6 +43,8 @@ const NOTES: &str = "Result, notes:";
 const DATA: &str = "Result, data:";
 const SOURCES: &str = "Result, sources, one JSON object per line:";
 const QUOTATIONS: &str = "Result, quotations, one JSON object per line:";
+/// The verdicts of the verifier, which a judge need not repeat.
+const VERDICTS: &str = "Result, what the verifier found (not for you to judge again):";
 
 /// Renders the message.
 pub(crate) fn render_review_task(task: &ReviewTask) -> String {
@@ -77,6 +80,7 @@ pub(crate) fn render_review_task(task: &ReviewTask) -> String {
         sheet.push_line(CUT);
     }
     sheet.push_text_section(NOTES, result.notes.as_deref().unwrap_or_default());
+    sheet.push_text_section(VERDICTS, &describe_verdicts(&result.statements));
     sheet.push_text_section(DATA, &result.data.as_ref().map(to_json_line).unwrap_or_default());
     let sources = result.sources.iter().map(|source| Source { sha256: None, ..source.clone() });
     sheet.push_list_section(SOURCES, sources.map(|source| to_json_line(&source)));
@@ -85,6 +89,16 @@ pub(crate) fn render_review_task(task: &ReviewTask) -> String {
 }
 
 /// Returns the output without what the lists below it repeat: the list of sources, and the texts of block quotes.
+/// How many statements are verified, and those that are not with the reasons; empty if nobody was to verify any.
+fn describe_verdicts(statements: &[VerifiedStatement]) -> String {
+    if statements.is_empty() {
+        return String::new();
+    }
+    let others = statements.iter().filter(|one| one.verdict != StatementVerdict::Supported);
+    let line = |one: &VerifiedStatement| format!("\n{}: “{}” {}", one.verdict.name(), one.text, one.reason);
+    format!("{}{}", VerificationCounts::of(statements), others.map(line).collect::<String>())
+}
+
 fn leave_out_quotations(result: &TaskResult) -> String {
     let mut output = if result.sources.is_empty() {
         result.output.clone()

@@ -21,7 +21,7 @@ use super::models::{ModelPool, ModelPreferences};
 use crate::corpus::pages::read_page;
 use crate::corpus::{self, Corpus, WebPage};
 
-use crate::model::{CreateModelError, Model, ModelFactory, ModelSelection};
+use crate::model::{CreateModelError, ModelFactory, ModelSelection};
 
 use crate::sources::{OrderInputError, OrderInputs};
 use crate::verification::{CalibrationMemory, Verifier};

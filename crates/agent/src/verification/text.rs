@@ -7,7 +7,7 @@ use millrace_protocol::result::{SourceLines, Usage, VerifiedStatement};
 use millrace_verification::{Calibration, CitedLines, Verification};
 
 use super::{LineSources, SIDE_BY_SIDE, Verifier};
-use crate::corpus::Corpus;
+use crate::corpus::{Corpus, Document};
 use crate::model::{ModelError, Reply, Request};
 
 /// The reason for statements without a verdict if no model is asked.
@@ -119,7 +119,10 @@ fn read_marks(text: &str, corpus: &Corpus) -> BTreeMap<String, Vec<CitedLines>> 
     let links = links.filter_map(|link| {
         let (path, fragment) = link.split_once('#').unwrap_or((link, ""));
         let path = path.trim_start_matches("./").trim_start_matches('/');
-        let document = corpus.find_document(path)?;
+        // The folder of the documents may be a part of the path.
+        let inside = |document: &&Document| path.strip_suffix(&document.path).is_some_and(|rest| rest.ends_with('/'));
+        let found = || corpus.documents().iter().filter(inside).max_by_key(|document| document.path.len());
+        let document = corpus.find_document(path).or_else(found)?;
         Some((link.to_owned(), cite(&document.path, &read_lines(&fragment.replace('L', " ")))))
     });
     paths.chain(links).chain(marks.clone()).collect()
