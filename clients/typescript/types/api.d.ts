@@ -320,6 +320,8 @@ export type TaskResult = {
   quotations?: Quotation[]
   /** Structured output, in the form that the capability declares. */
   data?: unknown
+  /** The statements of `output` with their verdicts, in order; empty if nobody was to verify it. */
+  statements?: VerifiedStatement[]
   /** The files of the run's workspace that the attempt made or changed, by path. */
   artifacts?: Artifact[]
   /** The usage of the attempt. */
@@ -363,6 +365,46 @@ export type Quotation = {
   /** The page, slide, sheet or section of the source, such as `page 3`, in formats that have any. */
   place?: string | null
 }
+
+/** A statement of a result with its verdict. */
+export type VerifiedStatement = {
+  /** Its words, without marks and markup. */
+  text: string
+  /** The position of its first character in `output`, in Unicode characters from 0. */
+  start: number
+  /** The position after its last character, marks included. */
+  end: number
+  /** The verdict. */
+  verdict: StatementVerdict
+  /** The lines that decided it. */
+  lines?: SourceLines[]
+  /** What found it: `quotation`, `figure` or `model NAME`; absent if nothing did. */
+  found_by?: Finder | null
+  /** The reason, for a person. */
+  reason: string
+  /** The probability with which the model calls it supported, from 0 to 1, if its server gives one. */
+  probability?: number | null
+  /** The SHA-256 of its question to a model, in hexadecimal: equal questions are asked once. */
+  question?: string | null
+  /** `true` if it was taken out of `output`. */
+  removed?: boolean
+}
+
+/** What the sources say of a statement. */
+export type StatementVerdict = "supported" | "partly" | "contradicted" | "unsupported" | "unverified"
+
+/** Lines of a source, from 1, both inclusive. */
+export type SourceLines = {
+  /** The location of the source. */
+  source: string
+  /** The first line. */
+  first_line: number
+  /** The last line. */
+  last_line: number
+}
+
+/** What found a verdict. */
+export type Finder = string
 
 /** A version of a file that an attempt made. */
 export type Artifact = {

@@ -34,7 +34,11 @@ fn read_probes() -> Vec<Probe> {
     let both = |(at, pair): (usize, ProbePair)| {
         let source = SourceLines { source: format!("probe-{at}"), first_line: 1, last_line: 1 };
         let probe = |claim, is_supported| Probe {
-            case: Case { claim, context: String::new(), passages: vec![(source.clone(), pair.document.clone())] },
+            case: Case {
+                claim,
+                context: String::new(),
+                passages: vec![(source.clone(), pair.document.clone())],
+            },
             is_supported,
         };
         [probe(pair.supported, true), probe(pair.refuted, false)]

@@ -70,7 +70,12 @@ impl Case {
     pub fn key(&self, form: Form, model: &str) -> String {
         let version = form.version();
         let texts = self.passages.iter().map(|(_, text)| text.as_str());
-        hash_text(&[version.as_str(), model, &self.context, &self.claim].into_iter().chain(texts).collect::<Vec<_>>())
+        hash_text(
+            &[version.as_str(), model, &self.context, &self.claim]
+                .into_iter()
+                .chain(texts)
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// The statement, made to stand alone.
@@ -139,7 +144,8 @@ pub(crate) fn write_single(document: &str, claim: &str) -> Request {
 fn write_several(cases: &[(usize, &Case)]) -> Request {
     let mut text = String::new();
     for (at, (_, case)) in cases.iter().enumerate() {
-        let context = if case.context.is_empty() { String::new() } else { format!("About: {}\n", case.context) };
+        let context =
+            if case.context.is_empty() { String::new() } else { format!("About: {}\n", case.context) };
         text.push_str(&format!("## Statement {}\n\n{context}{}\n\nLines:\n", at + 1, case.claim));
         for (number, (_, passage)) in case.passages.iter().enumerate() {
             text.push_str(&format!("L{}: {}\n", number + 1, json!(passage)));

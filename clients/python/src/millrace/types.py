@@ -295,6 +295,8 @@ class TaskResult(_TaskResultRequired, total=False):
     """Verbatim passages of sources."""
     data: Any
     """Structured output, in the form that the capability declares."""
+    statements: list[VerifiedStatement]
+    """The statements of `output` with their verdicts, in order; empty if nobody was to verify it."""
     artifacts: list[Artifact]
     """The files of the run's workspace that the attempt made or changed, by path."""
     usage: Usage
@@ -341,6 +343,43 @@ class Quotation(_QuotationRequired, total=False):
     """
     place: str | None
     """The page, slide, sheet or section of the source, such as `page 3`, in formats that have any."""
+
+
+class _VerifiedStatementRequired(TypedDict):
+    text: str
+    """Its words, without marks and markup."""
+    start: int
+    """The position of its first character in `output`, in Unicode characters from 0."""
+    end: int
+    """The position after its last character, marks included."""
+    verdict: StatementVerdict
+    """The verdict."""
+    reason: str
+    """The reason, for a person."""
+
+
+class VerifiedStatement(_VerifiedStatementRequired, total=False):
+    """A statement of a result with its verdict."""
+    lines: list[SourceLines]
+    """The lines that decided it."""
+    found_by: Finder | None
+    """What found it: `quotation`, `figure` or `model NAME`; absent if nothing did."""
+    probability: float | None
+    """The probability with which the model calls it supported, from 0 to 1, if its server gives one."""
+    question: str | None
+    """The SHA-256 of its question to a model, in hexadecimal: equal questions are asked once."""
+    removed: bool
+    """`true` if it was taken out of `output`."""
+
+
+class SourceLines(TypedDict):
+    """Lines of a source, from 1, both inclusive."""
+    source: str
+    """The location of the source."""
+    first_line: int
+    """The first line."""
+    last_line: int
+    """The last line."""
 
 
 class Artifact(TypedDict):
@@ -5917,6 +5956,12 @@ newest task that it matches.
 
 SourceKind = Literal["document", "web", "code", "data", "other"]
 """The kind of a source."""
+
+StatementVerdict = Literal["supported", "partly", "contradicted", "unsupported", "unverified"]
+"""What the sources say of a statement."""
+
+Finder = str
+"""What found a verdict."""
 
 FilePath = str
 

@@ -120,7 +120,8 @@ fn read_marks(text: &str, corpus: &Corpus) -> BTreeMap<String, Vec<CitedLines>> 
         let (path, fragment) = link.split_once('#').unwrap_or((link, ""));
         let path = path.trim_start_matches("./").trim_start_matches('/');
         // The folder of the documents may be a part of the path.
-        let inside = |document: &&Document| path.strip_suffix(&document.path).is_some_and(|rest| rest.ends_with('/'));
+        let inside =
+            |document: &&Document| path.strip_suffix(&document.path).is_some_and(|rest| rest.ends_with('/'));
         let found = || corpus.documents().iter().filter(inside).max_by_key(|document| document.path.len());
         let document = corpus.find_document(path).or_else(found)?;
         Some((link.to_owned(), cite(&document.path, &read_lines(&fragment.replace('L', " ")))))

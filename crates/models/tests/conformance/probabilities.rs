@@ -1,7 +1,7 @@
 //! Probabilities of the first token: requested where an API has them, read from the first token that is not blank, and left out
 //! where a provider rejects them.
 
-use millrace_models::model::{Message, Model, Request, TokenProbability};
+use millrace_models::model::{Message, Request, TokenProbability};
 use millrace_models::wire::{Dialect, WireProtocol, create_http_model};
 use serde_json::{Value, json};
 
