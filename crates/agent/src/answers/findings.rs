@@ -183,9 +183,10 @@ impl Findings {
     }
 }
 
-/// `true` if an answer quotes nothing although there are sources.
+/// `true` if an answer quotes nothing although there are sources, and does not say what is missing.
 pub(super) fn lacks_quotations(findings: &Findings, corpus: Option<&Corpus>) -> bool {
-    findings.quotations.is_empty() && corpus.is_some_and(Corpus::has_sources)
+    let has_notes = findings.notes.as_deref().is_some_and(|notes| !notes.trim().is_empty());
+    findings.quotations.is_empty() && corpus.is_some_and(Corpus::has_sources) && !has_notes
 }
 
 /// Keeps the verdicts, and cites the lines that were found for statements without marks.
@@ -209,8 +210,9 @@ pub(super) fn cite_found_lines(mut findings: Findings, statements: Vec<VerifiedS
         marks.push((end, lines.into_iter().map(number).map(|number| format!("[{number}]")).collect()));
     }
     for (end, marks) in marks.into_iter().rev() {
-        let before = findings.output[..end].trim_end_matches(['.', '!', '?', '。', '！', '？', '।']);
-        findings.output.insert_str(before.len(), &format!(" {marks}"));
+        let sentence = findings.output[..end].trim_end_matches(['.', '!', '?', '。', '！', '？', '।']);
+        let (words, blanks_end) = (sentence.trim_end().len(), sentence.len());
+        findings.output.replace_range(words..blanks_end, &format!(" {marks}"));
     }
     Findings { statements, ..findings }
 }

@@ -187,9 +187,12 @@ impl<'a> AgentSession<'a> {
     async fn request_result(self, mut conversation: Conversation) -> Result<TaskResult, SessionError> {
         let Self { host: agents, spec, order, env, inputs, .. } = self;
         let (host, corpus) = (env.host, inputs.corpus.as_deref());
+        let is_cited = matches!(spec.answer, AnswerForm::Findings | AnswerForm::Report);
+        if is_cited && !conversation.model.name().starts_with(BUILT_IN_MODEL) {
+            (conversation.is_verified, conversation.verifier) = (true, agents.open_verifier(order)?);
+        }
         match spec.answer {
             AnswerForm::Findings => {
-                conversation.verifier = agents.open_verifier(order)?;
                 let labels = PassageLabels::read_from_prompt(conversation.newest_task());
                 let used = inputs.list_used_results();
                 let (read_lines, pages) = (conversation.read_lines.clone(), conversation.pages.clone());
@@ -203,7 +206,6 @@ impl<'a> AgentSession<'a> {
                 Ok(complete_result(add_verdicts(result, statements, order.is_final), work))
             }
             AnswerForm::Report => {
-                conversation.verifier = agents.open_verifier(order)?;
                 let none = NumberedResults::default();
                 let results = inputs.numbered.as_deref().unwrap_or(&none);
                 let cited = results.cited_sources();

@@ -31,6 +31,8 @@ pub struct Conversation {
     pub model: Arc<dyn Model>,
     /// The model that summarises it; `None` is its own.
     pub summarizer: Option<Arc<dyn Model>>,
+    /// `true` if the statements of its answer are verified. The built-in model only quotes.
+    pub is_verified: bool,
     /// The model that verifies the statements of its answer; `None` if no model does.
     pub verifier: Option<Verifier>,
     pub toolbox: Toolbox,
@@ -86,6 +88,7 @@ impl Conversation {
             continued: None,
             model,
             summarizer: None,
+            is_verified: false,
             verifier: None,
             toolbox,
             hooks: None,

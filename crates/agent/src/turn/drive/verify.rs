@@ -56,7 +56,8 @@ impl<A: Answer> Driver<'_, A> {
         machine: &mut Machine<A>,
         answer: A,
     ) -> Result<Result<A, String>, DriveError> {
-        let Some(mut verification) = self.check.begin_verification(&answer) else { return Ok(Ok(answer)) };
+        let begun = self.conversation.is_verified.then(|| self.check.begin_verification(&answer)).flatten();
+        let Some(mut verification) = begun else { return Ok(Ok(answer)) };
         let reason = match verification.is_decided() {
             true => String::new(),
             false => self.ask_verifier(machine, &mut verification).await?,
