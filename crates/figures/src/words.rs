@@ -166,10 +166,7 @@ pub(crate) fn is_boundary(text: &str, at: usize) -> bool {
     let (before, after) = (text[..at].chars().next_back(), text[at..].chars().next());
     match (before, after) {
         (Some(before), Some(after)) => {
-            !(before.is_alphabetic()
-                && after.is_alphanumeric()
-                && !is_unspaced(before)
-                && !is_unspaced(after))
+            !before.is_alphabetic() || !after.is_alphanumeric() || is_unspaced(before) || is_unspaced(after)
         }
         (None, _) | (_, None) => true,
     }

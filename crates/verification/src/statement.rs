@@ -168,7 +168,17 @@ impl<'a> Splitter<'a> {
                 self.end_block();
                 self.table = Some(Table::default());
             }
-            _ => {}
+            Tag::DefinitionList
+            | Tag::DefinitionListTitle
+            | Tag::DefinitionListDefinition
+            | Tag::TableHead
+            | Tag::TableRow
+            | Tag::TableCell
+            | Tag::Emphasis
+            | Tag::Strong
+            | Tag::Strikethrough
+            | Tag::Superscript
+            | Tag::Subscript => {}
         }
     }
 
@@ -205,7 +215,14 @@ impl<'a> Splitter<'a> {
             }
             TagEnd::TableRow => self.end_row(range),
             TagEnd::Table => self.table = None,
-            _ => {}
+            TagEnd::DefinitionList
+            | TagEnd::DefinitionListTitle
+            | TagEnd::DefinitionListDefinition
+            | TagEnd::Emphasis
+            | TagEnd::Strong
+            | TagEnd::Strikethrough
+            | TagEnd::Superscript
+            | TagEnd::Subscript => {}
         }
     }
 
@@ -348,8 +365,11 @@ fn split_sentences(words: &str) -> Vec<Range<usize>> {
 fn ends_with_abbreviation(sentence: &str) -> bool {
     let Some(rest) = sentence.trim_end().strip_suffix('.') else { return false };
     let word = rest.rsplit(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
-    // `400 V.` ends a sentence.
-    if rest[..rest.len() - word.len()].trim_end().ends_with(char::is_numeric) {
+    // `400 V.` and `90 °C.` end a sentence.
+    let before = &rest[..rest.len() - word.len()];
+    let is_apart =
+        before.is_empty() || before.ends_with(|c: char| c.is_whitespace() || ['.', '('].contains(&c));
+    if !is_apart || before.trim_end().ends_with(char::is_numeric) {
         return false;
     }
     let is_short = word.chars().count() <= MAX_ABBREVIATION && word.chars().all(char::is_alphabetic);

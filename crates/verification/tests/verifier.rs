@@ -26,7 +26,7 @@ impl Sources for Shelf {
     fn cited(&self, mark: &str) -> Vec<CitedLines> {
         match mark.split_once(':') {
             Some((name, line)) => {
-                let line = line.parse().unwrap();
+                let line = line.parse().expect("a number");
                 let lines = SourceLines { source: name.into(), first_line: line, last_line: line };
                 vec![CitedLines::Lines(lines)]
             }
@@ -49,7 +49,7 @@ impl Sources for Shelf {
             for (at, line) in content.lines().enumerate() {
                 let words =
                     text.split_whitespace().filter(|word| word.len() > 3 && line.contains(word)).count();
-                let line = u32::try_from(at + 1).unwrap();
+                let line = u32::try_from(at + 1).expect("a short text");
                 if words > 0 && within.is_none_or(|wanted| wanted == *name) {
                     hits.push((
                         words,

@@ -198,7 +198,7 @@ impl<'a> AgentSession<'a> {
                 let (read_lines, pages) = (conversation.read_lines.clone(), conversation.pages.clone());
                 let list_sources =
                     || pages.as_ref().map(|pages| pages.list_sources()).or_else(|| corpus.cloned());
-                let checker = FindingsChecker::new(&order.objective, labels, read_lines, used, &list_sources);
+                let checker = FindingsChecker::new(&order.objective, labels, read_lines, used, list_sources);
                 let mut work = conversation.drive(host, &checker).await?.into_result()?;
                 let statements = take(&mut work.answer.statements);
                 let result = findings::resolve_findings(&work.answer, list_sources().as_ref());

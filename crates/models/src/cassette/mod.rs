@@ -57,7 +57,7 @@ struct RecordedExchange {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename = "Outcome", rename_all = "snake_case")]
 enum RecordedOutcome {
-    Reply(Reply),
+    Reply(Box<Reply>),
     Error(ModelError),
     /// The request was given up: its attempt was stopped, or ran out of time.
     CutOff(PartialReply),
@@ -98,8 +98,10 @@ impl RecordingModel {
             is_finished: false,
         };
         let outcome = self.inner.reply(request, &recording).await;
-        let entry =
-            recording.finish(outcome.clone().map_or_else(RecordedOutcome::Error, RecordedOutcome::Reply));
+        let entry = recording.finish(match outcome.clone() {
+            Ok(reply) => RecordedOutcome::Reply(Box::new(reply)),
+            Err(error) => RecordedOutcome::Error(error),
+        });
         let file = self.file.clone();
         let written = tokio::task::spawn_blocking(move || append_exchange(&file, &entry));
         if let Ok(Err(fault)) = written.await {
@@ -273,7 +275,7 @@ impl ReplayModel {
                     listener.on_delta(Delta::Text(&reply.text));
                 }
                 reply.calls.iter().for_each(|call| listener.on_delta(Delta::Call(&call.name)));
-                Ok(reply.clone())
+                Ok((**reply).clone())
             }
             Some(RecordedOutcome::Error(error)) => Err(error.clone()),
             Some(RecordedOutcome::CutOff(_)) | None => {
