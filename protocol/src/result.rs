@@ -151,7 +151,7 @@ pub struct VerifiedStatement {
     /// The lines that decided it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<SourceLines>,
-    /// What found it: `quotation`, `figure` or `model NAME`; absent if nothing did.
+    /// Its finder: `quotation`, `figure` or `model NAME`; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found_by: Option<Finder>,
     /// The reason, for a person.
@@ -159,15 +159,12 @@ pub struct VerifiedStatement {
     /// The probability with which the model calls it supported, from 0 to 1, if its server gives one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probability: Option<f64>,
-    /// The SHA-256 of its question to a model, in hexadecimal: equal questions are asked once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub question: Option<String>,
     /// `true` if it was taken out of `output`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
 }
 
-/// What the sources say of a statement.
+/// The relation of the sources to a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StatementVerdict {
@@ -183,6 +180,18 @@ pub enum StatementVerdict {
     Unverified,
 }
 
+impl VerifiedStatement {
+    /// The verdict for a person, with the model that gave it, such as `not supported (model openai:gpt-5.2)`.
+    pub fn outcome(&self) -> String {
+        match &self.found_by {
+            Some(finder @ Finder::Model(_)) => {
+                format!("{} ({})", self.verdict.name(), String::from(finder.clone()))
+            }
+            Some(Finder::Quotation | Finder::Figure) | None => self.verdict.name().to_owned(),
+        }
+    }
+}
+
 impl StatementVerdict {
     /// Its name for a person.
     pub fn name(self) -> &'static str {
@@ -196,7 +205,7 @@ impl StatementVerdict {
     }
 }
 
-/// What found a verdict.
+/// The finder of a verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(into = "String", try_from = "String")]
 #[schemars(with = "String")]

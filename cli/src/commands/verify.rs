@@ -10,7 +10,7 @@ use millrace_agent::verification::{Verifier, verify_text};
 use millrace_local_cluster::folders;
 use millrace_models::provider::default_model_selection;
 use millrace_protocol::ids::Capability;
-use millrace_protocol::result::{Finder, StatementVerdict, VerifiedStatement};
+use millrace_protocol::result::{StatementVerdict, VerifiedStatement};
 use millrace_protocol::safe_text::single_line;
 use millrace_verification::VerificationCounts;
 
@@ -83,11 +83,7 @@ pub async fn run_command(arguments: VerifyArguments) -> CommandResult {
 /// One line about a statement: its line in the file, the verdict, its words and the reason.
 fn format_verdict(name: &str, text: &str, one: &VerifiedStatement) -> String {
     let line = text.chars().take(one.start as usize).filter(|c| *c == '\n').count() + 1;
-    let by = one.found_by.clone().map(|finder| match finder {
-        Finder::Quotation | Finder::Figure => String::new(),
-        Finder::Model(_) => format!(" ({})", String::from(finder)),
-    });
-    format!("{name}:{line}: {}{}: “{}” {}", one.verdict.name(), by.unwrap_or_default(), one.text, one.reason)
+    format!("{name}:{line}: {}: “{}” {}", one.outcome(), one.text, one.reason)
 }
 
 fn read_text(file: &Path) -> Result<String, CommandError> {

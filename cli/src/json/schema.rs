@@ -22,6 +22,15 @@ enum OutputKind {
     Lines,
 }
 
+impl OutputKind {
+    fn description(self) -> &'static str {
+        match self {
+            Self::Document => "One object.",
+            Self::Lines => "Any number of objects, one on each line.",
+        }
+    }
+}
+
 /// Adds the schema of a type to a generator, and returns a reference to it.
 type AddSchema = fn(&mut SchemaGenerator) -> Schema;
 
@@ -81,11 +90,7 @@ pub fn output_schema(name: &str) -> Option<Value> {
         _ => return None,
     };
     let mut schema = union_schema(name, &types);
-    schema["description"] = match kind {
-        Document => "One object.",
-        Lines => "Any number of objects, one on each line.",
-    }
-    .into();
+    schema["description"] = kind.description().into();
     Some(schema)
 }
 

@@ -10,11 +10,11 @@ use serde::Serialize;
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename = "verification")]
 pub struct VerificationJson<'a> {
-    /// How many statements were verified, by what.
+    /// The numbers of statements, by verdict and finder.
     counts: &'a VerificationCounts,
     /// The statements in order, with their verdicts.
     statements: &'a [VerifiedStatement],
-    /// What the model used.
+    /// The usage of the model.
     usage: Usage,
 }
 

@@ -378,19 +378,17 @@ export type VerifiedStatement = {
   verdict: StatementVerdict
   /** The lines that decided it. */
   lines?: SourceLines[]
-  /** What found it: `quotation`, `figure` or `model NAME`; absent if nothing did. */
+  /** Its finder: `quotation`, `figure` or `model NAME`; absent if there is none. */
   found_by?: Finder | null
   /** The reason, for a person. */
   reason: string
   /** The probability with which the model calls it supported, from 0 to 1, if its server gives one. */
   probability?: number | null
-  /** The SHA-256 of its question to a model, in hexadecimal: equal questions are asked once. */
-  question?: string | null
   /** `true` if it was taken out of `output`. */
   removed?: boolean
 }
 
-/** What the sources say of a statement. */
+/** The relation of the sources to a statement. */
 export type StatementVerdict = "supported" | "partly" | "contradicted" | "unsupported" | "unverified"
 
 /** Lines of a source, from 1, both inclusive. */
@@ -403,7 +401,7 @@ export type SourceLines = {
   last_line: number
 }
 
-/** What found a verdict. */
+/** The finder of a verdict. */
 export type Finder = string
 
 /** A version of a file that an attempt made. */

@@ -91,6 +91,12 @@ pub(crate) fn format_line_range(first: u32, last: u32) -> String {
     if first == last { first.to_string() } else { format!("{first}–{last}") }
 }
 
+/// Reads `8`, `8-9` or `8–9`.
+pub(crate) fn read_line_range(text: &str) -> Option<(u32, u32)> {
+    let (first, last) = text.split_once(['-', '–']).unwrap_or((text, text));
+    Some((first.trim().parse().ok()?, last.trim().parse().ok()?))
+}
+
 /// Returns the citations in a text in order, such as `S1` for `[S1]`. Skips links and marks inside quotations.
 pub(crate) fn find_citations<'a>(text: &'a str, quotations: &[Quotation]) -> Vec<&'a str> {
     let quoted = find_quotations(text, quotations);

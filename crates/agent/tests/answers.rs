@@ -152,10 +152,7 @@ async fn invented_figure_is_sent_back_once_and_then_marked() {
     let mut work =
         ScriptedTask { is_final: true, ..ScriptedTask::research("small", question, vec![invented]) };
     let output = work.run().await.unwrap().output;
-    assert_eq!(
-        output,
-        "It weighs 9.7 kg [S1].[^v1]\n\n[^v1]: Not supported by the sources. No source has “9.7 kg”.\n"
-    );
+    assert_eq!(output, "It weighs 9.7 kg [S1].[^v1]\n\n[^v1]: not supported: No source has “9.7 kg”.\n");
 }
 
 #[tokio::test]
@@ -217,6 +214,19 @@ async fn resumed_verification_asks_nothing_again() {
 }
 
 #[tokio::test]
+async fn verifier_that_is_refused_is_named_and_nothing_is_lost() {
+    let answer = json!({"output": "The Tarn has a steel case [P2:3]."});
+    let mut work = ScriptedTask::research("small", "What is the Tarn 20 like?", vec![answer]);
+    work.verifier = Some(Vec::new());
+    work.verifier_error = Some("authentication");
+    let result = work.run().await.unwrap();
+    assert_eq!(result.output, "The Tarn has a steel case [S1].");
+    let one = &result.statements[0];
+    assert_eq!((one.verdict, &one.found_by), (StatementVerdict::Unverified, &None));
+    assert!(one.reason.contains("rejected the API key"), "{}", one.reason);
+}
+
+#[tokio::test]
 async fn absence_is_said_only_after_a_second_search() {
     let none =
         json!({"output": "The passages do not say it.", "answered": false, "other_words": "firmware probe"});
@@ -232,6 +242,13 @@ async fn absence_is_said_only_after_a_second_search() {
         again.contains("A second search with other words") && again.contains("needs firmware 4.2"),
         "{again}"
     );
+    // The quotations of such an answer are checked like all others.
+    let quotation = json!({"document": "nowhere.md", "first_line": 1, "last_line": 1});
+    let wrong =
+        json!({"quotations": [quotation], "output": "It is not said.", "summary": "s", "answered": false});
+    let mut work = ScriptedTask::research("strong", "Are lakes cold?", vec![wrong]);
+    let error = work.run().await.unwrap_err().to_string();
+    assert!(error.contains("no document 'nowhere.md'"), "{error}");
     // A statement that says so is not taken for the end.
     let claims = json!({"output": "The passages do not say it."});
     let mut work = ScriptedTask::research("small", "How much does the Tarn 20 cost?", vec![claims]);

@@ -1,4 +1,5 @@
-//! The verifier: what each statement of a text is worth, and why. Code decides what code can know; a model decides the rest.
+//! The verifier: a verdict on each statement of a text, with its lines and its reason. Code decides what code can know; a model decides
+//! the rest.
 //!
 //! ```text
 //! text ─▶ statements ─┬─ a whole quotation ────────────▶ supported, or unsupported: the words are in no line
@@ -32,6 +33,6 @@ pub use counts::VerificationCounts;
 pub use lines::{CitedLines, Sources};
 pub use marks::{mark_statements, place_statements};
 pub use probe::{Calibration, probe_questions};
-pub use question::{Form, Question, hash_text};
+pub use question::{Form, Question};
 pub use statement::{Context, MarkedText, Statement, split_statements};
 pub use verifier::Verification;

@@ -1,8 +1,8 @@
-//! The sources of a text by line: what a mark cites, what a search finds, and all of them in order.
+//! The interface to the sources of a text: by mark, by line and by search.
 
 use millrace_protocol::result::SourceLines;
 
-/// What a mark of a statement refers to.
+/// The target of a citation mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CitedLines {
     /// Lines of a source.

@@ -1,6 +1,6 @@
 //! The verdicts in a text: where each statement stands in its final form, and the footnotes of those that are not verified.
 
-use millrace_protocol::result::{Finder, StatementVerdict, VerifiedStatement};
+use millrace_protocol::result::{StatementVerdict, VerifiedStatement};
 
 use crate::statement::split_statements;
 
@@ -46,7 +46,8 @@ pub fn mark_statements(text: &str, statements: Vec<VerifiedStatement>) -> (Strin
             count += 1;
             let mark = format!("[^v{count}]");
             marked.push_str(&mark);
-            notes.push_str(&format!("{mark}: {}\n", describe_verdict(&one)));
+            let reason = one.reason.split_whitespace().collect::<Vec<_>>().join(" ");
+            notes.push_str(&format!("{mark}: {}: {reason}\n", one.outcome()));
             let characters = u32::try_from(mark.len()).unwrap_or_default();
             (length, added) = (length + characters, added + characters);
         }
@@ -58,22 +59,6 @@ pub fn mark_statements(text: &str, statements: Vec<VerifiedStatement>) -> (Strin
         marked.push_str(&notes);
     }
     (marked, placed)
-}
-
-/// The verdict on a statement in one line, for a footnote.
-fn describe_verdict(one: &VerifiedStatement) -> String {
-    let verdict = match one.verdict {
-        StatementVerdict::Supported => "Verified",
-        StatementVerdict::Partly => "Supported in part",
-        StatementVerdict::Contradicted => "Contradicted by the sources",
-        StatementVerdict::Unsupported => "Not supported by the sources",
-        StatementVerdict::Unverified => "Not verified",
-    };
-    let by = match &one.found_by {
-        Some(Finder::Model(name)) => format!(" ({name})"),
-        Some(Finder::Quotation | Finder::Figure) | None => String::new(),
-    };
-    format!("{verdict}{by}. {}", one.reason.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 #[cfg(test)]
@@ -90,7 +75,6 @@ mod tests {
             found_by: None,
             reason: "No line says it.".into(),
             probability: None,
-            question: None,
             removed: false,
         }
     }
@@ -112,7 +96,7 @@ mod tests {
         assert!(placed[1].removed && cut(text, &placed[1]).is_empty());
         let (marked, placed) = mark_statements(text, placed);
         assert!(marked.contains("heiß [1].[^v1] Er ist neu [2].\n"), "{marked}");
-        assert!(marked.ends_with("\n\n[^v1]: Not supported by the sources. No line says it.\n"), "{marked}");
+        assert!(marked.ends_with("\n\n[^v1]: not supported: No line says it.\n"), "{marked}");
         assert_eq!(cut(&marked, &placed[0]), "Der Ofen ist heiß [1].[^v1]");
         assert_eq!(cut(&marked, &placed[2]), "Er ist neu [2].");
     }

@@ -56,7 +56,7 @@ fn questions_about(probes: &[Probe], form: Form) -> Vec<Question> {
     cases.chunks(form.max_statements()).map(|cases| write_question(form, cases)).collect()
 }
 
-/// What the probe said of a model.
+/// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
     /// The full name of the model.
@@ -106,7 +106,7 @@ impl Calibration {
         let share = |kind: bool| {
             let own = || (0..answers.len()).filter(|at| answers[*at].1 == kind);
             let right = own().filter(|at| judge_other(*at)).count();
-            // What was not answered is not right.
+            // A claim without an answer counts as wrong.
             right as f64 / (claims as f64 / 2.0).max(own().count() as f64).max(1.0)
         };
         let accuracy = f64::midpoint(share(true), share(false));
@@ -119,7 +119,7 @@ impl Calibration {
         self.accuracy >= MIN_ACCURACY
     }
 
-    /// What a person is told of a model that is not believed.
+    /// The reason, for a person, that the model is not believed.
     pub fn describe_disbelief(&self) -> String {
         let percent = (self.accuracy * 100.0).round();
         match self.answered {

@@ -9,7 +9,6 @@ use millrace_models::model::{AnswerSchema, Message, ModelAbility, Reply, Request
 use millrace_protocol::result::{SourceLines, StatementVerdict};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
 /// The most tokens of a reply in the single form: a model that reasons in plain text gets a few words.
 const MAX_OUTPUT_SINGLE: u32 = 16;
@@ -17,7 +16,7 @@ const MAX_OUTPUT_SINGLE: u32 = 16;
 const MAX_OUTPUT_EACH: u32 = 400;
 /// The most statements in one question.
 const MAX_STATEMENTS: usize = 8;
-/// A change of the texts of the questions is another form: recorded verdicts of an older one are not taken over.
+/// A change of the texts of the questions is another form, for which a model is probed again.
 const VERSION: u32 = 1;
 
 /// The form of a question.
@@ -66,18 +65,6 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// The SHA-256 of the question about it in hexadecimal.
-    pub fn key(&self, form: Form, model: &str) -> String {
-        let version = form.version();
-        let texts = self.passages.iter().map(|(_, text)| text.as_str());
-        hash_text(
-            &[version.as_str(), model, &self.context, &self.claim]
-                .into_iter()
-                .chain(texts)
-                .collect::<Vec<_>>(),
-        )
-    }
-
     /// The statement, made to stand alone.
     fn whole_claim(&self) -> String {
         format!("{} {}", self.context, self.claim).trim().to_owned()
@@ -86,16 +73,6 @@ impl Case {
     fn document(&self) -> String {
         self.passages.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("\n")
     }
-}
-
-/// The SHA-256 of several texts in hexadecimal.
-pub fn hash_text(parts: &[&str]) -> String {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update(format!("{}:", part.len()));
-        hash.update(part);
-    }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A question about statements.
@@ -107,9 +84,9 @@ pub struct Question {
     pub(crate) form: Form,
 }
 
-/// What a model says of one statement.
+/// The judgement of a model on one statement.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Judgement {
+pub(crate) struct Judgement {
     /// The probability that it is supported; `None` if the reply tells none.
     pub probability: Option<f64>,
     /// The verdict of a reply that gives one.
@@ -123,21 +100,20 @@ pub struct Judgement {
 pub(crate) fn write_question(form: Form, cases: &[(usize, &Case)]) -> Question {
     let statements = cases.iter().map(|(number, _)| *number).collect();
     let request = match (form, cases) {
-        (Form::Single, [(_, case)]) => write_single(&case.document(), &case.whole_claim()),
+        (Form::Single, [(_, case)]) => write_single(case),
         (Form::Single | Form::Several, cases) => write_several(cases),
     };
     Question { statements, request, form }
 }
 
-/// Writes the question about one claim and a document.
-pub(crate) fn write_single(document: &str, claim: &str) -> Request {
+fn write_single(case: &Case) -> Request {
+    let text = format!("Document: {}\nClaim: {}", case.document(), case.whole_claim());
     Request {
         system: include_str!("../prompts/single.md").trim_end().to_owned(),
-        messages: vec![Message::User { text: format!("Document: {document}\nClaim: {claim}") }],
-        tools: Vec::new(),
-        answer: None,
+        messages: vec![Message::User { text }],
         max_output_tokens: MAX_OUTPUT_SINGLE,
         first_token_probabilities: true,
+        ..Request::default()
     }
 }
 
@@ -156,10 +132,9 @@ fn write_several(cases: &[(usize, &Case)]) -> Request {
     Request {
         system: include_str!("../prompts/several.md").trim_end().to_owned(),
         messages: vec![Message::User { text: text.trim_end().to_owned() }],
-        tools: Vec::new(),
         answer: Some(verdicts_schema(cases.len())),
         max_output_tokens: most,
-        first_token_probabilities: false,
+        ..Request::default()
     }
 }
 

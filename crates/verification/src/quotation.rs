@@ -11,7 +11,7 @@ use millrace_figures::{detect_language, is_unspaced};
 use millrace_protocol::result::SourceLines;
 use unicode_segmentation::UnicodeSegmentation;
 
-use crate::lines::{CitedLines, MAX_BYTES, Sources, are_all_read};
+use crate::lines::{MAX_BYTES, Sources, are_all_read};
 
 /// The signs that end a sentence or a cell. A colon and a semicolon do not: what follows may qualify.
 const ENDS: [char; 9] = ['.', '!', '?', '。', '！', '？', '؟', '।', '|'];
@@ -51,29 +51,28 @@ impl<'s> QuotableTexts<'s> {
         are_all_read(self.sources, &self.order)
     }
 
-    /// The lines with these words: those that are cited, or others. `is_whole` wants whole sentences.
-    pub fn find(&self, words: &str, is_whole: bool, cited: &[CitedLines]) -> Option<SourceLines> {
-        if is_whole && words.unicode_words().count() < MIN_WORDS {
-            return None;
-        }
-        let own = cited.iter().map(CitedLines::location);
+    /// Finds sentences that stand as a whole in one of these sources.
+    pub fn find_sentences(&self, words: &str, locations: &[&str]) -> Option<SourceLines> {
+        let is_short = words.unicode_words().count() < MIN_WORDS;
+        let found = |location: &&str| {
+            let found = self.lines_of(location).find_whole_sentences(words)?;
+            Some(to_source_lines(location, &found))
+        };
+        if is_short { None } else { locations.iter().find_map(found) }
+    }
+
+    /// Finds words in any source: in these first.
+    pub fn find_words(&self, words: &str, first: &[&str]) -> Option<SourceLines> {
         let mut bytes = 0;
-        let mut first = None;
-        for location in own.chain(self.order.iter().map(String::as_str)) {
+        let all = first.iter().copied().chain(self.order.iter().map(String::as_str));
+        let within_limit = |location: &&str| {
             bytes += self.sources.text(location).map_or(0, str::len);
-            if bytes > MAX_BYTES {
-                break;
-            }
-            let lines = self.lines_of(location);
-            let found = if is_whole { lines.find_whole_sentences(words) } else { lines.find_words(words) };
-            if let Some(found) = found {
-                let line = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-                let (first_line, last_line) = (line(*found.start()), line(*found.end()));
-                first = Some(SourceLines { source: location.to_owned(), first_line, last_line });
-                break;
-            }
-        }
-        first
+            bytes <= MAX_BYTES
+        };
+        all.take_while(within_limit).find_map(|location| {
+            let found = self.lines_of(location).find_words(words)?;
+            Some(to_source_lines(location, &found))
+        })
     }
 
     /// A text in quotation marks inside of a statement that no source has, unless the sources are in another language than the
@@ -89,7 +88,7 @@ impl<'s> QuotableTexts<'s> {
         if spans.is_empty() || language.is_none() || language != of_source() || !self.is_complete() {
             return None;
         }
-        spans.into_iter().find(|span| self.find(span, false, &[]).is_none())
+        spans.into_iter().find(|span| self.find_words(span, &[]).is_none())
     }
 
     fn lines_of(&self, location: &str) -> Rc<NormalizedLines> {
@@ -100,6 +99,15 @@ impl<'s> QuotableTexts<'s> {
         let lines = Rc::new(NormalizedLines::new(text.lines().enumerate().map(|(at, line)| (at + 1, line))));
         self.read.borrow_mut().insert(location.to_owned(), lines.clone());
         lines
+    }
+}
+
+fn to_source_lines(location: &str, lines: &RangeInclusive<usize>) -> SourceLines {
+    let line = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    SourceLines {
+        source: location.to_owned(),
+        first_line: line(*lines.start()),
+        last_line: line(*lines.end()),
     }
 }
 

@@ -1,5 +1,5 @@
-//! The statements of a Markdown text: sentences, items and rows that claim something, each with its place, its marks and what
-//! it needs to be understood. Headings, code and questions claim nothing.
+//! The statements of a Markdown text: sentences, items and rows that claim something, each with its place, its marks and its
+//! context. Headings, code and questions claim nothing.
 
 use std::collections::BTreeMap;
 use std::mem::take;
@@ -13,7 +13,7 @@ const QUESTION_MARKS: [char; 4] = ['?', '？', '؟', '⸮'];
 /// A word with a point and at most so many letters, the first a capital, is an abbreviation rather than the end of a sentence.
 const MAX_ABBREVIATION: usize = 3;
 
-/// A sentence, an item or a row of a text.
+/// A sentence, a list item or a table row of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
     /// Its place in the text, in bytes, with its marks.
@@ -30,8 +30,8 @@ pub struct Statement {
 pub struct Context {
     /// The heading above it.
     pub heading: Option<String>,
-    /// The sentence before it in the same paragraph, or the one that introduces its list.
-    pub before: Option<String>,
+    /// The sentence that introduces its list.
+    pub introduction: Option<String>,
 }
 
 /// A text with its statements.
@@ -250,7 +250,7 @@ impl<'a> Splitter<'a> {
             .map(|(at, (words, _))| name(at).map_or_else(|| words.clone(), |head| format!("{head}: {words}")))
             .collect();
         let marks = row.into_iter().flat_map(|(_, marks)| marks).collect();
-        let context = Context { heading: self.heading.clone(), before: None };
+        let context = Context { heading: self.heading.clone(), introduction: None };
         let text = cells.join("; ");
         if text.contains(char::is_alphanumeric) {
             self.found.statements.push(Statement { range, text, marks, context });
@@ -264,17 +264,16 @@ impl<'a> Splitter<'a> {
             return;
         }
         let block = cut_marks(block, self.is_mark);
-        let mut before = if self.list_depth > 0 { self.introduction.clone() } else { None };
+        let introduction = self.introduction.clone().filter(|_| self.list_depth > 0);
         for sentence in split_sentences(&block.words) {
             let words = block.words[sentence.clone()].trim();
             if self.list_depth == 0 {
                 self.introduction = words.ends_with([':', '：']).then(|| words.to_owned());
             }
             if is_claim(words) {
-                let context = Context { heading: self.heading.clone(), before: before.clone() };
+                let context = Context { heading: self.heading.clone(), introduction: introduction.clone() };
                 self.found.statements.push(to_statement(&block, sentence, context));
             }
-            before = Some(words.to_owned());
         }
     }
 }
@@ -406,7 +405,7 @@ mod tests {
         let found = split_statements(text, &is_mark).statements;
         let words: Vec<&str> = found.iter().map(|one| one.text.as_str()).collect();
         assert_eq!(words, ["adults 12 €", "children 5 €", "day: Monday; opens: 9:00"]);
-        assert_eq!(found[0].context.before.as_deref(), Some("The tickets are:"));
+        assert_eq!(found[0].context.introduction.as_deref(), Some("The tickets are:"));
         assert!(found.iter().all(|one| one.context.heading.as_deref() == Some("Costs")));
         assert_eq!(found[2].marks, ["2"]);
     }

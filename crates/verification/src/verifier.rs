@@ -1,6 +1,5 @@
 //! The verification of one text: what code decides at once, the questions for a model, and the verdicts.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use millrace_models::model::Reply;
@@ -11,22 +10,24 @@ use crate::lines::{CitedLines, Sources};
 use crate::probe::Calibration;
 use crate::question::{Case, Judgement, Question, read_reply, write_question};
 use crate::quotation::{QuotableTexts, inside_quotes};
-use crate::statement::{MarkedText, Statement, split_statements};
+use crate::statement::{Context, MarkedText, Statement, split_statements};
 
 /// The most characters of the passages for one statement.
 const MAX_PASSAGES: usize = 2_400;
 /// The most passages that search adds.
 const MAX_FOUND: usize = 4;
+/// The reason for a statement that a model was asked about in vain.
+const NO_VERDICT: &str = "The model gave no verdict.";
 
 /// The verification of a text.
 pub struct Verification {
     text: String,
     statements: Vec<State>,
-    /// Verdicts on statements of earlier texts, by the key of their question.
-    known: BTreeMap<String, VerifiedStatement>,
+    /// Verdicts of models on statements of earlier texts.
+    known: Vec<VerifiedStatement>,
 }
 
-/// A statement on its way.
+/// A statement, with its verdict as soon as there is one.
 enum State {
     Decided(Range<usize>, VerifiedStatement),
     Open(OpenStatement),
@@ -38,8 +39,9 @@ struct OpenStatement {
     case: Case,
     /// Calculations from which its figures follow.
     derived: Vec<String>,
+    /// The locations of the sources that it cites.
+    cited: Vec<String>,
     judgement: Option<(Judgement, Decider)>,
-    key: Option<String>,
 }
 
 /// The model of a judgement.
@@ -51,7 +53,7 @@ struct Decider {
 
 impl Verification {
     /// Splits a text and decides what code can decide. `question` is what the text answers, if anything; `known` are verdicts on
-    /// earlier texts of the same run, which are taken over where the question is the same.
+    /// earlier texts of the same run: a statement with the same words takes one over if it cites the source of its lines.
     pub fn new(
         text: &str,
         is_mark: &dyn Fn(&str) -> bool,
@@ -64,8 +66,7 @@ impl Verification {
         let comparison = Comparison { sources, figures, texts, question, marked: &marked };
         let statements =
             marked.statements.iter().map(|statement| comparison.compare(statement, text)).collect();
-        let known = known.into_iter().filter_map(|one| Some((one.question.clone()?, one))).collect();
-        Self { text: text.to_owned(), statements, known }
+        Self { text: text.to_owned(), statements, known: known.into_iter().collect() }
     }
 
     /// Leaves out the statements that code did not decide.
@@ -82,16 +83,15 @@ impl Verification {
 
     /// The questions about the statements that code left open, in order. Verdicts that are known are taken over first.
     pub fn questions(&mut self, calibration: &Calibration) -> Vec<Question> {
-        let (form, model) = (calibration.form, calibration.model.as_str());
+        let form = calibration.form;
         for state in &mut self.statements {
-            if let State::Open(open) = state {
-                let key = open.case.key(form, model);
-                let taken = self.known.get(&key).cloned();
-                open.key = Some(key);
-                if let Some(taken) = taken {
-                    let own = VerifiedStatement { text: open.text.clone(), ..taken };
-                    *state = State::Decided(open.range.clone(), own);
-                }
+            let taken = match state {
+                State::Open(open) => self.known.iter().find(|known| open.can_take(known, &calibration.model)),
+                State::Decided(..) => None,
+            };
+            if let (State::Open(open), Some(taken)) = (&*state, taken) {
+                let own = VerifiedStatement { text: open.text.clone(), ..taken.clone() };
+                *state = State::Decided(open.range.clone(), own);
             }
         }
         let open: Vec<(usize, &Case)> = self
@@ -118,8 +118,10 @@ impl Verification {
         }
     }
 
-    /// The verdicts, in the order of the statements. `reason` tells why nobody judged those that are left.
-    pub fn finish(self, reason: &str) -> Vec<VerifiedStatement> {
+    /// The verdicts, in the order of the statements. `reason` tells why nobody judged those that are left; `None` if the model gave
+    /// no verdict on them.
+    pub fn finish(self, reason: Option<&str>) -> Vec<VerifiedStatement> {
+        let reason = reason.unwrap_or(NO_VERDICT);
         let text = self.text;
         let characters = |bytes: usize| u32::try_from(text[..bytes].chars().count()).unwrap_or(u32::MAX);
         let place = |range: &Range<usize>, one: VerifiedStatement| VerifiedStatement {
@@ -141,11 +143,18 @@ impl Verification {
 }
 
 impl OpenStatement {
+    /// `true` if a verdict of this model on a statement with the same words is one on this statement.
+    fn can_take(&self, known: &VerifiedStatement, model: &str) -> bool {
+        let is_by_model = matches!(&known.found_by, Some(Finder::Model(name)) if name == model);
+        let is_cited = |lines: &SourceLines| self.cited.is_empty() || self.cited.contains(&lines.source);
+        is_by_model && known.text == self.text && known.lines.iter().all(is_cited)
+    }
+
     fn conclude(self, reason: &str) -> VerifiedStatement {
         let unplaced = decided(&self.text, StatementVerdict::Unverified, None, Vec::new(), reason.to_owned());
         let Some((judgement, decider)) = self.judgement else {
             let lines = self.case.passages.first().map(|(lines, _)| lines.clone());
-            return VerifiedStatement { lines: lines.into_iter().collect(), question: None, ..unplaced };
+            return VerifiedStatement { lines: lines.into_iter().collect(), ..unplaced };
         };
         let is_likely = |probability: f64| match probability >= decider.threshold {
             true => StatementVerdict::Supported,
@@ -169,7 +178,6 @@ impl OpenStatement {
             found_by: Some(Finder::Model(decider.model)),
             reason,
             probability: judgement.probability,
-            question: self.key,
             ..unplaced
         }
     }
@@ -183,7 +191,7 @@ fn describe_verdict(verdict: StatementVerdict, lines: &[SourceLines]) -> String 
         StatementVerdict::Partly => format!("The model finds a part of it in {place}."),
         StatementVerdict::Contradicted => format!("The model finds the opposite in {place}."),
         StatementVerdict::Unsupported => format!("The model does not find it in {place}."),
-        StatementVerdict::Unverified => "The model gave no verdict.".to_owned(),
+        StatementVerdict::Unverified => NO_VERDICT.to_owned(),
     }
 }
 
@@ -211,7 +219,6 @@ fn decided(
         found_by,
         reason,
         probability: None,
-        question: None,
         removed: false,
     }
 }
@@ -229,12 +236,14 @@ impl Comparison<'_> {
     fn compare(&self, statement: &Statement, text: &str) -> State {
         let range = statement.range.clone();
         let cited = self.resolve_marks(statement);
-        if let Some(verdict) = self.find_quotation(statement, &text[range.clone()], &cited) {
-            return State::Decided(range, verdict);
-        }
         let cited_sources: Vec<String> = cited.iter().map(|one| one.location().to_owned()).collect();
         let passages = self.cited_passages(statement, &cited);
         let found = self.add_passages(statement, passages.clone(), Vec::new());
+        let places = cited_sources.iter().map(String::as_str);
+        let places: Vec<&str> = places.chain(found.iter().map(|(lines, _)| lines.source.as_str())).collect();
+        if let Some(verdict) = self.find_quotation(statement, &text[range.clone()], &places) {
+            return State::Decided(range, verdict);
+        }
         let near: Vec<&str> = found.iter().map(|(_, text)| text.as_str()).collect();
         let places = self.figures.find(&statement.text, &cited_sources, &near, self.question);
         let (lines, derived) = match places {
@@ -268,8 +277,8 @@ impl Comparison<'_> {
             text: statement.text.clone(),
             case,
             derived,
+            cited: cited_sources,
             judgement: None,
-            key: None,
         })
     }
 
@@ -291,18 +300,22 @@ impl Comparison<'_> {
         unique
     }
 
-    /// A statement that is wholly a quotation is decided by its words.
+    /// A statement that is wholly a quotation is decided by its words. One without quotation marks is looked for in `near`: the sources
+    /// that it cites, and those that search finds for it.
     fn find_quotation(
         &self,
         statement: &Statement,
         written: &str,
-        cited: &[CitedLines],
+        near: &[&str],
     ) -> Option<VerifiedStatement> {
         let inner = inside_quotes(&statement.text);
         let is_block_quote = written.trim_start().starts_with('>');
         let is_whole = inner.is_none();
-        let words = inner.unwrap_or(&statement.text);
-        if let Some(place) = self.texts.find(words, is_whole, cited) {
+        let place = match inner {
+            Some(words) => self.texts.find_words(words, near),
+            None => self.texts.find_sentences(&statement.text, near),
+        };
+        if let Some(place) = place {
             let reason = format!("It stands word for word in {}.", describe_lines(&place));
             let finder = Some(Finder::Quotation);
             return Some(decided(&statement.text, StatementVerdict::Supported, finder, vec![place], reason));
@@ -373,11 +386,17 @@ impl Comparison<'_> {
         format!("{} {heading}", statement.text)
     }
 
-    /// What tells the meaning of a statement: the question that it answers, or the heading above it. The sentence before it may
-    /// be false, and would make a true statement false.
+    /// The text that completes the meaning of a statement: the question that it answers, or the heading and the introduction above it.
+    /// The sentence before it is no part: it may be false, and would make a true statement false.
     fn context_of(&self, statement: &Statement) -> String {
+        let Context { heading, introduction } = &statement.context;
         match self.question.trim() {
-            "" => statement.context.heading.clone().unwrap_or_default(),
+            "" => [heading, introduction]
+                .into_iter()
+                .flatten()
+                .map(String::as_str)
+                .collect::<Vec<_>>()
+                .join(" "),
             question => question.to_owned(),
         }
     }

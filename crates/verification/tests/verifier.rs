@@ -86,7 +86,7 @@ fn verify(text: &str, probability: impl Fn(&str) -> f64) -> Vec<VerifiedStatemen
         let probability = probability(question.request.messages[0].text());
         verification.answer(&question, &yes(probability), &calibration);
     }
-    verification.finish("Nobody judged it.")
+    verification.finish(Some("Nobody judged it."))
 }
 
 fn outcome(one: &VerifiedStatement) -> (StatementVerdict, Option<Finder>) {
@@ -166,23 +166,33 @@ fn strong_model_gives_verdicts_with_lines_and_reasons() {
         {"statement": 2, "lines": ["L1"], "reason": "It fires at 1,240 °C.", "verdict": "contradicted"}]}"#;
     let reply = Reply { text: answer.into(), ..Reply::default() };
     verification.answer(&questions[0], &reply, &calibration);
-    let found = verification.finish("");
+    let found = verification.finish(None);
     assert_eq!(found[0].verdict, StatementVerdict::Partly);
     assert_eq!((found[0].reason.as_str(), found[0].lines[0].first_line), ("Only after noon.", 4));
     assert_eq!(found[1].verdict, StatementVerdict::Contradicted);
 }
 
 #[test]
-fn equal_question_is_asked_once() {
+fn verdict_on_the_same_words_from_a_cited_source_is_taken_over() {
     let shelf = Shelf::new();
-    let text = "The kiln is hot [handbook.md:3].";
     let calibration = calibration(Form::Single);
-    let first = verify(text, |_| 0.8);
-    let mut again = Verification::new(text, &is_mark, "", &shelf, first.clone());
-    assert!(again.questions(&calibration).is_empty());
-    assert_eq!(again.finish(""), first);
-    let mut other = Verification::new("The kiln is cold [handbook.md:3].", &is_mark, "", &shelf, first);
-    assert_eq!(other.questions(&calibration).len(), 1);
+    let known = verify("The kiln is hot [handbook.md:3].", |_| 0.8);
+    let asked = |text: &str, known: &[VerifiedStatement]| {
+        let mut verification = Verification::new(text, &is_mark, "", &shelf, known.to_vec());
+        (verification.questions(&calibration).len(), verification.finish(None))
+    };
+    // In another section, and as another citation of the same source.
+    let (questions, taken) = asked("# Heat\n\nThe kiln is hot [handbook.md:4].", &known);
+    assert_eq!(
+        (questions, taken[0].verdict, taken[0].probability),
+        (0, StatementVerdict::Supported, Some(0.8))
+    );
+    assert_eq!(taken[0].start, 8, "the place is that in the new text");
+    assert_eq!(asked("The kiln is cold [handbook.md:3].", &known).0, 1, "other words");
+    assert_eq!(asked("The kiln is hot [diary.txt:1].", &known).0, 1, "another source");
+    let of_other = Finder::Model("other".into());
+    let by_other = [VerifiedStatement { found_by: Some(of_other), ..known[0].clone() }];
+    assert_eq!(asked("The kiln is hot [handbook.md:3].", &by_other).0, 1, "another model");
 }
 
 #[test]
@@ -192,7 +202,7 @@ fn statement_that_nobody_judged_is_unverified() {
     let calibration = calibration(Form::Single);
     let questions = verification.questions(&calibration);
     verification.answer(&questions[0], &Reply { text: "Perhaps.".into(), ..Reply::default() }, &calibration);
-    let found = verification.finish("The model gave no verdict.");
+    let found = verification.finish(None);
     assert_eq!(outcome(&found[0]), (StatementVerdict::Unverified, None));
     assert_eq!(found[0].reason, "The model gave no verdict.");
 }

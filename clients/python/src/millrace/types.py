@@ -363,11 +363,9 @@ class VerifiedStatement(_VerifiedStatementRequired, total=False):
     lines: list[SourceLines]
     """The lines that decided it."""
     found_by: Finder | None
-    """What found it: `quotation`, `figure` or `model NAME`; absent if nothing did."""
+    """Its finder: `quotation`, `figure` or `model NAME`; absent if there is none."""
     probability: float | None
     """The probability with which the model calls it supported, from 0 to 1, if its server gives one."""
-    question: str | None
-    """The SHA-256 of its question to a model, in hexadecimal: equal questions are asked once."""
     removed: bool
     """`true` if it was taken out of `output`."""
 
@@ -5958,10 +5956,10 @@ SourceKind = Literal["document", "web", "code", "data", "other"]
 """The kind of a source."""
 
 StatementVerdict = Literal["supported", "partly", "contradicted", "unsupported", "unverified"]
-"""What the sources say of a statement."""
+"""The relation of the sources to a statement."""
 
 Finder = str
-"""What found a verdict."""
+"""The finder of a verdict."""
 
 FilePath = str
 

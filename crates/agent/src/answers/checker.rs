@@ -106,17 +106,16 @@ impl<'a> FindingsChecker<'a> {
         };
         let numbered = findings::relocate_quotations(numbered, corpus);
         let numbered = Findings { output: citations::split_combined_citations(&numbered.output), ..numbered };
-        if numbered.says_absence() {
-            return match corpus.and_then(|corpus| self.search_again(&numbered, corpus)) {
-                Some(passages) => Err(passages),
-                None => Ok(numbered),
-            };
+        if numbered.says_absence()
+            && let Some(passages) = corpus.and_then(|corpus| self.search_again(&numbered, corpus))
+        {
+            return Err(passages);
         }
         let unresolved = findings::resolve_findings(&numbered, corpus).err();
-        // From what the model has seen, the lines are found with the verdicts.
+        // The lines for statements without marks are found among those that the model has seen.
         let has_seen =
             !labels.is_empty() || corpus.is_some_and(|corpus| !self.read_lines.list_lines(corpus).is_empty());
-        if !has_seen && findings::lacks_quotations(&numbered, corpus) {
+        if !has_seen && !numbered.says_absence() && findings::lacks_quotations(&numbered, corpus) {
             return Err(UNCITED.to_owned());
         }
         let mistakes: Vec<String> =
@@ -197,7 +196,7 @@ impl AnswerCheck<Findings> for FindingsChecker<'_> {
         let sources = self.line_sources(answer, corpus);
         let is_mark = |text: &str| sources.marks.contains_key(text);
         let verification = Verification::new(&answer.output, &is_mark, self.objective, &sources, []);
-        // What a model says of an absence stands in no line.
+        // No line can support a statement about an absence.
         Some(if answer.says_absence() { verification.without_open_statements() } else { verification })
     }
 

@@ -184,7 +184,7 @@ impl PassageLabels {
         let (source, lines) =
             mark.rsplit_once(':').map_or((mark, None), |(source, lines)| (source, Some(lines)));
         let lines = match lines {
-            Some(lines) => Some(read_line_range(lines)?),
+            Some(lines) => Some(citations::read_line_range(lines)?),
             None => None,
         };
         if let Some(number) = source.strip_prefix('P').and_then(|number| number.parse::<usize>().ok()) {
@@ -233,12 +233,6 @@ fn quote_lines(document: &Document, lines: Option<(u32, u32)>, statement: &str, 
         return Err(format!("[{mark}] names {} lines: cite only the line that says it.", last - first + 1));
     }
     Ok(Passage { document: document.path.clone(), first_line: first, last_line: last, text: None })
-}
-
-/// Reads `8`, `8-9` or `8–9`.
-fn read_line_range(text: &str) -> Option<(u32, u32)> {
-    let (first, last) = text.split_once(['-', '–']).unwrap_or((text, text));
-    Some((first.trim().parse().ok()?, last.trim().parse().ok()?))
 }
 
 /// The brackets of a text with what is in them.

@@ -5,10 +5,11 @@ use std::collections::HashSet;
 use std::sync::{LazyLock, OnceLock};
 
 use frostem::{Algorithm, Stemmer};
+use icu_normalizer::{ComposingNormalizerBorrowed, DecomposingNormalizerBorrowed};
+use icu_properties::CodePointMapData;
+use icu_properties::props::Script;
 use serde::{Deserialize, Serialize};
 use whatlang::{Detector, Lang};
-
-use super::tokens::{fold_case, fold_word};
 
 /// The number of characters of a text that its language is detected from.
 const SAMPLE: usize = 4_000;
@@ -104,6 +105,41 @@ impl LanguageData {
             stop_words: stop_words.iter().map(|word| fold_word(word)).collect(),
         }
     }
+}
+
+pub(super) fn script_of(c: char) -> Script {
+    CodePointMapData::<Script>::new().get(c)
+}
+
+/// Folds the case and compatible forms of a word.
+fn fold_case(word: &str) -> String {
+    fold(word, false)
+}
+
+/// Folds a word: lower case, compatible forms as one, Latin and Greek letters without diacritics.
+pub(super) fn fold_word(word: &str) -> String {
+    fold(word, true)
+}
+
+fn fold(word: &str, folds_marks: bool) -> String {
+    if word.is_ascii() {
+        return word.to_ascii_lowercase();
+    }
+    let decomposed = DecomposingNormalizerBorrowed::new_nfkd().normalize(word);
+    let mut letters = String::with_capacity(decomposed.len());
+    let mut drops_marks = false;
+    for c in decomposed.chars() {
+        match c {
+            '\u{300}'..='\u{36f}' if drops_marks => {}
+            // The soft hyphen and the zero-width joiners and spaces.
+            '\u{ad}' | '\u{200b}'..='\u{200d}' | '\u{2060}' => {}
+            _ => {
+                drops_marks = folds_marks && matches!(script_of(c), Script::Latin | Script::Greek);
+                letters.extend(c.to_lowercase());
+            }
+        }
+    }
+    ComposingNormalizerBorrowed::new_nfc().normalize(&letters).into_owned()
 }
 
 #[cfg(test)]

@@ -5,12 +5,10 @@
 //! characters. The language of a text determines its stems and stop words; a query is stemmed as each language of the
 //! texts that it searches.
 
-use icu_normalizer::{ComposingNormalizerBorrowed, DecomposingNormalizerBorrowed};
-use icu_properties::CodePointMapData;
 use icu_properties::props::Script;
 use unicode_segmentation::UnicodeSegmentation;
 
-use super::language::Language;
+use super::language::{Language, fold_word, script_of};
 
 /// The maximum length of a word, in bytes. Longer ones are data, and are skipped.
 const MAX_WORD: usize = 64;
@@ -140,10 +138,6 @@ impl UnspacedRun {
     }
 }
 
-fn script_of(c: char) -> Script {
-    CodePointMapData::<Script>::new().get(c)
-}
-
 /// Returns the number of characters that count as a word, for a character of a script that doesn't separate words. A syllable of the
 /// alphabets of Southeast Asia has more of them than one of East Asia.
 fn group_size(c: char) -> Option<usize> {
@@ -161,37 +155,6 @@ fn group_size(c: char) -> Option<usize> {
 /// `true` for a letter of a script in which spaces separate phrases.
 pub(crate) fn has_complex_breaks(c: char) -> bool {
     !c.is_ascii() && matches!(script_of(c), Script::Thai | Script::Lao | Script::Khmer | Script::Myanmar)
-}
-
-/// Folds the case and compatible forms of a word.
-pub(super) fn fold_case(word: &str) -> String {
-    fold(word, false)
-}
-
-/// Folds a word: lower case, compatible forms as one, Latin and Greek letters without diacritics.
-pub(super) fn fold_word(word: &str) -> String {
-    fold(word, true)
-}
-
-fn fold(word: &str, folds_marks: bool) -> String {
-    if word.is_ascii() {
-        return word.to_ascii_lowercase();
-    }
-    let decomposed = DecomposingNormalizerBorrowed::new_nfkd().normalize(word);
-    let mut letters = String::with_capacity(decomposed.len());
-    let mut drops_marks = false;
-    for c in decomposed.chars() {
-        match c {
-            '\u{300}'..='\u{36f}' if drops_marks => {}
-            // The soft hyphen and the zero-width joiners and spaces.
-            '\u{ad}' | '\u{200b}'..='\u{200d}' | '\u{2060}' => {}
-            _ => {
-                drops_marks = folds_marks && matches!(script_of(c), Script::Latin | Script::Greek);
-                letters.extend(c.to_lowercase());
-            }
-        }
-    }
-    ComposingNormalizerBorrowed::new_nfc().normalize(&letters).into_owned()
 }
 
 #[cfg(test)]

@@ -1,12 +1,15 @@
-//! What the probes said of models, remembered for all work of a process, and on disk for later processes. The files can be deleted at
-//! any time.
+//! The calibrations of models, remembered for all work of a process, and on disk for later processes. The files can be deleted at any
+//! time.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use millrace_verification::{Calibration, Form, hash_text};
+use millrace_verification::{Calibration, Form};
+use sha2::{Digest, Sha256};
+
+use crate::corpus::encode_hex;
 
 /// The folder for the files, in the cache.
 const FOLDER: &str = "verifiers";
@@ -24,7 +27,7 @@ impl CalibrationMemory {
         Self { cache, ..Self::default() }
     }
 
-    /// Returns what a probe in this form said of a model.
+    /// Returns the calibration of a model in a form, if it is known.
     pub fn recall(&self, model: &str, form: Form) -> Option<Calibration> {
         let key = key_of(model, form);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,7 +41,7 @@ impl CalibrationMemory {
         Some(calibration)
     }
 
-    /// Remembers what a probe said. A model that answered nothing is asked again the next time.
+    /// Remembers a calibration. A model that answered nothing is probed again the next time.
     pub fn remember(&self, calibration: &Calibration) {
         if calibration.answered == 0 {
             return;
@@ -49,7 +52,7 @@ impl CalibrationMemory {
             let written =
                 path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, text));
             if let Err(error) = written {
-                tracing::warn!(path = %path.display(), %error, "cannot remember what the probe said of a verifier");
+                tracing::warn!(path = %path.display(), %error, "cannot store the calibration of a verifier");
             }
         }
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(key, calibration.clone());
@@ -61,5 +64,29 @@ impl CalibrationMemory {
 }
 
 fn key_of(model: &str, form: Form) -> String {
-    hash_text(&[model, &form.version()])
+    encode_hex(&Sha256::digest(format!("{}:{model}", form.version())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calibration_is_known_to_later_processes_unless_nothing_was_answered() {
+        let cache = tempfile::tempdir().unwrap();
+        let open = || CalibrationMemory::new(Some(cache.path().to_owned()));
+        let known = Calibration {
+            model: "ollama:a/b".into(),
+            form: Form::Single,
+            threshold: 0.4,
+            accuracy: 0.9,
+            answered: 32,
+            claims: 32,
+        };
+        open().remember(&known);
+        assert_eq!(open().recall("ollama:a/b", Form::Single).as_ref(), Some(&known));
+        assert_eq!(open().recall("ollama:a/b", Form::Several), None);
+        open().remember(&Calibration { model: "mute".into(), answered: 0, ..known });
+        assert_eq!(open().recall("mute", Form::Single), None);
+    }
 }

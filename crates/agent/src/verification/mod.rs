@@ -1,5 +1,5 @@
-//! The verifier as agents use it: the model, what its probe said, and the sources of a result by line. What a statement is worth is
-//! decided in [`millrace_verification`].
+//! The verifier of agents: its model, the calibration by its probe, and the sources of a result by line. The verdicts are decided in
+//! [`millrace_verification`].
 
 mod memory;
 mod sources;
@@ -8,6 +8,7 @@ mod text;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures::stream::{self, BoxStream, StreamExt};
 use millrace_verification::{Calibration, Form};
 
 use crate::hooks::AttemptHooks;
@@ -15,10 +16,10 @@ use crate::model::{Model, ModelError, Reply, Request};
 
 pub(crate) use memory::CalibrationMemory;
 pub(crate) use sources::{LineSources, cited_lines};
-pub use text::{VerifiedText, calibrate, verify_text};
+pub use text::{VerifiedText, verify_text};
 
 /// The number of questions that a verifier gets at once.
-pub(crate) const SIDE_BY_SIDE: usize = 4;
+const SIDE_BY_SIDE: usize = 4;
 
 /// A model that verifies statements.
 #[derive(Clone)]
@@ -46,19 +47,23 @@ impl Verifier {
         Form::for_ability(self.model.ability())
     }
 
-    /// Asks it.
-    pub(crate) async fn ask(
-        &self,
-        request: &Request,
-        hooks: Option<&AttemptHooks>,
-    ) -> Result<Reply, ModelError> {
-        match hooks {
-            Some(hooks) => hooks.reply(self.model(), request, &()).await,
-            None => self.model.reply(request, &()).await,
-        }
+    /// Sends requests, a few at a time, and returns each outcome with the number of its request.
+    pub(crate) fn ask_side_by_side<'a>(
+        &'a self,
+        requests: Vec<(usize, &'a Request)>,
+        hooks: Option<&'a AttemptHooks>,
+    ) -> BoxStream<'a, (usize, Result<Reply, ModelError>)> {
+        let ask = move |(number, request): (usize, &'a Request)| async move {
+            let outcome = match hooks {
+                Some(hooks) => hooks.reply(self.model(), request, &()).await,
+                None => self.model.reply(request, &()).await,
+            };
+            (number, outcome)
+        };
+        stream::iter(requests).map(ask).buffer_unordered(SIDE_BY_SIDE).boxed()
     }
 
-    /// What a probe said of it, if that is remembered.
+    /// The calibration by an earlier probe, if that is remembered.
     pub fn remembered_calibration(&self) -> Option<Calibration> {
         self.memory.recall(self.model.name(), self.form())
     }
@@ -75,7 +80,7 @@ impl Verifier {
             .collect()
     }
 
-    /// What the replies to the probe's requests, by their numbers, say of the model.
+    /// The calibration by the replies to the probe's requests, each with the number of its request.
     pub fn calibrate(&self, replies: &[(usize, Reply)]) -> Calibration {
         Calibration::of_replies(self.model.name(), self.form(), replies)
     }

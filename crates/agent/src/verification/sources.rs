@@ -14,7 +14,7 @@ const MAX_HITS: usize = 12;
 /// The sources of a text.
 pub(crate) struct LineSources {
     pub corpus: Corpus,
-    /// What each mark cites.
+    /// The lines that each mark cites.
     pub marks: BTreeMap<String, Vec<CitedLines>>,
     /// The documents and pages that the author has read, which are looked through first.
     pub read: Vec<String>,

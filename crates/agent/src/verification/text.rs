@@ -2,23 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use futures::stream::{self, StreamExt};
+use futures::StreamExt;
 use millrace_protocol::result::{SourceLines, Usage, VerifiedStatement};
 use millrace_verification::{Calibration, CitedLines, Verification};
 
-use super::{LineSources, SIDE_BY_SIDE, Verifier};
+use super::{LineSources, Verifier};
+use crate::citations::read_line_range;
 use crate::corpus::{Corpus, Document};
 use crate::model::{ModelError, Reply, Request};
 
 /// The reason for statements without a verdict if no model is asked.
 const NO_MODEL: &str = "No model was asked.";
-const NO_VERDICT: &str = "The model gave no verdict.";
 
 /// A text with the verdicts on its statements.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VerifiedText {
     pub statements: Vec<VerifiedStatement>,
-    /// What the model used, its probe included.
+    /// The usage of the model, its probe included.
     pub usage: Usage,
 }
 
@@ -38,7 +38,7 @@ pub async fn verify_text(
     let mut verification = Verification::new(body, &is_mark, "", &sources, []);
     let mut usage = Usage::default();
     let reason = match verifier.filter(|_| !verification.is_decided()) {
-        None => NO_MODEL.to_owned(),
+        None => Some(NO_MODEL.to_owned()),
         Some(verifier) => {
             let calibration = calibrate(verifier, &mut usage).await?;
             match calibration.is_believed() {
@@ -48,20 +48,17 @@ pub async fn verify_text(
                     for (number, reply) in ask_all(verifier, &requests, &mut usage).await? {
                         verification.answer(&questions[number], &reply, &calibration);
                     }
-                    NO_VERDICT.to_owned()
+                    None
                 }
-                false => calibration.describe_disbelief(),
+                false => Some(calibration.describe_disbelief()),
             }
         }
     };
-    Ok(VerifiedText { statements: verification.finish(&reason), usage })
+    Ok(VerifiedText { statements: verification.finish(reason.as_deref()), usage })
 }
 
-/// Returns what the probe says of a verifier, as remembered or by asking it.
-///
-/// # Errors
-/// As for [`verify_text`].
-pub async fn calibrate(verifier: &Verifier, usage: &mut Usage) -> Result<Calibration, ModelError> {
+/// Returns the calibration of a verifier: the remembered one, or that of a new probe.
+async fn calibrate(verifier: &Verifier, usage: &mut Usage) -> Result<Calibration, ModelError> {
     if let Some(known) = verifier.remembered_calibration() {
         return Ok(known);
     }
@@ -77,9 +74,7 @@ async fn ask_all(
     requests: &[Request],
     usage: &mut Usage,
 ) -> Result<Vec<(usize, Reply)>, ModelError> {
-    let ask = |(number, request)| async move { (number, verifier.ask(request, None).await) };
-    let mut running =
-        Box::pin(stream::iter(requests.iter().enumerate()).map(ask).buffer_unordered(SIDE_BY_SIDE));
+    let mut running = verifier.ask_side_by_side(requests.iter().enumerate().collect(), None);
     let mut replies = Vec::with_capacity(requests.len());
     while let Some((number, outcome)) = running.next().await {
         match outcome {
@@ -131,11 +126,8 @@ fn read_marks(text: &str, corpus: &Corpus) -> BTreeMap<String, Vec<CitedLines>> 
 
 /// The ranges of lines in a text such as `, lines 3–4, 9`.
 fn read_lines(text: &str) -> Vec<(u32, u32)> {
-    let ranges = text.split(|c: char| !c.is_ascii_digit() && !['–', '-'].contains(&c)).filter_map(|part| {
-        let (first, last) = part.split_once(['–', '-']).unwrap_or((part, part));
-        Some((first.parse().ok()?, last.parse().ok()?))
-    });
-    ranges.collect()
+    let parts = text.split(|c: char| !c.is_ascii_digit() && !['–', '-'].contains(&c));
+    parts.filter_map(read_line_range).collect()
 }
 
 fn cite(location: &str, lines: &[(u32, u32)]) -> Vec<CitedLines> {

@@ -73,6 +73,8 @@ pub struct ScriptedTask<'a> {
     /// What the verifier says of each claim that contains one of these texts: the probability that it is supported. `None` if
     /// there is no verifier.
     pub verifier: Option<Vec<(&'a str, f64)>>,
+    /// The error of each request to the verifier, in place of its replies.
+    pub verifier_error: Option<&'a str>,
     /// `true` if the result is the deliverable of the run.
     pub is_final: bool,
     pub journal: MemoryHost,
@@ -107,6 +109,7 @@ impl<'a> ScriptedTask<'a> {
             inputs: Vec::new(),
             replies,
             verifier: None,
+            verifier_error: None,
             is_final: false,
             journal: MemoryHost::default(),
             folder: tempfile::tempdir().unwrap(),
@@ -174,7 +177,11 @@ impl<'a> ScriptedTask<'a> {
         let mut models = BTreeMap::new();
         if let Some(claims) = &self.verifier {
             let path = self.folder.path().join("verifier.yaml");
-            std::fs::write(&path, verifier_script(claims).to_string()).unwrap();
+            let script = match self.verifier_error {
+                Some(error) => json!({"ability": "small", "rules": [{"reply": {"error": error}}]}),
+                None => verifier_script(claims),
+            };
+            std::fs::write(&path, script.to_string()).unwrap();
             models.insert(Capability::new("verifier").unwrap(), format!("script:{}", path.display()));
         }
         let order = Order {

@@ -1,32 +1,31 @@
-//! Carries out the verification of an answer: what the probe says of the verifier and each of its replies are steps of the journal,
-//! so that none is asked for again. Statements are judged side by side, as far as the attempt's reservation pays for them.
+//! Carries out the verification of an answer: the calibration of the verifier and each of its replies are steps of the journal, so that
+//! none is asked for again. Statements are judged side by side, as far as the attempt's reservation pays for them.
 
 use std::time::Duration;
 
-use futures::stream::{self, Stream, StreamExt};
+use futures::stream::{Stream, StreamExt};
 use millrace_models::limits::estimate_sent_tokens;
 use millrace_protocol::plan::{ResourceAmounts, ResourceKind};
 use millrace_protocol::result::Usage;
 use millrace_verification::{Calibration, Verification};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
+use tracing::debug;
 
 use super::Driver;
 use crate::model::{ModelError, Reply, Request};
-use crate::turn::conversation::Conversation;
 use crate::turn::outcome::{decode_step, encode_step};
 use crate::turn::record::to_millis;
 use crate::turn::{Answer, DriveError, Machine, UsageTotals};
-use crate::verification::{SIDE_BY_SIDE, Verifier};
+use crate::verification::Verifier;
 
-/// The step that holds what the probe said of the verifier.
+/// The step that holds the calibration of the verifier.
 const VERIFIER_STEP: &str = "verifier";
-/// The reasons for statements that nobody judged.
+/// Reasons for statements without a judgement.
 const NO_VERIFIER: &str = "No model verifies this run.";
 const NO_BUDGET: &str = "The rest of what the attempt may use pays for no verdict.";
-const NO_VERDICT: &str = "The model gave no verdict.";
 
-/// What the probe said, with its usage.
+/// The record of a calibration, with the usage of its probe.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct VerifierStep {
     calibration: Calibration,
@@ -46,8 +45,8 @@ struct VerdictStep {
     took_ms: u64,
 }
 
-/// A request to the verifier that has ended: its number, its outcome and how long it took.
-type EndedRequest = (usize, Result<Reply, ModelError>, Duration);
+/// A request to the verifier that has ended: its number and its outcome.
+type EndedRequest = (usize, Result<Reply, ModelError>);
 
 impl<A: Answer> Driver<'_, A> {
     /// Returns the answer with the verdicts on its statements, or what its model is to correct.
@@ -59,55 +58,59 @@ impl<A: Answer> Driver<'_, A> {
         let begun = self.conversation.is_verified.then(|| self.check.begin_verification(&answer)).flatten();
         let Some(mut verification) = begun else { return Ok(Ok(answer)) };
         let reason = match verification.is_decided() {
-            true => String::new(),
+            true => None,
             false => self.ask_verifier(machine, &mut verification).await?,
         };
-        Ok(self.check.conclude(answer, verification.finish(&reason)))
+        Ok(self.check.conclude(answer, verification.finish(reason.as_deref())))
     }
 
-    /// Asks the verifier about the statements that code left open. Returns the reason for those that it does not judge.
+    /// Asks the verifier about the statements that code left open. Returns the reason for those that it does not judge, if it is
+    /// known.
     async fn ask_verifier(
         &mut self,
         machine: &mut Machine<A>,
         verification: &mut Verification,
-    ) -> Result<String, DriveError> {
+    ) -> Result<Option<String>, DriveError> {
         let calibration = match self.probe_or_replay(machine).await? {
             Ok(calibration) if calibration.is_believed() => calibration,
-            Ok(calibration) => return Ok(calibration.describe_disbelief()),
-            Err(reason) => return Ok(reason),
+            Ok(calibration) => return Ok(Some(calibration.describe_disbelief())),
+            Err(reason) => return Ok(Some(reason)),
         };
         let questions = verification.questions(&calibration);
         let turn = machine.request_count();
         let names: Vec<String> =
             (0..questions.len()).map(|number| format!("verdict.{turn}.{number}")).collect();
         let mut open: Vec<usize> = (0..questions.len()).collect();
+        let mut refusal = None;
         while let Some(number) = self.next_recorded(&names).await? {
             let Some((_, value)) = self.host.replay(&names[number..=number]).await? else { break };
             open.retain(|other| *other != number);
             let step: VerdictStep = decode_step(&names[number], value)?;
-            take_verdict(machine, &calibration, &step);
+            count_reply(machine, &calibration, &step);
             step.reply.iter().for_each(|reply| verification.answer(&questions[number], reply, &calibration));
+            refusal = step.error.or(refusal);
         }
         let is_over = open.is_empty() || self.host.peek().await?.is_some();
         let Some(verifier) = self.conversation.verifier.as_ref().filter(|_| !is_over) else {
-            return Ok(NO_VERDICT.to_owned());
+            return Ok(refusal);
         };
         let requests = open.iter().map(|number| (*number, &questions[*number].request)).collect();
         let (affordable, has_room) = select_affordable(requests, machine.amounts_left_for_calls());
-        let mut running = send_side_by_side(self.conversation, verifier, affordable);
-        while let Some((number, outcome, took)) = self.next_reply(&mut running).await? {
-            let request = &questions[number].request;
-            let (outcome, took) = self.insist(verifier, request, (outcome, took)).await?;
-            let step = VerdictStep {
-                error: outcome.as_ref().err().map(ToString::to_string),
-                reply: outcome.ok(),
-                took_ms: to_millis(took),
-            };
+        let mut running = verifier.ask_side_by_side(affordable, self.conversation.hooks.as_ref());
+        let mut since = Instant::now();
+        while let Some((number, outcome)) = self.next_reply(&mut running).await? {
+            let outcome = self.insist(machine, verifier, &questions[number].request, outcome).await?;
+            // The parts add up to the time of all, although they run side by side.
+            let took_ms = to_millis(since.elapsed());
+            since = Instant::now();
+            let error = outcome.as_ref().err().map(ToString::to_string);
+            let step = VerdictStep { error, reply: outcome.ok(), took_ms };
             self.host.record(&names[number], &encode_step(&step)).await?;
-            take_verdict(machine, &calibration, &step);
+            count_reply(machine, &calibration, &step);
             step.reply.iter().for_each(|reply| verification.answer(&questions[number], reply, &calibration));
+            refusal = step.error.or(refusal);
         }
-        Ok(if has_room { NO_VERDICT } else { NO_BUDGET }.to_owned())
+        Ok(if has_room { refusal } else { Some(NO_BUDGET.to_owned()) })
     }
 
     /// The place among `names` of the next recorded step; `None` if it is another one, or if there is none.
@@ -116,8 +119,8 @@ impl<A: Answer> Driver<'_, A> {
         Ok(next.and_then(|(name, _)| names.iter().position(|known| *known == name)))
     }
 
-    /// Returns what the probe said of the verifier: as recorded, as it is remembered, or by asking it. An error is the reason that
-    /// nobody verifies.
+    /// Returns the calibration of the verifier: the recorded one, the remembered one, or that of a new probe. An error is the reason
+    /// that nobody verifies.
     async fn probe_or_replay(
         &mut self,
         machine: &mut Machine<A>,
@@ -142,9 +145,9 @@ impl<A: Answer> Driver<'_, A> {
         let began = Instant::now();
         let (calibration, spent) = match verifier.remembered_calibration() {
             Some(calibration) => (calibration, UsageTotals::default()),
-            None => match self.probe(verifier, machine.amounts_left_for_calls()).await? {
-                Some(probed) => probed,
-                None => return Ok(Err(NO_BUDGET.to_owned())),
+            None => match self.probe(machine, verifier).await? {
+                Ok(probed) => probed,
+                Err(reason) => return Ok(Err(reason)),
             },
         };
         verifier.remember(&calibration);
@@ -154,26 +157,34 @@ impl<A: Answer> Driver<'_, A> {
         Ok(Ok(step.calibration))
     }
 
+    /// Probes the verifier. An error is the reason that it can't be probed.
     async fn probe(
         &mut self,
+        machine: &Machine<A>,
         verifier: &Verifier,
-        left: ResourceAmounts,
-    ) -> Result<Option<(Calibration, UsageTotals)>, DriveError> {
+    ) -> Result<Result<(Calibration, UsageTotals), String>, DriveError> {
         let requests = verifier.probe_requests();
+        let left = machine.amounts_left_for_calls();
         let (affordable, has_room) = select_affordable(requests.iter().enumerate().collect(), left);
         if !has_room {
-            return Ok(None);
+            return Ok(Err(NO_BUDGET.to_owned()));
         }
         let (mut replies, mut spent) = (Vec::new(), UsageTotals::default());
-        let mut running = send_side_by_side(self.conversation, verifier, affordable);
-        while let Some((number, outcome, took)) = self.next_reply(&mut running).await? {
-            let (outcome, _) = self.insist(verifier, &requests[number], (outcome, took)).await?;
-            if let Ok(reply) = outcome {
-                spent.add_totals(&usage_of(verifier.model().name(), &reply));
-                replies.push((number, reply));
+        let mut running = verifier.ask_side_by_side(affordable, self.conversation.hooks.as_ref());
+        while let Some((number, outcome)) = self.next_reply(&mut running).await? {
+            match self.insist(machine, verifier, &requests[number], outcome).await? {
+                Ok(reply) => {
+                    spent.add_totals(&usage_of(verifier.model().name(), &reply));
+                    replies.push((number, reply));
+                }
+                // A wrong key or a model that does not exist: each request would fail.
+                Err(error) if error.is_refusal() => return Ok(Err(error.to_string())),
+                Err(error) => {
+                    debug!(model = verifier.model().name(), %error, "a claim of the probe has no answer")
+                }
             }
         }
-        Ok(Some((verifier.calibrate(&replies), spent)))
+        Ok(Ok((verifier.calibrate(&replies), spent)))
     }
 
     /// Returns the next request that ends. Meanwhile the journal gets a keepalive per interval.
@@ -195,22 +206,24 @@ impl<A: Answer> Driver<'_, A> {
     /// Repeats a request that failed while the provider is away, as other requests of the attempt are repeated.
     async fn insist(
         &mut self,
+        machine: &Machine<A>,
         verifier: &Verifier,
         request: &Request,
-        (outcome, took): (Result<Reply, ModelError>, Duration),
-    ) -> Result<(Result<Reply, ModelError>, Duration), DriveError> {
+        outcome: Result<Reply, ModelError>,
+    ) -> Result<Result<Reply, ModelError>, DriveError> {
         match outcome {
             Err(error) if error.is_transient() && verifier.model().has_provider() => {
-                let (outcome, took) = self.reply_through_outages(verifier.model(), request, None).await?;
-                Ok((outcome.unwrap_or(Err(error)), took))
+                let left = machine.time_left();
+                let (outcome, _) = self.reply_through_outages(verifier.model(), request, left).await?;
+                Ok(outcome.unwrap_or(Err(error)))
             }
-            outcome => Ok((outcome, took)),
+            outcome => Ok(outcome),
         }
     }
 }
 
 /// Counts a reply of the verifier.
-fn take_verdict<A: Answer>(machine: &mut Machine<A>, calibration: &Calibration, step: &VerdictStep) {
+fn count_reply<A: Answer>(machine: &mut Machine<A>, calibration: &Calibration, step: &VerdictStep) {
     let spent = step.reply.as_ref().map(|reply| usage_of(&calibration.model, reply)).unwrap_or_default();
     machine.count_verification(&spent, Duration::from_millis(step.took_ms));
 }
@@ -218,20 +231,6 @@ fn take_verdict<A: Answer>(machine: &mut Machine<A>, calibration: &Calibration, 
 fn usage_of(model: &str, reply: &Reply) -> UsageTotals {
     let model = reply.model.as_deref().unwrap_or(model);
     UsageTotals::from_model_usage(model, Usage { model_calls: 1, ..reply.usage })
-}
-
-/// Sends requests to the verifier, a few at a time.
-fn send_side_by_side<'a>(
-    conversation: &'a Conversation,
-    verifier: &'a Verifier,
-    requests: Vec<(usize, &'a Request)>,
-) -> impl Stream<Item = EndedRequest> + Unpin + 'a {
-    let send = move |(number, request): (usize, &'a Request)| async move {
-        let began = Instant::now();
-        let outcome = verifier.ask(request, conversation.hooks.as_ref()).await;
-        (number, outcome, began.elapsed())
-    };
-    Box::pin(stream::iter(requests).map(send).buffer_unordered(SIDE_BY_SIDE))
 }
 
 /// The first requests that these amounts pay for together, and `true` if they are all.

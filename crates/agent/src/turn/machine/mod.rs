@@ -419,7 +419,7 @@ impl<A: Answer> Machine<A> {
         self.spent.add_totals(&UsageTotals::from_model_usage(model, count_model_call(model, usage)));
     }
 
-    /// Counts what the verification of an answer used.
+    /// Counts the usage and the time of the verification of an answer.
     pub(in crate::turn) fn count_verification(&mut self, spent: &UsageTotals, took: Duration) {
         self.spent.add_totals(spent);
         self.worked += took;
