@@ -32,7 +32,7 @@ pub struct TaskResult {
     /// Structured output, in the form that the capability declares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
-    /// The statements of `output` with their verdicts, in order; empty if nobody was to verify it.
+    /// The statements of `output` with their verdicts, in order; empty if it was not verified.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub statements: Vec<VerifiedStatement>,
     /// The files of the run's workspace that the attempt made or changed, by path.
@@ -176,7 +176,7 @@ pub enum StatementVerdict {
     Contradicted,
     /// They do not say it.
     Unsupported,
-    /// Nobody could tell.
+    /// There is no judgement.
     Unverified,
 }
 
@@ -210,9 +210,9 @@ impl StatementVerdict {
 #[serde(into = "String", try_from = "String")]
 #[schemars(with = "String")]
 pub enum Finder {
-    /// The words stand in the sources, or do not.
+    /// The words are in the sources, or are not.
     Quotation,
-    /// A figure stands nowhere in the sources.
+    /// No source has one of its figures.
     Figure,
     /// The model with this full name.
     Model(String),

@@ -29,7 +29,7 @@ documents; a statement without marks is compared with all documents. Code tells 
 judges the rest.
 
 Exit codes: 0 all statements are supported; 1 a statement is contradicted or not supported; 2 the file or the arguments are \
-invalid; 3 a statement is supported in part, or nobody could verify it; 4 the model can't be used.
+invalid; 3 a statement is supported in part, or has no judgement; 4 the model can't be used.
 
 Examples:
   millrace verify report.md --docs handbook/

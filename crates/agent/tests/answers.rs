@@ -243,12 +243,12 @@ async fn absence_is_said_only_after_a_second_search() {
         "{again}"
     );
     // The quotations of such an answer are checked like all others.
-    let quotation = json!({"document": "nowhere.md", "first_line": 1, "last_line": 1});
+    let quotation = json!({"document": "tarn.md", "first_line": 99, "last_line": 99});
     let wrong =
         json!({"quotations": [quotation], "output": "It is not said.", "summary": "s", "answered": false});
     let mut work = ScriptedTask::research("strong", "Are lakes cold?", vec![wrong]);
     let error = work.run().await.unwrap_err().to_string();
-    assert!(error.contains("no document 'nowhere.md'"), "{error}");
+    assert!(error.contains("there is no line 99"), "{error}");
     // A statement that says so is not taken for the end.
     let claims = json!({"output": "The passages do not say it."});
     let mut work = ScriptedTask::research("small", "How much does the Tarn 20 cost?", vec![claims]);

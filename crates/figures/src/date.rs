@@ -37,7 +37,7 @@ impl Date {
             && has(self.day.map(i32::from), other.day.map(i32::from))
     }
 
-    /// The same for a date without a year, which may stand elsewhere.
+    /// The same for a date without a year, which may be elsewhere.
     pub(crate) fn is_compatible_with(&self, other: &Self) -> bool {
         let year = self.year.filter(|_| other.year.is_some() || self.month.is_none());
         Self { year, ..*self }.is_stated_by(other)
@@ -414,7 +414,7 @@ impl DateReader<'_> {
         days.collect()
     }
 
-    /// The Gregorian years that a year can be: as it stands, or by the era beside it.
+    /// The Gregorian years that a year can be: as written, or by its era.
     fn years(&self, year: u32, at: usize) -> Vec<Option<i32>> {
         let year = i32::try_from(year).unwrap_or_default();
         let before = self.gap_before(at).trim_end();
@@ -526,7 +526,7 @@ fn months_of(name: &str) -> Option<Vec<NamedMonth>> {
     exact.or_else(lower).or_else(title).map(|months| months.iter().copied().collect())
 }
 
-/// `true` if a text has only words and signs that stand between the parts of a date.
+/// `true` if a text has only words and signs that separate the parts of a date.
 fn are_connectors(text: &str) -> bool {
     let mut rest = text.trim();
     while !rest.is_empty() {

@@ -94,7 +94,7 @@ fn derive_number(number: f64, unit: Option<Unit>, terms: &[Term]) -> Option<Deri
     let wanted = unit.map_or(number, |unit| unit.to_base(number));
     let base = unit.map(|unit| unit.base);
     let is_of_kind = |term: &&Term| term.base == base;
-    // Rounded is what is written, in its own unit.
+    // The written number is rounded, in its own unit.
     let in_unit = |term: &Term| unit.map_or(term.value, |unit| (term.value - unit.offset) / unit.factor);
     if let Some(term) = terms.iter().filter(is_of_kind).find(|term| is_rounded(in_unit(term), number)) {
         return Some(Derivation::Rounded(term.written));

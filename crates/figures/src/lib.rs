@@ -1,5 +1,5 @@
 //! The figures of a text: numbers with their units, dates, times, amounts of money, and names with digits, compared by value in
-//! any language. It knows what two figures have in common, and nothing of what a sentence means.
+//! any language. It compares figures and knows nothing of the meaning of a sentence.
 //!
 //! | written | equal to |
 //! |---|---|
@@ -231,7 +231,7 @@ impl Value {
         }
     }
 
-    /// `true` if `other` can be this value when parts of it stand elsewhere: the unit in the head of a table, the year in a
+    /// `true` if `other` can be this value when parts of it are elsewhere: the unit in the head of a table, the year in a
     /// heading, the year of a date alone.
     fn is_compatible_with(&self, other: &Self) -> bool {
         let is_part = |number: f64, date: &Date| {
@@ -266,7 +266,7 @@ impl Figure {
                 .iter()
                 .flat_map(|figure| &figure.readings)
                 .any(|stated| own.is_compatible_with(stated));
-            // The year of a day may stand elsewhere, but not nowhere.
+            // The year of a day may be elsewhere, but not missing.
             stated && !matches!(own, Value::Date(Date { year: Some(year), .. }) if !years(*year))
         };
         self.readings.iter().any(found)

@@ -1,4 +1,4 @@
-//! How many statements of a text were verified, by what.
+//! The numbers of a text's statements, by verdict and finder.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub struct VerificationCounts {
     pub contradicted: u32,
     /// Those that the sources do not say.
     pub unsupported: u32,
-    /// Those that nobody could verify.
+    /// Those without a judgement.
     pub unverified: u32,
     /// Those that were taken out of the text.
     pub removed: u32,

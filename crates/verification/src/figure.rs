@@ -26,7 +26,7 @@ pub(crate) struct FigureIndex<'s> {
 pub(crate) enum FigurePlaces {
     /// Each stands in a line, or follows from some; these are lines with them, and the calculations.
     Found { lines: Vec<SourceLines>, derived: Vec<String> },
-    /// These stand nowhere.
+    /// No source has these.
     Invented(Vec<String>),
 }
 

@@ -6,7 +6,7 @@
 //!         (statement) ├─ a figure that is in no line ──▶ unsupported
 //!                     └─ cited lines, those with its figures, those found by search
 //!                           └─▶ a model that was probed (question, probe) ─▶ supported … contradicted
-//!                               or nobody ──────────────────────────────────▶ unverified
+//!                               or none ───────────────────────────────────▶ unverified
 //! ```
 //!
 //! It does no I/O: the caller sends the requests to a model, keeps the replies and searches the sources.

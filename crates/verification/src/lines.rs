@@ -23,7 +23,7 @@ impl CitedLines {
 
 /// The sources that a text is compared with.
 pub trait Sources {
-    /// The lines or sources that a mark cites; none for a mark that nobody knows.
+    /// The lines or sources that a mark cites; none for an unknown mark.
     fn cited(&self, mark: &str) -> Vec<CitedLines>;
 
     /// The locations of all sources, those that the author has read first.

@@ -9,7 +9,7 @@ use crate::question::{Case, Form, Judgement, Question, read_reply, write_questio
 
 /// The least balanced accuracy at which a model is believed. With 32 claims, a guess reaches it once in 50 times.
 const MIN_ACCURACY: f64 = 0.7;
-/// The probability above which a claim counts as supported if the probe says nothing else.
+/// The probability above which a claim counts as supported unless the probe sets another threshold.
 const MIDDLE: f64 = 0.5;
 
 /// A claim with a known answer.
@@ -61,7 +61,7 @@ fn questions_about(probes: &[Probe], form: Form) -> Vec<Question> {
 pub struct Calibration {
     /// The full name of the model.
     pub model: String,
-    /// The form in which it was asked.
+    /// The form of the questions.
     pub form: Form,
     /// The least probability of a supported claim.
     pub threshold: f64,
@@ -134,7 +134,7 @@ impl Calibration {
     }
 }
 
-/// How likely a judgement calls a claim supported.
+/// The probability that a judgement gives to a claim.
 fn probability_of(judgement: &Judgement) -> Option<f64> {
     judgement.probability.or(judgement.verdict.map(|verdict| match verdict {
         StatementVerdict::Supported => 1.0,

@@ -13,7 +13,7 @@ use unicode_segmentation::UnicodeSegmentation;
 
 use crate::lines::{MAX_BYTES, Sources, are_all_read};
 
-/// The signs that end a sentence or a cell. A colon and a semicolon do not: what follows may qualify.
+/// The signs that end a sentence or a cell. A colon and a semicolon do not: the rest may qualify the first part.
 const ENDS: [char; 9] = ['.', '!', '?', '。', '！', '？', '؟', '।', '|'];
 /// The pairs of quotation marks.
 const QUOTES: [(char, char); 9] = [
@@ -27,7 +27,7 @@ const QUOTES: [(char, char); 9] = [
     ('『', '』'),
     ('‹', '›'),
 ];
-/// The number of characters of a source by which its language is told.
+/// The number of characters of a source from which its language is detected.
 const LANGUAGE_SAMPLE: usize = 2_000;
 /// The least number of words of a sentence that is compared without quotation marks: a shorter one is an answer, not a sentence.
 const MIN_WORDS: usize = 4;
@@ -51,7 +51,7 @@ impl<'s> QuotableTexts<'s> {
         are_all_read(self.sources, &self.order)
     }
 
-    /// Finds sentences that stand as a whole in one of these sources.
+    /// Finds whole sentences in one of these sources.
     pub fn find_sentences(&self, words: &str, locations: &[&str]) -> Option<SourceLines> {
         let is_short = words.unicode_words().count() < MIN_WORDS;
         let found = |location: &&str| {

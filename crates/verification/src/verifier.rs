@@ -1,4 +1,4 @@
-//! The verification of one text: what code decides at once, the questions for a model, and the verdicts.
+//! The verification of one text: the decisions of code, the questions for a model, and the verdicts.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::statement::{Context, MarkedText, Statement, split_statements};
 const MAX_PASSAGES: usize = 2_400;
 /// The most passages that search adds.
 const MAX_FOUND: usize = 4;
-/// The reason for a statement that a model was asked about in vain.
+/// The reason for a statement if the reply of the model can't be used.
 const NO_VERDICT: &str = "The model gave no verdict.";
 
 /// The verification of a text.
@@ -52,7 +52,7 @@ struct Decider {
 }
 
 impl Verification {
-    /// Splits a text and decides what code can decide. `question` is what the text answers, if anything; `known` are verdicts on
+    /// Splits a text and decides what code can decide. `question` is the question that the text answers, or empty; `known` are verdicts on
     /// earlier texts of the same run: a statement with the same words takes one over if it cites the source of its lines.
     pub fn new(
         text: &str,
@@ -118,7 +118,7 @@ impl Verification {
         }
     }
 
-    /// The verdicts, in the order of the statements. `reason` tells why nobody judged those that are left; `None` if the model gave
+    /// The verdicts, in the order of the statements. `reason` explains the missing verdicts; `None` if the model gave
     /// no verdict on them.
     pub fn finish(self, reason: Option<&str>) -> Vec<VerifiedStatement> {
         let reason = reason.unwrap_or(NO_VERDICT);
@@ -223,7 +223,7 @@ fn decided(
     }
 }
 
-/// A text beside its sources.
+/// The comparison of a text with its sources.
 struct Comparison<'a> {
     sources: &'a dyn Sources,
     figures: FigureIndex<'a>,
@@ -316,7 +316,7 @@ impl Comparison<'_> {
             None => self.texts.find_sentences(&statement.text, near),
         };
         if let Some(place) = place {
-            let reason = format!("It stands word for word in {}.", describe_lines(&place));
+            let reason = format!("{} has it word for word.", describe_lines(&place));
             let finder = Some(Finder::Quotation);
             return Some(decided(&statement.text, StatementVerdict::Supported, finder, vec![place], reason));
         }
@@ -402,7 +402,7 @@ impl Comparison<'_> {
     }
 }
 
-/// The text of lines with what they stand under: the heading, and the head of their table.
+/// The text of lines, after the heading above them and the head of their table.
 fn passage_text(text: &str, lines: &SourceLines) -> String {
     let (first, last) = (lines.first_line as usize, lines.last_line as usize);
     let all: Vec<&str> = text.lines().collect();

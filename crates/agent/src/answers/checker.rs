@@ -7,13 +7,13 @@
 //! - I20: Every citation resolves, and every quotation is in its source word for word.
 //!   (`tests/tests/first_command.rs::first_command_leaves_a_report_with_valid_citations`,
 //!   `crates/agent/tests/extractive.rs::critic_names_the_faults_of_a_result`)
-//! - I101: A statement with a figure that no source has is sent back once; whoever wrote it, it is delivered only with that verdict.
+//! - I101: A statement with a figure that no source has is sent back once, for models of any size; after that it is delivered only with that verdict.
 //!   (`crates/agent/tests/answers.rs::invented_figure_is_sent_back_once_and_then_marked`)
 //! - I138: No answer from memory passes as research: without documents and web pages `research` calls no model, and an agent that
 //!   reads the web must quote lines that it has read.
 //!   (`crates/agent/tests/pages.rs::lines_that_were_not_read_are_refused_and_never_cited`,
 //!   `crates/agent/tests/answers.rs::research_without_sources_says_so_and_asks_no_model`)
-//! - I302: A result says that its sources do not answer only if its model said so again after a second search with other words.
+//! - I302: A result is marked as unanswered only if its model confirms it after a second search with other words.
 //!   (`crates/agent/tests/answers.rs::absence_is_said_only_after_a_second_search`)
 
 use std::collections::BTreeSet;

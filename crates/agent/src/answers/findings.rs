@@ -69,7 +69,7 @@ pub struct Findings {
     /// `false` if the documents do not answer the question.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answered: Option<bool>,
-    /// If they do not answer it: other words for what was asked, for a second search.
+    /// If they do not answer it: other words for the question, for a second search.
     #[schemars(length(max = 400))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub other_words: Option<String>,
@@ -177,7 +177,7 @@ pub(crate) fn resolve_findings(findings: &Findings, corpus: Option<&Corpus>) -> 
 }
 
 impl Findings {
-    /// `true` if it says that the sources do not answer.
+    /// `true` if the sources do not answer the question.
     pub(crate) fn says_absence(&self) -> bool {
         self.answered == Some(false)
     }

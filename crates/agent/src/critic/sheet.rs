@@ -44,7 +44,7 @@ const DATA: &str = "Result, data:";
 const SOURCES: &str = "Result, sources, one JSON object per line:";
 const QUOTATIONS: &str = "Result, quotations, one JSON object per line:";
 /// The verdicts of the verifier, which a judge need not repeat.
-const VERDICTS: &str = "Result, what the verifier found (not for you to judge again):";
+const VERDICTS: &str = "Result, verdicts of the verifier on its statements (not for you to judge again):";
 
 /// Renders the message.
 pub(crate) fn render_review_task(task: &ReviewTask) -> String {
@@ -89,7 +89,7 @@ pub(crate) fn render_review_task(task: &ReviewTask) -> String {
 }
 
 /// Returns the output without what the lists below it repeat: the list of sources, and the texts of block quotes.
-/// How many statements are verified, and those that are not with the reasons; empty if nobody was to verify any.
+/// The counts of verdicts, and the statements without support with the reasons; empty if the result was not verified.
 fn describe_verdicts(statements: &[VerifiedStatement]) -> String {
     if statements.is_empty() {
         return String::new();

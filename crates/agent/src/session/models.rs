@@ -206,7 +206,7 @@ impl ModelPool {
 
     /// Opens the model that verifies statements for an order; `None` if no model shall. The first of these that is set: the
     /// run's verifier, the process's verifier, the run's critic, the process's critic, the default model. The built-in model and
-    /// scripts verify only if they are named as the verifier.
+    /// scripts verify only if the selection of the verifier has them.
     pub fn open_verifier(&self, order: &Order) -> Result<Option<Arc<dyn Model>>, CreateModelError> {
         let run = RunModels::of_order(order);
         let [verifier, critic] = [VERIFIER, CRITIC].map(|role| Capability::new(role).expect("a valid name"));

@@ -3,12 +3,12 @@
 use millrace_protocol::result::VerifiedStatement;
 use millrace_verification::Verification;
 
-/// How an answer is checked against facts outside of it before it counts. On resume it is checked again and must then give the same.
+/// A check of an answer against facts outside of it, before it counts. A resumed attempt repeats it with the same outcome.
 pub trait AnswerCheck<A>: Send + Sync {
     /// Returns the final form of an answer.
     ///
     /// # Errors
-    /// The mistakes that the model is asked to correct.
+    /// The mistakes, worded for the model to correct.
     fn check(&self, answer: A) -> Result<A, String>;
 
     /// Begins the verification of the statements of a checked answer; `None` if there is nothing to compare them with.
@@ -20,7 +20,7 @@ pub trait AnswerCheck<A>: Send + Sync {
     /// Returns the answer with the verdicts on its statements.
     ///
     /// # Errors
-    /// The statements that the model is asked to correct.
+    /// The refuted statements, worded for the model to correct.
     fn conclude(&self, answer: A, statements: Vec<VerifiedStatement>) -> Result<A, String> {
         drop(statements);
         Ok(answer)

@@ -29,7 +29,7 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// A verifier of a process without an agent host; what its probe says is remembered in the cache folder.
+    /// A verifier of a process without an agent host; its calibration is stored in the cache folder.
     pub fn open(model: Arc<dyn Model>, cache: Option<PathBuf>) -> Self {
         Self::new(model, Arc::new(CalibrationMemory::new(cache)))
     }
@@ -42,7 +42,7 @@ impl Verifier {
         self.model.as_ref()
     }
 
-    /// The form in which it is asked.
+    /// The form of its questions.
     pub fn form(&self) -> Form {
         Form::for_ability(self.model.ability())
     }

@@ -11,8 +11,8 @@ use crate::citations::read_line_range;
 use crate::corpus::{Corpus, Document};
 use crate::model::{ModelError, Reply, Request};
 
-/// The reason for statements without a verdict if no model is asked.
-const NO_MODEL: &str = "No model was asked.";
+/// The reason for statements without a verdict if there is no verifier.
+const NO_MODEL: &str = "No model verifies this text.";
 
 /// A text with the verdicts on its statements.
 #[derive(Debug, Clone, PartialEq)]
@@ -90,7 +90,7 @@ async fn ask_all(
     Ok(replies)
 }
 
-/// What the marks of a text cite: the numbers of its list of sources, `[PATH:8]`, and the addresses of links to documents.
+/// The targets of the marks of a text: the numbers of its list of sources, `[PATH:8]`, and the addresses of links to documents.
 fn read_marks(text: &str, corpus: &Corpus) -> BTreeMap<String, Vec<CitedLines>> {
     let listed = text.lines().filter_map(|line| {
         let (number, rest) = line.trim_start().strip_prefix("- [")?.split_once(']')?;

@@ -1,5 +1,5 @@
 //! Carries out the verification of an answer: the calibration of the verifier and each of its replies are steps of the journal, so that
-//! none is asked for again. Statements are judged side by side, as far as the attempt's reservation pays for them.
+//! none is requested twice. Several requests run at the same time, as far as the attempt's reservation pays for them.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::verification::Verifier;
 const VERIFIER_STEP: &str = "verifier";
 /// Reasons for statements without a judgement.
 const NO_VERIFIER: &str = "No model verifies this run.";
-const NO_BUDGET: &str = "The rest of what the attempt may use pays for no verdict.";
+const NO_BUDGET: &str = "The remaining budget of the attempt does not pay for its verdict.";
 
 /// The record of a calibration, with the usage of its probe.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ struct VerdictStep {
 type EndedRequest = (usize, Result<Reply, ModelError>);
 
 impl<A: Answer> Driver<'_, A> {
-    /// Returns the answer with the verdicts on its statements, or what its model is to correct.
+    /// Returns the answer with the verdicts on its statements, or the correction for its model.
     pub(super) async fn verify_answer(
         &mut self,
         machine: &mut Machine<A>,
@@ -100,7 +100,7 @@ impl<A: Answer> Driver<'_, A> {
         let mut since = Instant::now();
         while let Some((number, outcome)) = self.next_reply(&mut running).await? {
             let outcome = self.insist(machine, verifier, &questions[number].request, outcome).await?;
-            // The parts add up to the time of all, although they run side by side.
+            // The durations add up to the time of all, although the requests overlap.
             let took_ms = to_millis(since.elapsed());
             since = Instant::now();
             let error = outcome.as_ref().err().map(ToString::to_string);
@@ -120,7 +120,7 @@ impl<A: Answer> Driver<'_, A> {
     }
 
     /// Returns the calibration of the verifier: the recorded one, the remembered one, or that of a new probe. An error is the reason
-    /// that nobody verifies.
+    /// that no statement is judged.
     async fn probe_or_replay(
         &mut self,
         machine: &mut Machine<A>,
