@@ -320,7 +320,7 @@ export type TaskResult = {
   quotations?: Quotation[]
   /** Structured output, in the form that the capability declares. */
   data?: unknown
-  /** The statements of `output` with their verdicts, in order; empty if nobody was to verify it. */
+  /** The statements of `output` with their verdicts, in order; empty if it was not verified. */
   statements?: VerifiedStatement[]
   /** The files of the run's workspace that the attempt made or changed, by path. */
   artifacts?: Artifact[]

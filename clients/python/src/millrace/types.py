@@ -296,7 +296,7 @@ class TaskResult(_TaskResultRequired, total=False):
     data: Any
     """Structured output, in the form that the capability declares."""
     statements: list[VerifiedStatement]
-    """The statements of `output` with their verdicts, in order; empty if nobody was to verify it."""
+    """The statements of `output` with their verdicts, in order; empty if it was not verified."""
     artifacts: list[Artifact]
     """The files of the run's workspace that the attempt made or changed, by path."""
     usage: Usage
