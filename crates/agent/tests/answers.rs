@@ -248,7 +248,7 @@ async fn absence_is_said_only_after_a_second_search() {
         json!({"quotations": [quotation], "output": "It is not said.", "summary": "s", "answered": false});
     let mut work = ScriptedTask::research("strong", "Are lakes cold?", vec![wrong]);
     let error = work.run().await.unwrap_err().to_string();
-    assert!(error.contains("there is no line 99"), "{error}");
+    assert!(error.contains("there is no line 99") && error.contains("after 2 corrections"), "{error}");
     // A statement that says so is not taken for the end.
     let claims = json!({"output": "The passages do not say it."});
     let mut work = ScriptedTask::research("small", "How much does the Tarn 20 cost?", vec![claims]);
