@@ -70,7 +70,9 @@ pub async fn run_command(arguments: VerifyArguments) -> CommandResult {
     } else {
         let name = arguments.file.display().to_string();
         let unverified = verified.statements.iter().filter(|one| one.verdict != StatementVerdict::Supported);
-        unverified.for_each(|one| print_stdout_line(&single_line(&format_verdict(&name, &text, one))));
+        let line_ends: Vec<usize> =
+            text.chars().enumerate().filter(|(_, c)| *c == '\n').map(|(at, _)| at).collect();
+        unverified.for_each(|one| print_stdout_line(&single_line(&format_verdict(&name, &line_ends, one))));
         print_stdout_line(&single_line(&counts.to_string()));
     }
     Ok(match (counts.contradicted + counts.unsupported, counts.partly + counts.unverified) {
@@ -81,8 +83,8 @@ pub async fn run_command(arguments: VerifyArguments) -> CommandResult {
 }
 
 /// One line about a statement: its line in the file, the verdict, its words and the reason.
-fn format_verdict(name: &str, text: &str, one: &VerifiedStatement) -> String {
-    let line = text.chars().take(one.start as usize).filter(|c| *c == '\n').count() + 1;
+fn format_verdict(name: &str, line_ends: &[usize], one: &VerifiedStatement) -> String {
+    let line = line_ends.partition_point(|end| *end < one.start as usize) + 1;
     format!("{name}:{line}: {}: “{}” {}", one.outcome(), one.text, one.reason)
 }
 

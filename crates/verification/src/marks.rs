@@ -2,6 +2,7 @@
 
 use millrace_protocol::result::{StatementVerdict, VerifiedStatement};
 
+use crate::lines::CharacterPositions;
 use crate::statement::split_statements;
 
 /// Finds statements again in a text that was renumbered or got a title since. One that is gone counts as removed.
@@ -13,7 +14,7 @@ pub fn place_statements(
     let split = split_statements(text, is_mark).statements;
     let plain = |text: &str| text.chars().filter(|c| c.is_alphanumeric()).collect::<String>();
     let mut next = 0;
-    let characters = |bytes: usize| u32::try_from(text[..bytes].chars().count()).unwrap_or(u32::MAX);
+    let mut characters = CharacterPositions::new(text);
     let place = |one: VerifiedStatement| {
         let wanted = plain(&one.text);
         let found = split[next..].iter().position(|other| plain(&other.text) == wanted).map(|at| next + at);
@@ -21,10 +22,11 @@ pub fn place_statements(
             Some(at) => {
                 next = at + 1;
                 let range = &split[at].range;
-                VerifiedStatement { start: characters(range.start), end: characters(range.end), ..one }
+                let (start, end) = (characters.before(range.start), characters.before(range.end));
+                VerifiedStatement { start, end, ..one }
             }
             None => {
-                let at = split.get(next).map_or(0, |other| characters(other.range.start));
+                let at = split.get(next).map_or(0, |other| characters.before(other.range.start));
                 VerifiedStatement { start: at, end: at, removed: true, ..one }
             }
         }

@@ -1,12 +1,15 @@
 //! The verification of one text: the decisions of code, the questions for a model, and the verdicts.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 use millrace_models::model::Reply;
 use millrace_protocol::result::{Finder, SourceLines, StatementVerdict, VerifiedStatement};
 
 use crate::figure::{FigureIndex, FigurePlaces};
-use crate::lines::{CitedLines, Sources};
+use crate::lines::{CharacterPositions, CitedLines, Sources};
 use crate::probe::Calibration;
 use crate::question::{Case, Judgement, Question, read_reply, write_question};
 use crate::quotation::{QuotableTexts, inside_quotes};
@@ -63,7 +66,8 @@ impl Verification {
     ) -> Self {
         let marked = split_statements(text, is_mark);
         let (figures, texts) = (FigureIndex::new(sources), QuotableTexts::new(sources));
-        let comparison = Comparison { sources, figures, texts, question, marked: &marked };
+        let comparison =
+            Comparison { sources, figures, texts, lines: RefCell::default(), question, marked: &marked };
         let statements =
             marked.statements.iter().map(|statement| comparison.compare(statement, text)).collect();
         Self { text: text.to_owned(), statements, known: known.into_iter().collect() }
@@ -122,12 +126,10 @@ impl Verification {
     /// no verdict on them.
     pub fn finish(self, reason: Option<&str>) -> Vec<VerifiedStatement> {
         let reason = reason.unwrap_or(NO_VERDICT);
-        let text = self.text;
-        let characters = |bytes: usize| u32::try_from(text[..bytes].chars().count()).unwrap_or(u32::MAX);
-        let place = |range: &Range<usize>, one: VerifiedStatement| VerifiedStatement {
-            start: characters(range.start),
-            end: characters(range.end),
-            ..one
+        let mut characters = CharacterPositions::new(&self.text);
+        let mut place = |range: &Range<usize>, one: VerifiedStatement| {
+            let (start, end) = (characters.before(range.start), characters.before(range.end));
+            VerifiedStatement { start, end, ..one }
         };
         self.statements
             .into_iter()
@@ -228,17 +230,21 @@ struct Comparison<'a> {
     sources: &'a dyn Sources,
     figures: FigureIndex<'a>,
     texts: QuotableTexts<'a>,
+    /// The lines of the sources, split once when they are needed.
+    lines: RefCell<BTreeMap<String, Rc<Vec<&'a str>>>>,
     question: &'a str,
     marked: &'a MarkedText,
 }
 
-impl Comparison<'_> {
+impl<'a> Comparison<'a> {
     fn compare(&self, statement: &Statement, text: &str) -> State {
         let range = statement.range.clone();
         let cited = self.resolve_marks(statement);
         let cited_sources: Vec<String> = cited.iter().map(|one| one.location().to_owned()).collect();
         let passages = self.cited_passages(statement, &cited);
-        let found = self.add_passages(statement, passages.clone(), Vec::new());
+        let hits = self.sources.search(&self.search_text(statement), None);
+        let hits: Vec<SourceLines> = hits.into_iter().take(MAX_FOUND).collect();
+        let found = self.add_passages(passages.clone(), hits.iter().cloned());
         let places = cited_sources.iter().map(String::as_str);
         let places: Vec<&str> = places.chain(found.iter().map(|(lines, _)| lines.source.as_str())).collect();
         if let Some(verdict) = self.find_quotation(statement, &text[range.clone()], &places) {
@@ -265,7 +271,7 @@ impl Comparison<'_> {
                 decided(&statement.text, verdict, Some(Finder::Quotation), Vec::new(), reason),
             );
         }
-        let passages = self.add_passages(statement, passages, lines);
+        let passages = self.add_passages(passages, lines.into_iter().chain(hits));
         if passages.is_empty() {
             let reason = "No source has lines about it.".to_owned();
             let verdict = decided(&statement.text, StatementVerdict::Unverified, None, Vec::new(), reason);
@@ -337,21 +343,11 @@ impl Comparison<'_> {
                 found.into_iter().take(MAX_FOUND).collect()
             }
         });
-        self.collect_passages(Vec::new(), lines)
+        self.add_passages(Vec::new(), lines)
     }
 
-    /// Adds the lines with the figures of a statement, and those that search finds.
+    /// Adds lines that are not known, as long as there is room.
     fn add_passages(
-        &self,
-        statement: &Statement,
-        passages: Vec<(SourceLines, String)>,
-        lines: Vec<SourceLines>,
-    ) -> Vec<(SourceLines, String)> {
-        let found = self.sources.search(&self.search_text(statement), None).into_iter().take(MAX_FOUND);
-        self.collect_passages(passages, lines.into_iter().chain(found))
-    }
-
-    fn collect_passages(
         &self,
         mut passages: Vec<(SourceLines, String)>,
         more: impl IntoIterator<Item = SourceLines>,
@@ -367,8 +363,7 @@ impl Comparison<'_> {
             if room == 0 || passages.iter().any(is_known) {
                 continue;
             }
-            let Some(text) = self.sources.text(&lines.source) else { continue };
-            let mut words = passage_text(text, &lines);
+            let mut words = passage_text(&self.lines_of(&lines.source), &lines);
             let length = words.chars().count();
             if length > room {
                 words = words.chars().take(room).collect();
@@ -379,6 +374,16 @@ impl Comparison<'_> {
             }
         }
         passages
+    }
+
+    /// The lines of a source; none if it has no text.
+    fn lines_of(&self, location: &str) -> Rc<Vec<&'a str>> {
+        if let Some(known) = self.lines.borrow().get(location) {
+            return known.clone();
+        }
+        let lines: Rc<Vec<&str>> = Rc::new(self.sources.text(location).unwrap_or_default().lines().collect());
+        self.lines.borrow_mut().insert(location.to_owned(), lines.clone());
+        lines
     }
 
     fn search_text(&self, statement: &Statement) -> String {
@@ -403,9 +408,8 @@ impl Comparison<'_> {
 }
 
 /// The text of lines, after the heading above them and the head of their table.
-fn passage_text(text: &str, lines: &SourceLines) -> String {
+fn passage_text(all: &[&str], lines: &SourceLines) -> String {
     let (first, last) = (lines.first_line as usize, lines.last_line as usize);
-    let all: Vec<&str> = text.lines().collect();
     let own = all.get(first.saturating_sub(1)..last.min(all.len())).unwrap_or_default();
     let above = all.get(..first.saturating_sub(1)).unwrap_or_default();
     let heading = above.iter().rev().find(|line| line.starts_with('#'));
