@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_agent::corpus::ListedFile;
 use millrace_agent::model::{ModelFactory, ModelSelection, open_model};
 use millrace_agent::roles::RESEARCH;
@@ -17,6 +18,7 @@ use millrace_protocol::plan::{
     CapabilityRegistry, EarlierRun, PlannerConsultMode, PlanningMode, Submission, TaskSpec,
     find_earlier_runs_problem,
 };
+use millrace_protocol::result::VerificationPolicy;
 use millrace_protocol::subject::{CRITIC, PLANNER, VERIFIER};
 use millrace_protocol::trace_context::TraceParent;
 use millrace_runtime::Bus;
@@ -59,6 +61,10 @@ pub struct SubmissionArguments {
     /// Start no task before a person has approved the plan (`millrace inbox` shows it, `millrace answer` approves it)
     #[arg(long)]
     approve_plan: bool,
+    /// Consequence of statements that no source supports: mark delivers them with a footnote, remove takes those out that the
+    /// sources refute, require fails the attempt [default: as in the plan file, else as in each capability file, else mark]
+    #[arg(long, value_name = "POLICY", value_parser = policy_parser())]
+    verification: Option<VerificationPolicy>,
     /// Criterion for the deliverable, one sentence: a critic checks it in the result of the final task; may be given several
     /// times
     #[arg(long, value_name = "TEXT")]
@@ -74,6 +80,11 @@ pub struct SubmissionArguments {
     /// and files as with --after
     #[arg(long, value_name = "NAME")]
     session: Option<SessionId>,
+}
+
+fn policy_parser() -> impl TypedValueParser<Value = VerificationPolicy> {
+    let names = PossibleValuesParser::new(["mark", "remove", "require"]);
+    names.try_map(|name| serde_json::from_value(serde_json::Value::String(name)))
 }
 
 /// The planning mode.
@@ -168,6 +179,7 @@ impl PendingSubmission {
             budget: Some(arguments.budget.override_budget(budget).map_err(|why| refused!(why))?),
             fail_fast: arguments.fail_fast,
             approve_plan: arguments.approve_plan,
+            verification: arguments.verification,
             criteria: arguments.criteria.clone(),
             labels: collect_labels(&arguments.label)?,
             session: arguments.session.clone(),

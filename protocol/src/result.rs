@@ -164,6 +164,20 @@ pub struct VerifiedStatement {
     pub removed: bool,
 }
 
+/// The consequence for a result that has statements which the sources refute or which are not verified. A result with a refuted statement
+/// is sent back to its author once before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VerificationPolicy {
+    /// They are delivered with a mark.
+    #[default]
+    Mark,
+    /// Those with an invented figure or quotation and those that the sources contradict are taken out; the others are marked.
+    Remove,
+    /// A result with a statement that is neither supported nor supported in part fails its attempt.
+    Require,
+}
+
 /// The relation of the sources to a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -181,6 +195,22 @@ pub enum StatementVerdict {
 }
 
 impl VerifiedStatement {
+    /// `true` if the sources contradict it, or if no source has one of its figures or quotations.
+    pub fn is_refuted(&self) -> bool {
+        match self.verdict {
+            StatementVerdict::Contradicted => true,
+            StatementVerdict::Unsupported => {
+                matches!(self.found_by, Some(Finder::Figure | Finder::Quotation))
+            }
+            StatementVerdict::Supported | StatementVerdict::Partly | StatementVerdict::Unverified => false,
+        }
+    }
+
+    /// `true` if it is in the text and is neither supported nor supported in part.
+    pub fn is_open(&self) -> bool {
+        !self.removed && !matches!(self.verdict, StatementVerdict::Supported | StatementVerdict::Partly)
+    }
+
     /// The verdict for a person, with the model that gave it, such as `not supported (model openai:gpt-5.2)`.
     pub fn outcome(&self) -> String {
         match &self.found_by {

@@ -23,7 +23,9 @@ use crate::plan::{
     Attempt, DEFAULT_PROVIDER_TIMEOUT, DocumentSet, ResourceAmounts, ReviewCheck, ReviewPolicy, Task,
     TaskLimits, TaskSpec, WAIT_FOR_EVENT_KEY, Work,
 };
-use crate::result::{Build, CriterionOutcome, ModelUsage, PlanProposal, TaskError, Usage, Verdict};
+use crate::result::{
+    Build, CriterionOutcome, ModelUsage, PlanProposal, TaskError, Usage, Verdict, VerificationPolicy,
+};
 use crate::wait::{EndedWait, ProviderStatus, Wait, WaitEnd};
 use crate::wire::WireMessage;
 
@@ -65,6 +67,8 @@ pub struct Order {
     pub own_model: Option<String>,
     /// The models of the run for single capabilities and for tiers. A capability file refers to a tier as `tier:NAME`.
     pub models: BTreeMap<Capability, String>,
+    /// The consequence of verdicts on statements; `None` is that of the capability.
+    pub verification: Option<VerificationPolicy>,
     /// The waits of the attempt that have ended, oldest first, if it was parked.
     pub ended_waits: Vec<EndedWait>,
     /// The depth of the task among delegated tasks; 0 for a task of a planner or a user.
@@ -229,6 +233,7 @@ impl Order {
             model: None,
             own_model: None,
             models: BTreeMap::new(),
+            verification: None,
             ended_waits: Vec::new(),
             depth: 0,
             overrides: None,
@@ -304,6 +309,8 @@ struct FlatOrder {
     own_model: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     models: BTreeMap<Capability, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    verification: Option<VerificationPolicy>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ended_waits: Vec<EndedWait>,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -351,6 +358,7 @@ impl From<FlatOrder> for Order {
             model: flat.model,
             own_model: flat.own_model,
             models: flat.models,
+            verification: flat.verification,
             ended_waits: flat.ended_waits,
             depth: flat.depth,
             overrides: flat.overrides,
@@ -399,6 +407,7 @@ impl From<Order> for FlatOrder {
             model: order.model,
             own_model: order.own_model,
             models: order.models,
+            verification: order.verification,
             ended_waits: order.ended_waits,
             depth: order.depth,
             overrides: order.overrides,

@@ -24,6 +24,7 @@ pub fn build_order(run: &RunId, lane: Lane, plan: &Plan, last: DecisionId, work:
         model: start.model.clone(),
         own_model: start.models.get(PLANNER).cloned(),
         models: start.models.clone(),
+        verification: start.verification,
         decided: Some(last),
         ..Order::new(run.clone(), lane, work.clone(), &start.objective, builtin_capability(PLANNER))
     };

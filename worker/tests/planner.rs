@@ -62,6 +62,7 @@ async fn planning_order(cluster: &Cluster) -> Order {
         budget: Box::default(),
         consult: PlannerConsultMode::Judgement,
         approve_plan: false,
+        verification: None,
         criteria: Vec::new(),
         after: Vec::new(),
         labels: Default::default(),

@@ -46,6 +46,9 @@ pub struct OutputOptions {
     /// File for the complete result, as JSON [default: below the data folder]
     #[arg(long, value_name = "FILE")]
     result: Option<PathBuf>,
+    /// End with exit code 3 if fewer of the deliverable's statements are verified, such as 90%
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
+    min_verified: Option<f64>,
     /// Print a JSON object for each event, and the result as the last one (see `millrace schema run`)
     #[arg(long)]
     pub json: bool,
@@ -54,7 +57,11 @@ pub struct OutputOptions {
 impl OutputOptions {
     /// Refuses output options of a command that does not wait for the result.
     pub fn refuse_without_wait(&self) -> Result<(), CommandError> {
-        let given = [("--out", self.out.is_some()), ("--result", self.result.is_some())];
+        let given = [
+            ("--out", self.out.is_some()),
+            ("--result", self.result.is_some()),
+            ("--min-verified", self.min_verified.is_some()),
+        ];
         match given.into_iter().find(|(_, is_given)| *is_given) {
             Some((name, _)) => Err(refused!(
                 "{name} needs --wait: without it, the command prints the run's id and returns at once"
@@ -383,7 +390,32 @@ fn print_and_save_result(report: &RunReport, output: &OutputOptions, data: &Path
             note!("{notice}");
         }
     }
-    Ok(CommandExit::from_run_end(report.run_end()))
+    let exit = CommandExit::from_run_end(report.run_end());
+    match output.min_verified.and_then(|least| describe_missing_verification(report, least)) {
+        Some(text) if exit == CommandExit::Completed => {
+            note!("{text}");
+            Ok(CommandExit::Partial)
+        }
+        Some(_) | None => Ok(exit),
+    }
+}
+
+/// The reason that a deliverable has too few verified statements; `None` if it has enough, or if there is none.
+fn describe_missing_verification(report: &RunReport, percent: f64) -> Option<String> {
+    let counts = report.verification()?;
+    if counts.statements == 0 {
+        return (percent > 0.0).then(|| {
+            format!("no statement of the deliverable was verified, and --min-verified asks for {percent}%")
+        });
+    }
+    (counts.share() * 100.0 < percent).then(|| format!("{counts}; --min-verified asks for {percent}%"))
+}
+
+/// Parses `90%` or `90`.
+fn parse_percentage(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
+    let percent = number.filter(|percent| (0.0..=100.0).contains(percent));
+    percent.ok_or_else(|| "expected a percentage from 0% to 100%, such as 90%".to_owned())
 }
 
 /// Prints the deliverable to standard output, with blank lines around it on a terminal.

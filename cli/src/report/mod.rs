@@ -9,10 +9,11 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{
     DeliverableRule, EndReason, Plan, ResourceKind, RunEnd, TaskState, tasks_without_budget,
 };
-use millrace_protocol::result::{TaskResult, Usage};
+use millrace_protocol::result::{TaskResult, Usage, VerifiedStatement};
 use millrace_protocol::safe_text::{self, single_line};
 use millrace_protocol::subject::PLANNER;
 use millrace_runtime::Bus;
+use millrace_verification::VerificationCounts;
 
 use crate::exit::CommandError;
 use crate::history::RunHistory;
@@ -26,6 +27,9 @@ use millrace_views::wording::explain_deliverable_choice;
 
 /// Maximum number of characters of the end's detail in the summary line.
 const MAX_DETAIL: usize = 400;
+
+/// The most statements that were taken out and are listed.
+const MAX_REMOVED: usize = 5;
 
 /// A run that has ended, with its deliverable.
 pub struct RunReport {
@@ -121,10 +125,28 @@ impl RunReport {
         let more = resume_command_hint(&self.run, plan).map(|how| format!("resume it: {how}"));
         let other = other_planner_hint(&self.run, plan);
         let own_budget = own_budget_hint(plan);
-        [Some(first), describe_usage_by_role(plan), rung, more, other, own_budget]
-            .into_iter()
-            .flatten()
-            .collect()
+        let verified = self.verification_lines();
+        let lines = [Some(first), describe_usage_by_role(plan), rung].into_iter().flatten().chain(verified);
+        lines.chain([more, other, own_budget].into_iter().flatten()).collect()
+    }
+
+    /// The counts of verdicts on the deliverable's statements; `None` if there is no deliverable.
+    pub fn verification(&self) -> Option<VerificationCounts> {
+        self.deliverable.as_ref().map(|result| VerificationCounts::of(&result.statements))
+    }
+
+    /// The counts of verdicts, and the statements that were taken out with the reasons; empty if nothing was verified.
+    fn verification_lines(&self) -> Vec<String> {
+        let statements =
+            self.deliverable.as_ref().map(|result| result.statements.as_slice()).unwrap_or_default();
+        if statements.is_empty() {
+            return Vec::new();
+        }
+        let removed = statements.iter().filter(|one| one.removed).take(MAX_REMOVED);
+        let line = |one: &VerifiedStatement| {
+            truncate_to_one_line(&format!("removed, {}: “{}” {}", one.outcome(), one.text, one.reason))
+        };
+        std::iter::once(VerificationCounts::of(statements).to_string()).chain(removed.map(line)).collect()
     }
 
     /// The last line of the output: the notice that nobody judged the deliverable.

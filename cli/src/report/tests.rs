@@ -115,6 +115,7 @@ fn run_started_event() -> Event {
         budget: Box::new(budget),
         consult: PlannerConsultMode::Judgement,
         approve_plan: false,
+        verification: None,
         criteria: Vec::new(),
         after: Vec::new(),
         labels: Default::default(),

@@ -980,6 +980,8 @@ export type EventLine = {
   consult: Consult
   /** `true` if a person must approve the plan before its first task starts. */
   approve_plan: boolean
+  /** The consequence of verdicts on statements; absent if it is that of each capability. */
+  verification?: VerificationPolicy | null
   /** The criteria for the deliverable. */
   criteria?: string[]
   /** The runs that this run follows up on. */
@@ -1423,6 +1425,12 @@ export type DocumentSet = {
 
 /** The events on which the planner of a run is called. */
 export type Consult = "never" | "judgement" | "every_result"
+
+/**
+ * The consequence for a result that has statements which the sources refute or which are not verified. A result with a refuted statement
+ * is sent back to its author once before.
+ */
+export type VerificationPolicy = "mark" | "remove" | "require"
 
 /** A question to a person. */
 export type QuestionJson = {
@@ -2080,6 +2088,8 @@ export type EventJson = {
   consult: Consult
   /** `true` if a person must approve the plan before its first task starts. */
   approve_plan: boolean
+  /** The consequence of verdicts on statements; absent if it is that of each capability. */
+  verification?: VerificationPolicy | null
   /** The criteria for the deliverable. */
   criteria?: string[]
   /** The runs that this run follows up on. */
@@ -3782,6 +3792,8 @@ export type SubmissionBody = {
   fail_fast?: boolean
   /** `true` if a person must approve the plan before its first task starts. */
   approve_plan?: boolean
+  /** The consequence of verdicts on statements; by default that of the plan, or else of each capability. */
+  verification?: VerificationPolicy | null
   /** Criteria for the deliverable, one sentence each, in addition to those of the plan. */
   criteria?: string[]
   /** The models of agents, as `[CAPABILITY=]provider:model`. */

@@ -112,6 +112,7 @@ pub fn plan_without_log(order: &Order) -> Plan {
         budget: Box::default(),
         consult: PlannerConsultMode::Judgement,
         approve_plan: false,
+        verification: None,
         criteria: Vec::new(),
         after: Vec::new(),
         labels: Default::default(),

@@ -4,11 +4,14 @@
 pub(crate) mod support;
 
 use millrace_agent::model::{Message, Request};
+use millrace_agent::session::SessionError;
 use millrace_agent::turn::{JournalStep, MemoryHost};
-use millrace_protocol::result::{Finder, StatementVerdict, TaskResult, VerifiedStatement};
+use millrace_protocol::result::{
+    Finder, StatementVerdict, TaskResult, VerificationPolicy, VerifiedStatement,
+};
 use serde_json::{Value, json};
 
-use support::{PRODUCER, SKUA, ScriptedTask, TARN};
+use support::{PRODUCER, RESEARCH, SKUA, ScriptedTask, TARN};
 
 fn last_user_message(request: &Request) -> &str {
     let text = request.messages.iter().rev().find_map(|message| match message {
@@ -153,6 +156,52 @@ async fn invented_figure_is_sent_back_once_and_then_marked() {
         ScriptedTask { is_final: true, ..ScriptedTask::research("small", question, vec![invented]) };
     let output = work.run().await.unwrap().output;
     assert_eq!(output, "It weighs 9.7 kg [S1].[^v1]\n\n[^v1]: not supported: No source has “9.7 kg”.\n");
+}
+
+#[tokio::test]
+async fn policy_decides_what_becomes_of_statements_without_support() {
+    let question = "What is the Tarn 20 like?";
+    let answer =
+        json!({"output": "It weighs 9.7 kg [P2:4]. The Tarn has a steel case [P2:3]. It is light [P2:4]."});
+    let verdicts = [("The Tarn has a steel case.", 0.9), ("It is light.", 0.2)];
+    let task = |policy, capability, is_final| ScriptedTask {
+        capability,
+        is_final,
+        policy,
+        verifier: Some(verdicts.to_vec()),
+        ..ScriptedTask::research("small", question, vec![answer.clone()])
+    };
+    let marked = task(None, RESEARCH, true).run().await.unwrap();
+    assert!(marked.output.starts_with("It weighs 9.7 kg [S1].[^v1] The Tarn has"), "{}", marked.output);
+
+    // What the sources refute is taken out, of the summary too; what they do not say is marked.
+    let removed = task(Some(VerificationPolicy::Remove), RESEARCH, true).run().await.unwrap();
+    assert!(
+        removed.output.starts_with("The Tarn has a steel case [S1]. It is light [S1].[^v1]\n"),
+        "{}",
+        removed.output
+    );
+    assert_eq!(removed.summary, "The Tarn has a steel case [S1]. It is light [S1].");
+    let outcomes: Vec<bool> = removed.statements.iter().map(|one| one.removed).collect();
+    assert_eq!((outcomes, removed.answered), (vec![true, false, false], None));
+
+    let mut nothing = task(Some(VerificationPolicy::Remove), RESEARCH, true);
+    nothing.replies = vec![json!({"output": "It weighs 9.7 kg [P2:4]."})];
+    let nothing = nothing.run().await.unwrap();
+    assert_eq!(nothing.output, "Nothing is left of the answer: the sources refute all of its statements.");
+    assert_eq!(nothing.answered, Some(false));
+
+    // The file of the capability decides if the run does not; the run takes precedence.
+    let strict = format!("{RESEARCH}verification: require\n");
+    let mut required = task(None, &strict, false);
+    let SessionError::Task(error) = required.run().await.unwrap_err() else {
+        panic!("it is an error of the task")
+    };
+    assert!(error.message.contains("2 of 3 statements are not supported"), "{error:?}");
+    let correction =
+        last_user_message(required.requests().iter().rfind(|one| one.answer.is_some()).unwrap()).to_owned();
+    assert!(correction.contains("It is light."), "{correction}");
+    assert!(task(Some(VerificationPolicy::Mark), &strict, false).run().await.is_ok());
 }
 
 #[tokio::test]

@@ -16,10 +16,12 @@ use millrace_agent::sources::{OrderInputError, OrderInputs};
 use millrace_agent::turn::{JournalStep, MemoryHost};
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{ResourceAmounts, Work};
-use millrace_protocol::result::{ErrorKind, TaskError, TaskResult, Verdict};
+use millrace_protocol::result::{ErrorKind, Source, SourceKind, TaskError, TaskResult, Verdict};
 use millrace_protocol::work::{Assignment, InputResult, JudgePanel, Order, ReviewBrief};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::answers::support::{Store, TARN, verifier_script};
 
 /// The results of a run, by task.
 #[derive(Default)]
@@ -272,6 +274,56 @@ async fn code_checks_citations_and_repetitions_and_no_model_is_asked() {
     let prompt = first_prompt(&journal);
     for absent in ["get_task_result", "\"ls\"", "grep", "think", "can be read"] {
         assert!(!prompt.contains(absent), "{absent}: {prompt}");
+    }
+}
+
+/// A review with documents of a result that cites one and has no verdicts, as workers of others give it.
+#[tokio::test]
+async fn judges_get_the_verdicts_on_a_result_that_its_worker_did_not_verify() {
+    let scripts = Scripts::new();
+    let turns = json!([{"turns": [{"answer": answer(true)}, {"answer": answer(false)}]}]);
+    let judges = [scripts.model("a", turns), scripts.fixed_answer("b", answer(false))];
+    let verifier = scripts.path("verifier");
+    std::fs::write(&verifier, verifier_script(&[("It is light.", 0.2)]).to_string()).unwrap();
+    let source = Source {
+        id: "S1".into(),
+        kind: SourceKind::Document,
+        title: "Tarn".into(),
+        location: "tarn.md".into(),
+        sha256: None,
+        accessed_at: None,
+    };
+    let mut store = Store::default();
+    let mut order = order(&[&judges[0], &judges[1]], 1);
+    order.documents = Some(store.add_documents(&[("tarn.md", TARN)]));
+    order.models.insert(Capability::new("verifier").unwrap(), format!("script:{}", verifier.display()));
+    let cited = |output: &str| TaskResult { sources: vec![source.clone()], ..result(output) };
+    store.results.insert(task("t"), cited("It weighs 9.7 kg [S1]. It is light [S1]."));
+    let store = Arc::new(store);
+    let judge = async |journal: &mut MemoryHost| {
+        let host = AgentHost::new(HostSettings::default()).unwrap();
+        let env = SessionEnvironment::new(store.clone(), journal);
+        host.run_review(&order, &[], env).await
+    };
+    let mut journal = MemoryHost::default();
+    let verdict = judge(&mut journal).await.unwrap();
+    assert!(!verdict.passed, "{verdict:?}");
+    // The first one judges again with the verdicts; the second one has them from the start, and nothing is verified again.
+    let steps = names(&journal).join(" ");
+    let verified = "judge.0.model.0 judge.0.verifier judge.0.verdict.1.0 judge.0.model.1";
+    assert!(steps.contains(verified) && !steps.contains("judge.1.verdict"), "{steps}");
+    let of_second = journal.steps().iter().find(|step| step.name == "judge.1.model.0").unwrap();
+    assert!(
+        of_second.value.to_string().contains("not supported: “It weighs 9.7 kg.” No source has"),
+        "{of_second:?}"
+    );
+    let asked = (scripts.take_request_count("a"), scripts.take_request_count("b"));
+    assert_eq!(asked, (2, 1));
+    // A review that resumes after any step asks nothing again.
+    for length in 0..journal.steps().len() {
+        let mut resumed = MemoryHost::with_steps(journal.steps()[..length].to_vec());
+        let again = judge(&mut resumed).await.unwrap();
+        assert_eq!((again.passed, names(&resumed).join(" ")), (false, steps.clone()));
     }
 }
 

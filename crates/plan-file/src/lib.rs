@@ -17,6 +17,7 @@ use millrace_agent::spec::{ReviewForm, review_schema};
 use millrace_protocol::plan::{
     Budget, Plan, PlannerConsultMode, PlanningMode, ReviewPolicy, TaskSpec, find_criteria_problem,
 };
+use millrace_protocol::result::VerificationPolicy;
 use millrace_strict_yaml::{
     FileDescription, LoadError, MistakeCollector, ValueMistake, YamlMistake, YamlMistakes, YamlNode,
     collect_node, deserialize_field, from_form, tidy_schema,
@@ -40,7 +41,8 @@ const MAX_BYTES: u64 = 32 * 1024 * 1024;
 const KIND: FileDescription = FileDescription { name: "plan", holds: "tasks" };
 
 /// Fields of the run as a whole, which are not allowed in a file whose tasks are added to an existing run.
-const OF_RUN: [&str; 6] = ["criteria", "mode", "consult", "budget", "fail_fast", "approve_plan"];
+const OF_RUN: &[&str] =
+    &["criteria", "mode", "consult", "budget", "fail_fast", "approve_plan", "verification"];
 /// A plan: the tasks of a run and their dependencies.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename = "plan", deny_unknown_fields)]
@@ -68,6 +70,8 @@ pub struct PlanFile {
     /// If true, a person must approve the plan before its first task starts.
     #[serde(default)]
     pub approve_plan: bool,
+    /// The consequence of verdicts on statements; by default that of each capability.
+    pub verification: Option<VerificationPolicy>,
     /// The tasks, in any order.
     #[serde(deserialize_with = "tasks::read_tasks")]
     #[schemars(with = "Vec<TaskForm>", length(min = 1))]
@@ -121,7 +125,7 @@ pub fn parse_plan_file(bytes: &[u8]) -> Result<PlanFile, YamlMistakes> {
 
 /// Parses the bytes of a plan file whose tasks are added to an existing plan.
 pub fn parse_additional_tasks(bytes: &[u8], plan: &Plan) -> Result<AdditionalTasks, YamlMistakes> {
-    let PlanFile { tasks, positions, .. } = parse_plan(bytes, plan, &OF_RUN)?;
+    let PlanFile { tasks, positions, .. } = parse_plan(bytes, plan, OF_RUN)?;
     Ok(AdditionalTasks { tasks, positions })
 }
 

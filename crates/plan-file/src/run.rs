@@ -8,6 +8,7 @@ use millrace_protocol::labels::{Labels, find_labels_problem};
 use millrace_protocol::plan::{
     Budget, MAX_OBJECTIVE, PlannerConsultMode, PlanningMode, Submission, find_criteria_problem,
 };
+use millrace_protocol::result::VerificationPolicy;
 
 use crate::PlanFile;
 
@@ -73,6 +74,7 @@ pub struct RunDescription {
     pub budget: Option<Budget>,
     pub fail_fast: bool,
     pub approve_plan: bool,
+    pub verification: Option<VerificationPolicy>,
     /// Criteria in addition to those of the plan.
     pub criteria: Vec<String>,
     pub labels: Labels,
@@ -101,6 +103,7 @@ impl RunDescription {
             models: by_capability.into_iter().map(|(name, choice)| (name, choice.to_string())).collect(),
             fail_fast: self.fail_fast || plan.fail_fast,
             approve_plan: self.approve_plan || plan.approve_plan,
+            verification: self.verification.or(plan.verification),
             criteria,
             labels: self.labels,
             session: self.session,

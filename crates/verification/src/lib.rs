@@ -31,7 +31,7 @@ mod verifier;
 
 pub use counts::VerificationCounts;
 pub use lines::{CitedLines, Sources};
-pub use marks::{mark_statements, place_statements};
+pub use marks::{mark_statements, place_statements, remove_refuted_statements};
 pub use probe::{Calibration, probe_questions};
 pub use question::{Form, Question};
 pub use statement::{Context, MarkedText, Statement, split_statements};

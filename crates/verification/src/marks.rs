@@ -1,5 +1,7 @@
 //! The verdicts in a text: where each statement stands in its final form, and the footnotes of those that are not verified.
 
+use std::ops::Range;
+
 use millrace_protocol::result::{StatementVerdict, VerifiedStatement};
 
 use crate::lines::CharacterPositions;
@@ -32,6 +34,49 @@ pub fn place_statements(
         }
     };
     statements.into_iter().map(place).collect()
+}
+
+/// Takes the refuted statements out of a text; of a line that has nothing else, such as a list item, the whole line. The positions of the
+/// others are those in the shorter text.
+pub fn remove_refuted_statements(
+    text: &str,
+    mut statements: Vec<VerifiedStatement>,
+) -> (String, Vec<VerifiedStatement>) {
+    let mut letters: Vec<char> = text.chars().collect();
+    for at in (0..statements.len()).rev() {
+        let one = &statements[at];
+        if !one.is_refuted() || one.removed {
+            continue;
+        }
+        let cut = widen_cut(&letters, one.start as usize..(one.end as usize).min(letters.len()));
+        letters.drain(cut.clone());
+        let [from, to] = [cut.start, cut.end].map(|place| u32::try_from(place).unwrap_or(u32::MAX));
+        let shift = |place: u32| if place >= to { place - (to - from) } else { place.min(from) };
+        for other in &mut statements {
+            (other.start, other.end) = (shift(other.start), shift(other.end));
+        }
+        statements[at].removed = true;
+    }
+    (letters.into_iter().collect(), statements)
+}
+
+/// The part of a text to take out with a statement: its line if that has no other words, or else a blank beside it.
+fn widen_cut(letters: &[char], statement: Range<usize>) -> Range<usize> {
+    let line_start = letters[..statement.start].iter().rposition(|c| *c == '\n').map_or(0, |at| at + 1);
+    let line_end = letters[statement.end..].iter().position(|c| *c == '\n').map(|at| statement.end + at + 1);
+    let line_end = line_end.unwrap_or(letters.len());
+    let (before, after) = (&letters[line_start..statement.start], &letters[statement.end..line_end]);
+    let is_list_number =
+        before.iter().filter(|c| !c.is_whitespace()).all(|c| c.is_ascii_digit() || ".)".contains(*c));
+    let has_words = |part: &[char]| part.iter().any(|c| c.is_alphanumeric());
+    if !has_words(after) && (is_list_number || !has_words(before)) {
+        return line_start..line_end;
+    }
+    if after.first() == Some(&' ') {
+        return statement.start..statement.end + 1;
+    }
+    let blanks = before.iter().rev().take_while(|c| **c == ' ').count();
+    statement.start - blanks..statement.end
 }
 
 /// Adds a footnote to each statement that is not verified. The positions of the statements are those in the marked text.
@@ -79,6 +124,28 @@ mod tests {
             probability: None,
             removed: false,
         }
+    }
+
+    #[test]
+    fn refuted_statements_are_taken_out_with_their_lines() {
+        let text = "The kiln is hot [1]. It is blue. It is old.\n\n1. It cracked.\n2. It sings.\n\n| a | It is 3 m. |\n| b | It is 4 m. |\n";
+        let verdicts = vec![
+            statement("The kiln is hot.", StatementVerdict::Supported),
+            statement("It is blue.", StatementVerdict::Contradicted),
+            statement("It is old.", StatementVerdict::Unsupported),
+            statement("It cracked.", StatementVerdict::Contradicted),
+            statement("It sings.", StatementVerdict::Supported),
+        ];
+        let placed = place_statements(text, &|mark| mark == "1", verdicts);
+        let (left, placed) = remove_refuted_statements(text, placed);
+        assert!(left.starts_with("The kiln is hot [1]. It is old.\n\n2. It sings.\n"), "{left}");
+        let cut = |one: &VerifiedStatement| -> String {
+            left.chars().skip(one.start as usize).take((one.end - one.start) as usize).collect()
+        };
+        let cuts: Vec<String> = placed.iter().map(cut).collect();
+        assert_eq!(cuts, ["The kiln is hot [1].", "", "It is old.", "", "It sings."]);
+        let removed: Vec<bool> = placed.iter().map(|one| one.removed).collect();
+        assert_eq!(removed, [false, true, false, true, false]);
     }
 
     #[test]

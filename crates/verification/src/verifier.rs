@@ -334,16 +334,34 @@ impl<'a> Comparison<'a> {
         Some(decided(&statement.text, verdict, Some(Finder::Quotation), Vec::new(), reason))
     }
 
-    /// The passages that a statement cites; of a source that is cited as a whole, those that share most with it.
+    /// The passages that a statement cites; of a source that is cited as a whole, those that share most with it, or else its beginning: it
+    /// may be in another language.
     fn cited_passages(&self, statement: &Statement, cited: &[CitedLines]) -> Vec<(SourceLines, String)> {
         let lines = cited.iter().flat_map(|one| match one {
             CitedLines::Lines(lines) => vec![lines.clone()],
             CitedLines::Source(location) => {
                 let found = self.sources.search(&self.search_text(statement), Some(location));
-                found.into_iter().take(MAX_FOUND).collect()
+                match found.is_empty() {
+                    true => self.beginning_of(location).into_iter().collect(),
+                    false => found.into_iter().take(MAX_FOUND).collect::<Vec<_>>(),
+                }
             }
         });
         self.add_passages(Vec::new(), lines)
+    }
+
+    /// The first lines of a source that fit in the passages; `None` if it has no text.
+    fn beginning_of(&self, location: &str) -> Option<SourceLines> {
+        let mut room = MAX_PASSAGES;
+        let fits = |line: &&&str| {
+            let length = line.chars().count() + 1;
+            let has_room = length <= room;
+            room = room.saturating_sub(length);
+            has_room
+        };
+        let count = self.lines_of(location).iter().take_while(fits).count();
+        let last_line = u32::try_from(count).unwrap_or(u32::MAX);
+        (last_line > 0).then(|| SourceLines { source: location.to_owned(), first_line: 1, last_line })
     }
 
     /// Adds lines that are not known, as long as there is room.

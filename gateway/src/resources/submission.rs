@@ -27,6 +27,7 @@ use millrace_protocol::plan::{
     Budget, CapabilityRegistry, Document, EarlierRun, PlannerConsultMode, PlanningMode, Submission,
     find_earlier_runs_problem,
 };
+use millrace_protocol::result::VerificationPolicy;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::token::Scope;
 use millrace_protocol::trace_context::TraceParent;
@@ -81,6 +82,9 @@ pub struct SubmissionBody {
     /// `true` if a person must approve the plan before its first task starts.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     approve_plan: bool,
+    /// The consequence of verdicts on statements; by default that of the plan, or else of each capability.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verification: Option<VerificationPolicy>,
     /// Criteria for the deliverable, one sentence each, in addition to those of the plan.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     criteria: Vec<String>,
@@ -225,6 +229,7 @@ async fn describe_submission(
         budget: body.budget.as_ref().map(parse_budget).transpose()?,
         fail_fast: body.fail_fast,
         approve_plan: body.approve_plan,
+        verification: body.verification,
         criteria: body.criteria,
         labels: body.labels,
         session: body.session,

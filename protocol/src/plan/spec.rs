@@ -19,6 +19,7 @@ use crate::labels::Labels;
 use crate::overrides::{AgentOverrides, PermissionRules};
 use crate::parameters::TaskParameters;
 use crate::question::QuestionExpiry;
+use crate::result::VerificationPolicy;
 use crate::trace_context::TraceParent;
 use crate::wait::Wait;
 use crate::wire::InlineOrStoredBytes;
@@ -492,6 +493,9 @@ pub struct Submission {
     /// `true` if a person must approve the plan before its first task starts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub approve_plan: bool,
+    /// The consequence of verdicts on statements; `None` is that of each capability.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification: Option<VerificationPolicy>,
     /// The criteria for the deliverable, one sentence each: they are added to the review of the final task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub criteria: Vec<String>,
@@ -551,6 +555,7 @@ impl Submission {
             budget: Budget::default(),
             consult: None,
             approve_plan: false,
+            verification: None,
             criteria: Vec::new(),
             after: Vec::new(),
             labels: Labels::new(),

@@ -30,7 +30,7 @@ use millrace_protocol::registry::{
 use millrace_protocol::result::{
     Artifact, Build, CapabilityDescription, CapabilityVersion, CriterionOutcome, ErrorKind, ExceededLimit,
     JudgeOpinion, ModelUsage, PlanProposal, Quotation, Source, SourceKind, TaskError, TaskResult, Usage,
-    Verdict,
+    Verdict, VerificationPolicy,
 };
 use millrace_protocol::wait::{EndedWait, ProviderStatus, Signal, Wait, WaitEnd};
 use millrace_protocol::wire::{
@@ -97,6 +97,7 @@ fn sample_events() -> Vec<(&'static str, Event)> {
                 budget: Box::new(Budget::default()),
                 consult: PlannerConsultMode::Judgement,
                 approve_plan: false,
+                verification: None,
                 criteria: Vec::new(),
                 after: Vec::new(),
                 labels: Default::default(),
@@ -395,6 +396,26 @@ fn later_sample_events() -> Vec<(&'static str, Event)> {
                 budget: Box::new(full_budget()),
                 consult: PlannerConsultMode::EveryResult,
                 approve_plan: false,
+                verification: None,
+                criteria: Vec::new(),
+                after: Vec::new(),
+                labels: Default::default(),
+                session: None,
+            }),
+        ),
+        (
+            "run started, with a policy of verification",
+            Event::Run(RunEvent::Started {
+                objective: "find out".into(),
+                mode: PlanningMode::Llm,
+                documents: None,
+                model: None,
+                models: BTreeMap::new(),
+                fail_fast: false,
+                budget: Box::default(),
+                consult: PlannerConsultMode::Judgement,
+                approve_plan: false,
+                verification: Some(VerificationPolicy::Require),
                 criteria: Vec::new(),
                 after: Vec::new(),
                 labels: Default::default(),
@@ -1286,6 +1307,7 @@ fn sample_orders() -> Vec<(String, Order)> {
         model: Some("builtin:extractive".into()),
         own_model: None,
         models: BTreeMap::new(),
+        verification: None,
         allowance: None,
         ended_waits: Vec::new(),
         depth: 0,
@@ -1331,6 +1353,10 @@ fn sample_orders() -> Vec<(String, Order)> {
     let models = [(cast::capability_name("fast"), "a:b".to_owned())].into();
     vec![
         ("task, with the models of the run".into(), Order { models, ..woken.clone() }),
+        (
+            "task, with a policy of verification".into(),
+            Order { verification: Some(VerificationPolicy::Remove), ..woken.clone() },
+        ),
         (
             "task, of a shared agent".into(),
             Order { shared: Some(sample_shared()), depth: 1, ..woken.clone() },

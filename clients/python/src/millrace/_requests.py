@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 from urllib.parse import quote
 
-from .types import AnswerBody, AnswerScope, BatchItem, Consult, DocumentReference, Mode, PushConfigBody
+from .types import AnswerBody, AnswerScope, BatchItem, Consult, DocumentReference, Mode, PushConfigBody, VerificationPolicy
 
 Document = Union[str, "os.PathLike[str]", "tuple[str, bytes]", DocumentReference]
 """A document of a run: a file, a folder, a name with its content, or a blob of the store with its path."""
@@ -97,6 +97,7 @@ def submission(
     budget: Mapping[str, Any] | None,
     fail_fast: bool,
     approve_plan: bool,
+    verification: VerificationPolicy | None,
     criteria: Iterable[str],
     models: Iterable[str],
     after: Iterable[str],
@@ -115,6 +116,7 @@ def submission(
         budget=budget,
         fail_fast=fail_fast or None,
         approve_plan=approve_plan or None,
+        verification=verification,
         criteria=list(criteria) or None,
         models=list(models) or None,
         after=list(after) or None,

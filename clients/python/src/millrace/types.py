@@ -948,6 +948,8 @@ class _EventLineRunStartedRequired(TypedDict):
 
 class EventLineRunStarted(_EventLineRunStartedRequired, total=False):
     """The run started."""
+    verification: VerificationPolicy | None
+    """The consequence of verdicts on statements; absent if it is that of each capability."""
     criteria: list[str]
     """The criteria for the deliverable."""
     after: list[EarlierRun]
@@ -3508,6 +3510,8 @@ class _EventJsonRunStartedRequired(TypedDict):
 
 class EventJsonRunStarted(_EventJsonRunStartedRequired, total=False):
     """The run started."""
+    verification: VerificationPolicy | None
+    """The consequence of verdicts on statements; absent if it is that of each capability."""
     criteria: list[str]
     """The criteria for the deliverable."""
     after: list[EarlierRun]
@@ -5578,6 +5582,8 @@ class SubmissionBody(TypedDict, total=False):
     """`true` if the first failed task ends the run."""
     approve_plan: bool
     """`true` if a person must approve the plan before its first task starts."""
+    verification: VerificationPolicy | None
+    """The consequence of verdicts on statements; by default that of the plan, or else of each capability."""
     criteria: list[str]
     """Criteria for the deliverable, one sentence each, in addition to those of the plan."""
     models: list[str]
@@ -6118,6 +6124,11 @@ EventLine = Union[
 
 Consult = Literal["never", "judgement", "every_result"]
 """The events on which the planner of a run is called."""
+
+VerificationPolicy = Literal["mark", "remove", "require"]
+"""The consequence for a result that has statements which the sources refute or which are not verified. A
+result with a refuted statement is sent back to its author once before.
+"""
 
 OnFailedDependency = Literal["cancel", "skip", "ask"]
 """The policy of a task for a dependency that fails or is cancelled."""

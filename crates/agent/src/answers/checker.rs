@@ -21,7 +21,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::result::{Finder, SourceLines, StatementVerdict, TaskResult, VerifiedStatement};
+use millrace_protocol::result::{
+    SourceLines, StatementVerdict, TaskResult, VerificationPolicy, VerifiedStatement,
+};
 use millrace_verification::{CitedLines, Verification};
 
 use super::labels::{PassageLabels, ShownPassage};
@@ -64,6 +66,7 @@ pub(crate) struct FindingsChecker<'a> {
     /// Returns the sources that an answer may cite.
     sources: Box<dyn Fn() -> Option<Corpus> + Send + Sync + 'a>,
     corrections: CorrectionCount,
+    policy: VerificationPolicy,
     has_searched_again: AtomicBool,
 }
 
@@ -82,8 +85,14 @@ impl<'a> FindingsChecker<'a> {
             inputs,
             sources: Box::new(sources),
             corrections: CorrectionCount::default(),
+            policy: VerificationPolicy::default(),
             has_searched_again: AtomicBool::new(false),
         }
+    }
+
+    #[must_use]
+    pub fn with_policy(self, policy: VerificationPolicy) -> Self {
+        Self { policy, ..self }
     }
 
     fn labels(&self) -> PassageLabels {
@@ -201,7 +210,9 @@ impl AnswerCheck<Findings> for FindingsChecker<'_> {
     }
 
     fn conclude(&self, answer: Findings, statements: Vec<VerifiedStatement>) -> Result<Findings, String> {
-        if let Some(correction) = correct_refuted(&statements).filter(|_| self.corrections.take()) {
+        if let Some(correction) =
+            correct_statements(&statements, self.policy).filter(|_| self.corrections.take())
+        {
             return Err(correction);
         }
         Ok(findings::cite_found_lines(answer, statements))
@@ -214,12 +225,18 @@ pub(crate) struct ReportChecker<'a> {
     results: &'a NumberedResults,
     /// The sources of the results, if they can be read.
     corpus: Option<&'a Corpus>,
+    policy: VerificationPolicy,
     corrections: CorrectionCount,
 }
 
 impl<'a> ReportChecker<'a> {
-    pub fn new(objective: &'a str, results: &'a NumberedResults, corpus: Option<&'a Corpus>) -> Self {
-        Self { objective, results, corpus, corrections: CorrectionCount::default() }
+    pub fn new(
+        objective: &'a str,
+        results: &'a NumberedResults,
+        corpus: Option<&'a Corpus>,
+        policy: VerificationPolicy,
+    ) -> Self {
+        Self { objective, results, corpus, policy, corrections: CorrectionCount::default() }
     }
 }
 
@@ -249,7 +266,9 @@ impl AnswerCheck<Report> for ReportChecker<'_> {
     }
 
     fn conclude(&self, report: Report, statements: Vec<VerifiedStatement>) -> Result<Report, String> {
-        if let Some(correction) = correct_refuted(&statements).filter(|_| self.corrections.take()) {
+        if let Some(correction) =
+            correct_statements(&statements, self.policy).filter(|_| self.corrections.take())
+        {
             return Err(correction);
         }
         Ok(Report { statements, ..report })
@@ -257,16 +276,15 @@ impl AnswerCheck<Report> for ReportChecker<'_> {
 }
 
 /// The correction for statements that the sources refute: by a figure or a quotation that none of them has, or by saying the
-/// opposite.
-fn correct_refuted(statements: &[VerifiedStatement]) -> Option<String> {
-    let is_refuted = |one: &&VerifiedStatement| match one.verdict {
-        StatementVerdict::Contradicted => true,
-        StatementVerdict::Unsupported => matches!(one.found_by, Some(Finder::Figure | Finder::Quotation)),
-        StatementVerdict::Supported | StatementVerdict::Partly | StatementVerdict::Unverified => false,
+/// opposite. If statements must be supported, those that the sources do not say are mistakes too.
+fn correct_statements(statements: &[VerifiedStatement], policy: VerificationPolicy) -> Option<String> {
+    let is_mistake = |one: &&VerifiedStatement| match policy {
+        VerificationPolicy::Mark | VerificationPolicy::Remove => one.is_refuted(),
+        VerificationPolicy::Require => one.is_open() && one.verdict != StatementVerdict::Unverified,
     };
     let refuted: Vec<String> = statements
         .iter()
-        .filter(is_refuted)
+        .filter(is_mistake)
         .take(MAX_NAMED)
         .map(|one| format!("“{}”: {}", one.text, one.reason))
         .collect();

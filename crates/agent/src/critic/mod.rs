@@ -6,6 +6,7 @@
 //! standing the criteria of every        panel   the combined verdict of
 //!          result, checked by code              several models
 //! form     the form of the answer and its validation
+//! check    the checks of an answer, with the verdicts on the result's statements
 //! ```
 //!
 //! # Invariants
@@ -15,6 +16,7 @@
 //!   (`crates/agent/tests/judge.rs::whether_a_result_passes_is_computed_from_the_criteria`,
 //!   `crates/agent/tests/judge.rs::code_checks_citations_and_repetitions_and_no_model_is_asked`)
 
+mod check;
 pub mod checks;
 mod form;
 mod panel;
@@ -44,7 +46,7 @@ use crate::turn::{AgentBrief, Limits};
 
 pub use form::{CriterionJudgement, Judgement};
 
-pub(crate) use form::JudgementValidator;
+pub(crate) use check::{JudgementCheck, LateVerdicts};
 pub(crate) use panel::{ModelVerdict, ReviewPanel};
 pub(crate) use sheet::read_review_task;
 

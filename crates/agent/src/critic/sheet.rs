@@ -88,9 +88,8 @@ pub(crate) fn render_review_task(task: &ReviewTask) -> String {
     sheet.0
 }
 
-/// Returns the output without what the lists below it repeat: the list of sources, and the texts of block quotes.
 /// The counts of verdicts, and the statements without support with the reasons; empty if the result was not verified.
-fn describe_verdicts(statements: &[VerifiedStatement]) -> String {
+pub(super) fn describe_verdicts(statements: &[VerifiedStatement]) -> String {
     if statements.is_empty() {
         return String::new();
     }
@@ -99,6 +98,7 @@ fn describe_verdicts(statements: &[VerifiedStatement]) -> String {
     format!("{}{}", VerificationCounts::of(statements), others.map(line).collect::<String>())
 }
 
+/// Returns the output without what the lists below it repeat: the list of sources, and the texts of block quotes.
 fn leave_out_quotations(result: &TaskResult) -> String {
     let mut output = if result.sources.is_empty() {
         result.output.clone()

@@ -5,9 +5,11 @@ use std::collections::BTreeSet;
 use std::mem::take;
 use std::sync::Arc;
 
-use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult, VerifiedStatement};
+use millrace_protocol::result::{
+    CapabilityDescription, ErrorKind, TaskError, TaskResult, VerificationPolicy, VerifiedStatement,
+};
 use millrace_protocol::work::{Assignment, Order};
-use millrace_verification::{mark_statements, place_statements};
+use millrace_verification::{mark_statements, place_statements, remove_refuted_statements};
 
 use super::environment::{
     SessionEnvironment, SessionError, invalid_order_error, read_beginning, restore_prompt,
@@ -55,6 +57,8 @@ const READ: &str = "read_document";
 const LIST: &str = "list_completed_tasks";
 const GET: &str = "get_task_result";
 const THINK: &str = "think";
+/// The output of a result whose statements were all taken out.
+const EVERYTHING_REMOVED: &str = "Nothing is left of the answer: the sources refute all of its statements.";
 /// The beginning of the names of built-in models.
 const BUILT_IN_MODEL: &str = "builtin:";
 
@@ -191,6 +195,7 @@ impl<'a> AgentSession<'a> {
         if is_cited && !conversation.model.name().starts_with(BUILT_IN_MODEL) {
             (conversation.is_verified, conversation.verifier) = (true, agents.open_verifier(order)?);
         }
+        let policy = order.verification.unwrap_or(spec.verification);
         match spec.answer {
             AnswerForm::Findings => {
                 let labels = PassageLabels::read_from_prompt(conversation.newest_task());
@@ -198,12 +203,14 @@ impl<'a> AgentSession<'a> {
                 let (read_lines, pages) = (conversation.read_lines.clone(), conversation.pages.clone());
                 let list_sources =
                     || pages.as_ref().map(|pages| pages.list_sources()).or_else(|| corpus.cloned());
-                let checker = FindingsChecker::new(&order.objective, labels, read_lines, used, list_sources);
+                let checker = FindingsChecker::new(&order.objective, labels, read_lines, used, list_sources)
+                    .with_policy(policy);
                 let mut work = conversation.drive(host, &checker).await?.into_result()?;
                 let statements = take(&mut work.answer.statements);
                 let result = findings::resolve_findings(&work.answer, list_sources().as_ref());
                 let result = result.map_err(repeated_check_error)?;
-                Ok(complete_result(add_verdicts(result, statements, order.is_final), work))
+                let result = add_verdicts(result, statements, policy, order.is_final)?;
+                Ok(complete_result(result, work))
             }
             AnswerForm::Report => {
                 let none = NumberedResults::default();
@@ -211,11 +218,12 @@ impl<'a> AgentSession<'a> {
                 let cited = results.cited_sources();
                 let documents = order.documents.as_ref();
                 let corpus = agents.open_sources_of_result(documents, &cited, env.sources.as_ref()).await?;
-                let checker = ReportChecker::new(&order.mission, results, corpus.as_deref());
+                let checker = ReportChecker::new(&order.mission, results, corpus.as_deref(), policy);
                 let mut work = conversation.drive(host, &checker).await?.into_result()?;
                 let statements = take(&mut work.answer.statements);
                 let result = results.resolve_citations(&work.answer).map_err(repeated_check_error)?;
-                Ok(complete_result(add_verdicts(result, statements, order.is_final), work))
+                let result = add_verdicts(result, statements, policy, order.is_final)?;
+                Ok(complete_result(result, work))
             }
             AnswerForm::Text => {
                 let work = conversation.drive(host, &|text: PlainText| Ok(text)).await?.into_result()?;
@@ -483,15 +491,56 @@ fn complete_result<A>(result: TaskResult, work: AnsweredWork<A>) -> TaskResult {
     TaskResult { usage, models, artifacts: work.artifacts, ..result }
 }
 
-/// Adds the verdicts on its statements to a result. The one that is delivered marks those that are not verified.
-fn add_verdicts(result: TaskResult, statements: Vec<VerifiedStatement>, is_final: bool) -> TaskResult {
+/// Adds the verdicts on its statements to a result, with the consequences of the policy. The one that is delivered marks those that are
+/// not verified.
+///
+/// # Errors
+/// The policy requires that all statements are supported, and one is not.
+fn add_verdicts(
+    mut result: TaskResult,
+    statements: Vec<VerifiedStatement>,
+    policy: VerificationPolicy,
+    is_final: bool,
+) -> Result<TaskResult, TaskError> {
     let is_mark = |mark: &str| result.sources.iter().any(|source| source.id == mark);
-    let statements = place_statements(&result.output, &is_mark, statements);
+    let mut statements = place_statements(&result.output, &is_mark, statements);
+    match policy {
+        VerificationPolicy::Mark => {}
+        VerificationPolicy::Remove if statements.iter().any(|one| one.is_refuted() && !one.removed) => {
+            (result.output, statements) = remove_refuted_statements(&result.output, statements);
+            if statements.iter().all(|one| one.removed) {
+                result.output = EVERYTHING_REMOVED.to_owned();
+                result.answered = Some(false);
+            }
+            // It may say what was taken out.
+            result.summary = findings::summarize_output(&result.output);
+        }
+        VerificationPolicy::Remove => {}
+        VerificationPolicy::Require => require_support(&statements)?,
+    }
     let (output, statements) = match is_final {
         true => mark_statements(&result.output, statements),
         false => (result.output.clone(), statements),
     };
-    TaskResult { output, statements, ..result }
+    Ok(TaskResult { output, statements, ..result })
+}
+
+/// # Errors
+/// A statement is neither supported nor supported in part.
+fn require_support(statements: &[VerifiedStatement]) -> Result<(), TaskError> {
+    let open: Vec<&VerifiedStatement> = statements.iter().filter(|one| one.is_open()).collect();
+    let Some(first) = open.first() else { return Ok(()) };
+    let VerifiedStatement { text, reason, .. } = first;
+    Err(TaskError::new(
+        ErrorKind::Other,
+        format!(
+            "verification: {} of {} statements are not supported, and the run requires that all are; the first is {}: \
+             “{text}” {reason}",
+            open.len(),
+            statements.len(),
+            first.outcome()
+        ),
+    ))
 }
 
 /// The result of a question that there is nothing to answer from.

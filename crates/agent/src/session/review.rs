@@ -36,7 +36,7 @@ use crate::critic::checks::build_verdict;
 use crate::critic::standing::{ReviewedResult, check_standing_criteria, select_asked_criteria};
 
 use crate::critic::{
-    Judgement, JudgementValidator, ModelVerdict, ReviewEvidence, ReviewPanel, ReviewTask, build_review_brief,
+    JudgementCheck, LateVerdicts, ModelVerdict, ReviewEvidence, ReviewPanel, ReviewTask, build_review_brief,
 };
 
 use crate::files::Files;
@@ -46,6 +46,7 @@ use crate::roles::DocumentList;
 use crate::sources::OrderInputs;
 use crate::tool::TaskResultSource;
 use crate::turn::{AttemptName, Conversation, Host, RecordedBeginning, UsageTotals};
+use crate::verification::Verifier;
 
 /// The maximum number of results that a result is compared with.
 const MAX_COMPARED: usize = 12;
@@ -56,6 +57,9 @@ struct PanelReview<'a> {
     task: &'a TaskId,
     sheet: ReviewTask,
     evidence: ReviewEvidence,
+    /// The model that verifies a result which its worker did not verify, and its verdicts.
+    verifier: Option<Verifier>,
+    late: LateVerdicts,
     /// Receives the output of the judges.
     observer: Arc<dyn DeltaListener>,
     /// The part of the run's budget that is reserved for all of them.
@@ -98,7 +102,18 @@ impl AgentHost {
             return Ok(build_verdict(checked, &[]));
         }
         let SessionEnvironment { observer, allowance, provider_timeout, .. } = env;
-        let case = PanelReview { order, task, sheet, evidence, observer, allowance, provider_timeout };
+        let (verifier, late) = (self.open_verifier(order)?, LateVerdicts::default());
+        let case = PanelReview {
+            order,
+            task,
+            sheet,
+            evidence,
+            verifier,
+            late,
+            observer,
+            allowance,
+            provider_timeout,
+        };
         let judged = self.ask_judges(&case, requirements, env.host).await?;
         Ok(add_checked_criteria(judged, checked))
     }
@@ -246,8 +261,9 @@ impl PanelReview<'_> {
         let new = RecordedBeginning { ability: model.ability(), ..RecordedBeginning::default() };
         let beginning = read_beginning(host).await?.unwrap_or(new);
         let ability = beginning.ability;
-        let toolbox = self.evidence.open_tools(&self.sheet, ability);
-        let brief = restore_prompt(build_review_brief(&self.sheet, &toolbox, ability), beginning);
+        let sheet = ReviewTask { result: self.late.add_to(self.sheet.result.clone()), ..self.sheet.clone() };
+        let toolbox = self.evidence.open_tools(&sheet, ability);
+        let brief = restore_prompt(build_review_brief(&sheet, &toolbox, ability), beginning);
         // Without files, large tool results stay in the conversation: a judge must not write to the workspace.
         let conversation = Conversation {
             attempt: AttemptName::from_order(self.order),
@@ -255,10 +271,11 @@ impl PanelReview<'_> {
             can_wait: false,
             allowance,
             provider_timeout: self.provider_timeout,
+            is_verified: self.verifier.is_some(),
+            verifier: self.verifier.clone(),
             ..Conversation::new(brief, model, toolbox)
         };
-        let expected = JudgementValidator::new(self.task, &self.sheet.criteria);
-        let check = |judgement: Judgement| expected.validate_judgement(judgement);
+        let check = JudgementCheck::new(self.task, &sheet, self.evidence.corpus.as_deref(), &self.late);
         let judged = conversation.drive(host, &check).await?.into_result()?;
         Ok((judged.answer.to_verdict(), judged.spent))
     }

@@ -17,7 +17,9 @@ use millrace_models::{ModelAbility, ModelSelection};
 use millrace_protocol::ids::Capability;
 use millrace_protocol::overrides::{AgentOverrides, PermissionRules};
 use millrace_protocol::plan::ReviewPolicy;
-use millrace_protocol::result::{CapabilityDescription, CapabilityVersion, ConsultSettings, MAX_VERSION};
+use millrace_protocol::result::{
+    CapabilityDescription, CapabilityVersion, ConsultSettings, MAX_VERSION, VerificationPolicy,
+};
 use millrace_strict_yaml::{
     FileDescription, LoadError, MistakeCollector, Parts, ValueMistake, Whole, YamlMistake, YamlMistakes,
     YamlNode, checked_text, collect_node, from_form, tidy_schema, without_defaults,
@@ -147,6 +149,8 @@ pub struct AgentSpec {
     #[serde(deserialize_with = "read_skill_folders")]
     #[schemars(with = "Vec<String>", length(min = 1, max = MAX_SKILL_FOLDERS), inner(length(min = 1)))]
     pub skills: Vec<PathBuf>,
+    /// The consequence of verdicts on statements, unless the run names one: `mark` delivers them with footnotes (the default), `remove` takes refuted ones out, `require` fails the attempt if a statement is not supported.
+    pub verification: VerificationPolicy,
     /// The conversation in which a rejected result is revised: a new one with the rejected result, the verdict and the notes (the default), or that of the rejected attempt.
     pub revise: RevisionMode,
     /// The tasks whose results it may list and read: those on which its task depends, directly or through others (the default), or all tasks of the run.

@@ -15,7 +15,7 @@ use millrace_agent::spec::AgentSpec;
 use millrace_agent::turn::MemoryHost;
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{Document, DocumentSet, Work};
-use millrace_protocol::result::TaskResult;
+use millrace_protocol::result::{TaskResult, VerificationPolicy};
 use millrace_protocol::wire;
 use millrace_protocol::work::{InputResult, Order};
 use serde_json::{Value, json};
@@ -40,9 +40,28 @@ tools: [list_completed_tasks, get_task_result, think]
 
 /// The log and the blob store of a run, in memory.
 #[derive(Default)]
-struct Store {
-    results: BTreeMap<TaskId, TaskResult>,
+pub struct Store {
+    pub results: BTreeMap<TaskId, TaskResult>,
     blobs: BTreeMap<String, Vec<u8>>,
+}
+
+impl Store {
+    /// Stores documents.
+    pub fn add_documents(&mut self, all: &[(&str, &str)]) -> DocumentSet {
+        let name =
+            |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let mut documents = Vec::new();
+        for (path, text) in all {
+            let sha256 = name(text.as_bytes());
+            self.blobs.insert(sha256.clone(), text.as_bytes().to_vec());
+            documents.push(Document { path: (*path).into(), sha256, size: 0 });
+        }
+        let manifest = wire::encode_body(&documents);
+        let count = u32::try_from(documents.len()).unwrap();
+        let set = DocumentSet { manifest: name(&manifest), count, bytes: 0 };
+        self.blobs.insert(set.manifest.clone(), manifest);
+        set
+    }
 }
 
 impl OrderInputs for Store {
@@ -75,6 +94,8 @@ pub struct ScriptedTask<'a> {
     pub verifier: Option<Vec<(&'a str, f64)>>,
     /// The error of each request to the verifier, in place of its replies.
     pub verifier_error: Option<&'a str>,
+    /// The consequence of verdicts that the run names.
+    pub policy: Option<VerificationPolicy>,
     /// `true` if the result is the deliverable of the run.
     pub is_final: bool,
     pub journal: MemoryHost,
@@ -82,7 +103,7 @@ pub struct ScriptedTask<'a> {
 }
 
 /// The script of a verifier that knows the claims of the probe.
-fn verifier_script(claims: &[(&str, f64)]) -> Value {
+pub fn verifier_script(claims: &[(&str, f64)]) -> Value {
     let probe: Vec<Value> =
         serde_json::from_str(include_str!("../../../verification/data/probe.json")).unwrap();
     let text = |pair: &Value, name: &str| pair[name].as_str().unwrap().to_owned();
@@ -110,6 +131,7 @@ impl<'a> ScriptedTask<'a> {
             replies,
             verifier: None,
             verifier_error: None,
+            policy: None,
             is_final: false,
             journal: MemoryHost::default(),
             folder: tempfile::tempdir().unwrap(),
@@ -146,23 +168,11 @@ impl<'a> ScriptedTask<'a> {
         let rules = json!({"ability": self.ability, "rules": [{ "turns": turns }]});
         std::fs::write(&script, rules.to_string()).unwrap();
 
-        let name =
-            |bytes: &[u8]| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect::<String>();
         let mut store = Store::default();
         for (id, result) in &self.inputs {
             store.results.insert(TaskId::new(*id).unwrap(), result.clone());
         }
-        let mut documents = Vec::new();
-        for (path, text) in &self.documents {
-            let sha256 = name(text.as_bytes());
-            store.blobs.insert(sha256.clone(), text.as_bytes().to_vec());
-            documents.push(Document { path: (*path).into(), sha256, size: 0 });
-        }
-        let manifest = wire::encode_body(&documents);
-        let count = u32::try_from(documents.len()).unwrap();
-        let set = DocumentSet { manifest: name(&manifest), count, bytes: 0 };
-        store.blobs.insert(set.manifest.clone(), manifest);
-
+        let set = store.add_documents(&self.documents);
         let spec = AgentSpec::parse(self.capability.as_bytes(), &BuiltInToolNames).unwrap();
         let run = RunId::new("r").unwrap();
         let work = Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 };
@@ -187,6 +197,7 @@ impl<'a> ScriptedTask<'a> {
         let order = Order {
             models,
             is_final: self.is_final,
+            verification: self.policy,
             mission: self.mission.into(),
             inputs: self.inputs.iter().map(input).collect(),
             documents: Some(set),

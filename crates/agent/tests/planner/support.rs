@@ -58,6 +58,7 @@ impl PlanBuilder {
             budget: Box::new(budget),
             consult: PlannerConsultMode::Judgement,
             approve_plan: false,
+            verification: None,
             criteria: Vec::new(),
             after: Vec::new(),
             labels: Default::default(),

@@ -1,6 +1,7 @@
 //! The arguments and the structured results of the tools. Their JSON Schemas are what models see, so every field says what to write or what it is.
 
 use millrace_protocol::question::AnswerKind;
+use millrace_protocol::result::VerificationPolicy;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -43,6 +44,9 @@ pub struct StartRunArguments {
     /// Optional: `true` if the user approves the plan before its first task starts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub approve_plan: bool,
+    /// Optional: `mark`, `remove` or `require`: the consequence of statements that the sources do not support.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification: Option<VerificationPolicy>,
     /// Optional: documents that the agents read and cite.
     #[serde(default, skip_serializing)]
     pub documents: Vec<DocumentArgument>,

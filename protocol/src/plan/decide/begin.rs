@@ -90,6 +90,7 @@ fn started_event(submission: &Submission, objective: String) -> Event {
         budget: Box::new(submission.budget.clone()),
         consult: effective_consult_mode(submission),
         approve_plan: submission.approve_plan,
+        verification: submission.verification,
         criteria: submission.criteria.clone(),
         after: submission.after.clone(),
         labels: submission.labels.clone(),

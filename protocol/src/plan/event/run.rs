@@ -15,6 +15,7 @@ use crate::plan::budget::{Budget, ResourceAmounts};
 use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
 use crate::plan::{DeliverableRule, EndReason, JournalKey, RunHold, StoppedClocks, Work};
 use crate::question::{StandingAnswer, StandingAnswerJson};
+use crate::result::VerificationPolicy;
 use crate::wait::{ProviderWait, ProviderWaitJson, Signal, SignalJson, Wait, WaitEnd, WaitEndJson};
 
 /// An event about the run as a whole.
@@ -44,6 +45,10 @@ pub enum RunEvent {
         /// `true` if a person must approve the plan before its first task starts.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         approve_plan: bool,
+        /// The consequence of verdicts on statements; absent if it is that of each capability.
+        #[api(optional)]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        verification: Option<VerificationPolicy>,
         /// The criteria for the deliverable.
         #[api(optional)]
         #[serde(default, skip_serializing_if = "Vec::is_empty")]

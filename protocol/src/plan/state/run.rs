@@ -24,7 +24,7 @@ use crate::plan::hold::RunHolds;
 use crate::plan::reserved::Reservations;
 use crate::plan::spec::{DocumentSet, EarlierRun, PlannerConsultMode, PlanningMode};
 use crate::question::StandingAnswer;
-use crate::result::{Build, ModelUsage, Usage};
+use crate::result::{Build, ModelUsage, Usage, VerificationPolicy};
 use crate::wait::{ProviderWait, Signal};
 
 /// The largest number of delegated tasks per task of the plan that count for the default limit of tokens.
@@ -300,6 +300,9 @@ pub struct RunParameters {
     /// `true` if a person must approve the plan before its first task starts.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub approve_plan: bool,
+    /// The consequence of verdicts on statements; `None` is that of each capability.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verification: Option<VerificationPolicy>,
     /// The criteria for the deliverable.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub criteria: Vec<String>,

@@ -61,6 +61,7 @@ from ..types import (
     SubmittedRun,
     TokenJson,
     TokenList,
+    VerificationPolicy,
     Version,
     WebhookJson,
     WebhookList,
@@ -121,6 +122,7 @@ class Client:
         budget: Mapping[str, Any] | None = None,
         fail_fast: bool = False,
         approve_plan: bool = False,
+        verification: VerificationPolicy | None = None,
         criteria: Iterable[str] = (),
         models: Iterable[str] = (),
         after: Iterable[RunOrId] = (),
@@ -134,7 +136,8 @@ class Client:
         `plan` is a plan as in a plan file: as an object, as YAML, or as the path of a file. `documents` are files,
         folders, and names with their content; agents see a file by its name, and a file in a folder by its path
         below the folder. `after` are ended runs whose results the new run sees. The runs of a `session` run one after
-        the other, and each sees the results of those before it. `push_config` names a receiver of A2A notifications
+        the other, and each sees the results of those before it. `verification` is the consequence of statements that no
+        source supports. `push_config` names a receiver of A2A notifications
         about the run. The request is repeated after a
         failure and starts one run, since it has an idempotency key: a random one, or `idempotency_key`, by which a
         later call returns the same run.
@@ -149,6 +152,7 @@ class Client:
             budget,
             fail_fast,
             approve_plan,
+            verification,
             criteria,
             models,
             earlier,
