@@ -234,8 +234,13 @@ fn find_unreadable_files(files: Vec<ListedFile>) -> Vec<SkippedFile> {
     })
 }
 
-/// Uploads files by content hash, and a manifest that lists them. Each file is read just before its upload.
+/// Uploads files by content hash, and a manifest that lists them.
 pub async fn upload_documents(bus: &Bus, files: Vec<ListedFile>) -> Result<DocumentSet, Fault> {
+    store_document_list(bus, &upload_files(bus, files).await?).await
+}
+
+/// Uploads files by content hash. Each file is read just before its upload.
+pub async fn upload_files(bus: &Bus, files: Vec<ListedFile>) -> Result<Vec<Document>, Fault> {
     let puts = futures::stream::iter(files).map(|listed| async move {
         let outcome =
             tokio::task::spawn_blocking(|| listed.read_file()).await.expect("reading a file does not panic");
@@ -250,7 +255,5 @@ pub async fn upload_documents(bus: &Bus, files: Vec<ListedFile>) -> Result<Docum
         Ok::<_, Fault>(Some(Document { path: file.path, sha256: stored.sha256, size: stored.size }))
     });
     let documents: Vec<Result<Option<Document>, Fault>> = puts.buffered(UPLOADS).collect().await;
-    let documents: Vec<Document> =
-        documents.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?;
-    store_document_list(bus, &documents).await
+    documents.into_iter().filter_map(Result::transpose).collect()
 }

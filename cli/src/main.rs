@@ -32,6 +32,7 @@ mod steer;
 mod submission;
 mod target;
 mod transcript;
+mod verifier;
 mod view;
 
 use std::pin::Pin;

@@ -137,8 +137,8 @@ fn the_shipped_evaluation_runs_without_a_model_and_is_measured_once() {
     let first = user.run_command(&arguments);
     first.assert_exit_code(0);
     assert!(first.out.starts_with("configuration"), "{first:#?}");
-    let row = first.out.lines().nth(1).unwrap();
-    assert!(row.starts_with("builtin-extractive  run") && row.contains("5 of 5 (100%)"), "{row}");
+    let row = first.out.lines().find(|line| line.starts_with("accepted")).unwrap();
+    assert!(first.out.contains("builtin-extractive") && row.contains("5 of 5 (100%"), "{}", first.out);
     // Nothing is measured again: the store of the cluster is gone, and stays so.
     fs::remove_dir_all(user.path_of("results/clusters")).unwrap();
     let second = user.run_command(&arguments);
@@ -217,7 +217,7 @@ fn a_changed_program_is_measured_again() {
     user.write_file("oracle.sh", &ORACLE_PROGRAM.replace("the 25th", "the 26th"));
     let changed = user.run_command(&arguments);
     changed.assert_exit_code(0);
-    assert!(!changed.err.contains("already") && changed.out.contains("0 of 1 (0%)"), "{changed:#?}");
+    assert!(!changed.err.contains("already") && changed.out.contains("0 of 1 (0%"), "{changed:#?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod bench;
 mod command_line;
 mod eval;
+mod eval_yardsticks;
 mod local;
 mod nats_config;
 mod questions;

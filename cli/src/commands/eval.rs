@@ -1,11 +1,11 @@
-//! `millrace eval`: measures how well models and capability files answer the objectives of an evaluation file.
+//! `millrace eval`: measures how well models and capability files answer objectives and questions, and how well claims are verified.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use millrace_agent::corpus::{Corpus, InputFile, ListedFile, list_folder_files};
+use millrace_agent::corpus::{Corpus, InputFile, ListedFile, SkippedFile};
 use millrace_local_cluster::folders;
 use millrace_runtime::clock;
 use millrace_strict_yaml::{LoadError, did_you_mean_hint};
@@ -14,17 +14,24 @@ use tokio_util::sync::CancellationToken;
 
 use crate::budget::BudgetArguments;
 use crate::evaluation::environment::EvaluationEnvironment;
-use crate::evaluation::file::{
+use crate::evaluation::input::claims::Claim;
+use crate::evaluation::input::file::{
     Configuration, EntryName, EvaluationFile, MAX_SAMPLES, Objective, configurations_of_arguments,
-    has_web_tools, load_evaluation_file,
+    has_web_tools,
 };
+use crate::evaluation::input::squad::{ANSWER_CHARACTERS, QuestionTerms};
+use crate::evaluation::input::{EvaluationInput, ObjectiveInput, load_input};
+use crate::evaluation::item::EvaluationItem;
 use crate::evaluation::measurement::{Evaluation, SampleProgress};
-use crate::evaluation::score::{ConfigurationScore, ConfigurationScores, percent, table_lines};
-use crate::evaluation::selection::{SampleConditions, select_objectives};
+use crate::evaluation::score::answers::AnswerSums;
+use crate::evaluation::score::claims::ClaimSums;
+use crate::evaluation::score::table::{TableColumn, table_lines};
+use crate::evaluation::score::{ConfigurationScores, MethodScore};
+use crate::evaluation::selection::{SampleConditions, select_items};
 use crate::evaluation::store::{ResultsFolder, SampleMethod};
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::this_command;
-use crate::json::{EvaluationConfigurationJson, print_json};
+use crate::json::{EvaluationClaimsJson, EvaluationConfigurationJson, print_json};
 use crate::target::ClusterTarget;
 use crate::view::{print_stderr_line, print_stdout_line};
 
@@ -38,7 +45,7 @@ const MAX_PARALLEL: i64 = 256;
 const EXAMPLES: &str = "\
 The results are kept in a folder: after an interruption, the same command continues where it stopped. \
 A sample is measured again only if something that determines its outcome has changed. \
-`millrace schema evaluation` describes the file.
+`millrace schema evaluation` describes the evaluation file.
 
 Exit codes: 0 all samples were measured; 1 a configuration found fewer facts than --min-facts; 2 the file or the arguments \
 are invalid; 3 some samples could not be measured; 4 the environment is unusable; 130 interrupted.
@@ -46,14 +53,18 @@ are invalid; 3 some samples could not be measured; 4 the environment is unusable
 Examples:
   millrace eval questions.yaml --model ollama:qwen3:4b --model openai:gpt-5.2
   millrace eval questions.yaml --limit 10 --samples 3 --ceiling
-  millrace eval questions.yaml --configuration lean --only opening-hours --json";
+  millrace eval questions.yaml --configuration lean --only opening-hours --json
+  millrace eval squad.en.json squad.zh.json --limit 60 --seed 3 --ceiling
+  millrace eval claims.jsonl --model verifier=ollama:bespoke-minicheck --limit 200 --direct";
 
 /// The arguments of `millrace eval`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct EvalArguments {
-    /// Evaluation file (see `millrace schema evaluation`)
-    file: PathBuf,
+    /// Evaluation file (see `millrace schema evaluation`), or question files in the format of SQuAD (.json), or claim files with a
+    /// claim, its evidence and its label in each line (.jsonl)
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     #[command(flatten, next_help_heading = "Configurations")]
     configurations: ConfigurationArguments,
     #[command(flatten, next_help_heading = "Samples")]
@@ -86,21 +97,30 @@ struct ConfigurationArguments {
 /// The arguments that choose samples and their conditions.
 #[derive(Args, Debug)]
 struct SampleArguments {
-    /// Measure only the objective with this id; may be given several times, or separated by commas
+    /// Measure only the objective, question or claim with this id; may be given several times, or separated by commas
     #[arg(long, value_name = "ID", value_delimiter = ',')]
     only: Vec<String>,
-    /// Measure only N objectives, chosen by --seed
+    /// Measure only N objectives, questions or claims, chosen by --seed, as many of each file
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
-    /// Seed of the choice of --limit: the same seed chooses the same objectives
+    /// Seed of the choice of --limit: the same seed chooses the same ones
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Number of samples of each objective [default: as in the file; or else 1]
+    /// Number of samples of each objective, question or claim [default: as in the file; or else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SAMPLES)))]
     samples: Option<u32>,
     /// Also measure the model alone, with the documents that have the answer in one prompt
     #[arg(long)]
     ceiling: bool,
+    /// Leave the article of a question out of its folder, so that no document answers it
+    #[arg(long)]
+    without_article: bool,
+    /// Number of characters of the deliverable that are searched for facts [default: 1200 for question files, or else all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    answer_characters: Option<u32>,
+    /// Also ask the model that verifies claims directly, with the claim and its whole evidence in one prompt
+    #[arg(long)]
+    direct: bool,
     /// Time limit of a sample, such as 10m [default: as in the file; or else 10m]
     #[arg(long, value_name = "TIME", value_parser = clock::parse_duration)]
     timeout: Option<Duration>,
@@ -142,103 +162,241 @@ struct EvaluationClusterArguments {
 
 pub async fn run_command(arguments: EvalArguments, interrupt: CancellationToken) -> CommandResult {
     let has_web = arguments.configurations.reads_web().map_err(CommandError::invalid_input)?;
-    let file = load_evaluation_file(&arguments.file, has_web).map_err(CommandError::invalid_input)?;
+    let terms = QuestionTerms {
+        without_article: arguments.samples.without_article,
+        answer_characters: arguments.samples.answer_characters.unwrap_or(ANSWER_CHARACTERS),
+    };
+    match load_input(&arguments.files, has_web, &terms)? {
+        EvaluationInput::Objectives(input) => evaluate_objectives(&arguments, input, interrupt).await,
+        EvaluationInput::Claims { name, claims } => {
+            evaluate_claims(&arguments, name, &claims, interrupt).await
+        }
+    }
+}
+
+/// Measures objectives as runs, and with the model alone.
+async fn evaluate_objectives(
+    arguments: &EvalArguments,
+    input: ObjectiveInput,
+    interrupt: CancellationToken,
+) -> CommandResult {
+    let ObjectiveInput { mut file, documents, skipped, has_questions } = input;
+    let samples = &arguments.samples;
+    samples.refuse_other_options(&[("--direct", samples.direct, "claims in a .jsonl file")])?;
+    if !has_questions {
+        let without_article = ("--without-article", samples.without_article, "questions in a .json file");
+        samples.refuse_other_options(&[without_article])?;
+        let characters = samples.answer_characters.map(|count| count as usize);
+        file.objectives.iter_mut().for_each(|objective| objective.answer_characters = characters);
+    }
     let environment = EvaluationEnvironment::of_this_process();
     let configurations = choose_configurations(&arguments.configurations, &file, &environment)?;
     let reads_web = find_web_readers(&configurations).map_err(CommandError::invalid_input)?;
-    if file.documents.is_none() {
+    if documents.is_empty() {
         refuse_without_sources(&configurations, &reads_web)?;
     }
     if arguments.cluster.nats.is_some() {
         refuse_capability_files(&configurations)?;
     }
-    let samples = &arguments.samples;
-    let limit = samples.limit.map(|limit| limit as usize);
-    let objectives = select_objectives(&file.objectives, &samples.only, limit, samples.seed)?;
+    let objectives = samples.select(&file.objectives)?;
     if samples.ceiling {
         refuse_without_documents(&objectives)?;
     }
-    let conditions = samples.conditions(&file)?;
-    let (files, corpus) = read_corpus(&file)?;
     if arguments.cluster.nats.is_none() {
         let (reads_web, lacks_web) = (reads_web.contains(&true), configurations.iter().any(|one| !one.web));
         environment.notes(reads_web, lacks_web).iter().for_each(|note| print_stderr_line(note));
     }
-    let default_results = || arguments.cluster.data.join("evaluations").join(file.name.as_str());
-    let results = arguments.output.results.clone().unwrap_or_else(default_results);
-    let results = Mutex::new(ResultsFolder::open(&results)?);
-    let progress = SampleProgress { is_json: arguments.output.json };
-    let EvaluationClusterArguments { nats, data, parallel } = arguments.cluster;
-    let evaluation = Evaluation {
-        objectives,
-        conditions,
-        files,
-        corpus,
-        environment,
-        target: ClusterTarget { nats, data },
-        parallel,
-        call_timeout: samples.call_timeout,
-        progress,
-        interrupt: interrupt.clone(),
-    };
+    let results = arguments.open_results(&file.name)?;
+    let conditions = samples.conditions(&file)?;
+    let corpus = read_corpus(&documents, skipped)?;
+    let documents = (documents, corpus);
+    let evaluation = arguments.prepare(objectives, conditions, documents, environment, &interrupt);
     let mut scores = Vec::new();
-    let mut is_interrupted = false;
     for configuration in &configurations {
-        let measured = evaluation.measure_configuration(configuration, samples.ceiling, &results).await?;
-        scores.push(measured);
+        scores.push(evaluation.measure_configuration(configuration, samples.ceiling, &results).await?);
         if interrupt.is_cancelled() {
-            is_interrupted = true;
             break;
         }
     }
-    print_scores(&scores, arguments.output.json);
-    let path = results.lock().await.path().display().to_string();
-    note!("results in {path}");
-    if is_interrupted {
-        note!("interrupted; continue with `{}`", this_command());
-        return Ok(CommandExit::Interrupted);
-    }
-    Ok(choose_exit(&scores, arguments.output.min_facts))
+    print_answer_scores(&scores, arguments.output.json);
+    conclude(&results, &scores, &interrupt, || find_too_few(&scores, arguments.output.min_facts)).await
 }
 
-/// Returns the exit code of an evaluation that was not interrupted, after a line on why it is not 0.
-fn choose_exit(scores: &[ConfigurationScores], min_facts: Option<u32>) -> CommandExit {
-    let all = || scores.iter().flat_map(|one| [Some(&one.runs), one.ceiling.as_ref()]).flatten();
-    let missing: u32 = all().map(ConfigurationScore::missing).sum();
-    if missing > 0 {
-        note!("{missing} samples could not be measured; try them again with `{}`", this_command());
-        let is_nothing_measured = all().all(|score| score.samples == 0);
-        return if is_nothing_measured { CommandExit::Environment } else { CommandExit::Partial };
+/// Verifies claims, and asks the verifier's model directly.
+async fn evaluate_claims(
+    arguments: &EvalArguments,
+    name: EntryName,
+    claims: &[Claim],
+    interrupt: CancellationToken,
+) -> CommandResult {
+    let samples = &arguments.samples;
+    let is_given = |option| (option, true, "objectives and questions");
+    let others = [
+        arguments.configurations.option_for_runs(),
+        samples.option_for_runs(),
+        arguments.output.min_facts.map(|_| "--min-facts"),
+        arguments.cluster.nats.as_ref().map(|_| "--nats"),
+    ];
+    samples.refuse_other_options(&others.into_iter().flatten().map(is_given).collect::<Vec<_>>())?;
+    let environment = EvaluationEnvironment::of_this_process();
+    let file = EvaluationFile::of_objectives(name, Vec::new());
+    let configurations = choose_configurations(&arguments.configurations, &file, &environment)?;
+    let results = arguments.open_results(&file.name)?;
+    let selected = samples.select(claims)?;
+    let conditions = samples.conditions(&file)?;
+    let documents = (Vec::new(), read_corpus(&[], Vec::new())?);
+    let evaluation = arguments.prepare(selected, conditions, documents, environment, &interrupt);
+    let mut scores = Vec::new();
+    for configuration in &configurations {
+        scores.push(evaluation.measure_configuration(configuration, samples.direct, &results).await?);
+        if interrupt.is_cancelled() {
+            break;
+        }
     }
-    let too_few = |score: &ConfigurationScores| {
-        let share = percent(score.runs.facts_found, score.runs.facts_expected)?;
-        let least = min_facts.filter(|least| share < *least)?;
-        Some(format!("millrace: {} found {share}% of the facts; at least {least}% are required", score.name))
-    };
-    let too_few: Vec<String> = scores.iter().filter_map(too_few).collect();
-    too_few.iter().for_each(|line| print_stderr_line(line));
-    if too_few.is_empty() { CommandExit::Completed } else { CommandExit::Failed }
+    print_claim_scores(&scores, arguments.output.json);
+    conclude(&results, &scores, &interrupt, Vec::new).await
 }
 
-fn print_scores(scores: &[ConfigurationScores], is_json: bool) {
-    if !is_json {
-        table_lines(scores).iter().for_each(|line| print_stdout_line(line));
-        return;
+impl EvalArguments {
+    fn open_results(&self, name: &EntryName) -> Result<Mutex<ResultsFolder>, CommandError> {
+        let default_results = || self.cluster.data.join("evaluations").join(name.as_str());
+        let results = self.output.results.clone().unwrap_or_else(default_results);
+        Ok(Mutex::new(ResultsFolder::open(&results)?))
     }
-    for configuration in scores {
-        let ceiling = configuration.ceiling.as_ref();
-        let share = ceiling.and_then(|ceiling| configuration.runs.share_of_ceiling(ceiling));
-        let line = |method, score, share| {
-            print_json(&EvaluationConfigurationJson::new(&configuration.name, method, score, share));
-        };
-        line(SampleMethod::Run, &configuration.runs, share);
-        if let Some(ceiling) = ceiling {
-            line(SampleMethod::Ceiling, ceiling, None);
+
+    fn prepare<'a, T>(
+        &self,
+        items: Vec<&'a T>,
+        conditions: SampleConditions,
+        (files, corpus): (Vec<ListedFile>, Corpus),
+        environment: EvaluationEnvironment,
+        interrupt: &CancellationToken,
+    ) -> Evaluation<'a, T> {
+        let EvaluationClusterArguments { nats, data, parallel } = &self.cluster;
+        Evaluation {
+            items,
+            conditions,
+            files,
+            corpus,
+            environment,
+            target: ClusterTarget { nats: nats.clone(), data: data.clone() },
+            parallel: *parallel,
+            call_timeout: self.samples.call_timeout,
+            progress: SampleProgress { is_json: self.output.json },
+            interrupt: interrupt.clone(),
         }
     }
 }
 
+/// Names the results folder and returns the exit code, after a line on why it is not 0. `find_failures` returns the demands that are
+/// not met.
+async fn conclude<S>(
+    results: &Mutex<ResultsFolder>,
+    scores: &[ConfigurationScores<S>],
+    interrupt: &CancellationToken,
+    find_failures: impl FnOnce() -> Vec<String>,
+) -> CommandResult {
+    let path = results.lock().await.path().display().to_string();
+    note!("results in {path}");
+    if interrupt.is_cancelled() {
+        note!("interrupted; continue with `{}`", this_command());
+        return Ok(CommandExit::Interrupted);
+    }
+    let all = || scores.iter().flat_map(|one| one.methods.iter().map(|(_, score)| score));
+    let missing: u32 = all().map(MethodScore::missing).sum();
+    if missing > 0 {
+        note!("{missing} samples could not be measured; try them again with `{}`", this_command());
+        let is_nothing_measured = all().all(|score| score.samples == 0);
+        return Ok(if is_nothing_measured { CommandExit::Environment } else { CommandExit::Partial });
+    }
+    let failures = find_failures();
+    failures.iter().for_each(|line| print_stderr_line(line));
+    Ok(if failures.is_empty() { CommandExit::Completed } else { CommandExit::Failed })
+}
+
+/// Returns a line for each configuration that found too few facts.
+fn find_too_few(scores: &[ConfigurationScores<AnswerSums>], min_facts: Option<u32>) -> Vec<String> {
+    let too_few = |score: &ConfigurationScores<AnswerSums>| {
+        let share = score.find(SampleMethod::Run)?.sums.facts().percent()?;
+        let least = min_facts.filter(|least| share < *least)?;
+        Some(format!("millrace: {} found {share}% of the facts; at least {least}% are required", score.name))
+    };
+    scores.iter().filter_map(too_few).collect()
+}
+
+fn print_answer_scores(scores: &[ConfigurationScores<AnswerSums>], is_json: bool) {
+    if !is_json {
+        print_table(scores, MethodScore::<AnswerSums>::rows);
+        for one in scores {
+            if let Some(share) = one.share_of_ceiling() {
+                let name = &one.name;
+                print_stdout_line(&format!("{name}: {share} of the facts that the model finds alone"));
+            }
+        }
+        return;
+    }
+    for one in scores {
+        for (method, score) in &one.methods {
+            let share = one.share_of_ceiling().filter(|_| method.is_main());
+            print_json(&EvaluationConfigurationJson::new(&one.name, *method, score, share));
+        }
+    }
+}
+
+fn print_claim_scores(scores: &[ConfigurationScores<ClaimSums>], is_json: bool) {
+    if !is_json {
+        return print_table(scores, MethodScore::<ClaimSums>::rows);
+    }
+    for one in scores {
+        for (method, score) in &one.methods {
+            print_json(&EvaluationClaimsJson::new(&one.name, *method, score));
+        }
+    }
+}
+
+fn print_table<S>(
+    scores: &[ConfigurationScores<S>],
+    rows: impl Fn(&MethodScore<S>, SampleMethod) -> Vec<(String, String)>,
+) {
+    let column = |name: &str, (method, score): &(SampleMethod, MethodScore<S>)| TableColumn {
+        configuration: name.to_owned(),
+        method: *method,
+        rows: rows(score, *method),
+    };
+    let columns: Vec<TableColumn> =
+        scores.iter().flat_map(|one| one.methods.iter().map(|method| column(&one.name, method))).collect();
+    table_lines(&columns).iter().for_each(|line| print_stdout_line(line));
+}
+
 impl SampleArguments {
+    /// Selects the items to measure.
+    fn select<'a, T: EvaluationItem>(&self, items: &'a [T]) -> Result<Vec<&'a T>, CommandError> {
+        let limit = self.limit.map(|limit| limit as usize);
+        let selected = select_items(items, &self.only, limit, self.seed)?;
+        if let Some(limit) = limit.filter(|limit| selected.len() < *limit) {
+            note!("--limit {limit}: there are only {}, and all of them are measured", selected.len());
+        }
+        Ok(selected)
+    }
+
+    /// The first option that only samples of runs have.
+    fn option_for_runs(&self) -> Option<&'static str> {
+        let options = [
+            ("--ceiling", self.ceiling),
+            ("--without-article", self.without_article),
+            ("--answer-characters", self.answer_characters.is_some()),
+        ];
+        options.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
+    }
+
+    /// Refuses options that are given and belong to files of another kind.
+    fn refuse_other_options(&self, options: &[(&str, bool, &str)]) -> Result<(), CommandError> {
+        match options.iter().find(|(_, is_given, _)| *is_given) {
+            None => Ok(()),
+            Some((option, _, kind)) => Err(refused!("{option} is for evaluations of {kind}; omit it")),
+        }
+    }
+
     /// The conditions of the command line, or else those of the file.
     fn conditions(&self, file: &EvaluationFile) -> Result<SampleConditions, CommandError> {
         let budget = self.budget.override_budget(file.budget.clone()).map_err(|why| refused!(why))?;
@@ -251,6 +409,12 @@ impl SampleArguments {
 }
 
 impl ConfigurationArguments {
+    /// The first option that only runs have.
+    fn option_for_runs(&self) -> Option<&'static str> {
+        let options = [("--web", self.web), ("--capability", !self.capability.is_empty())];
+        options.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
+    }
+
     /// `true` if the command line lets agents read the web.
     fn reads_web(&self) -> Result<bool, LoadError> {
         let mut reads_web = self.web;
@@ -325,13 +489,9 @@ fn refuse_without_documents(objectives: &[&Objective]) -> Result<(), CommandErro
     }
 }
 
-fn read_corpus(file: &EvaluationFile) -> Result<(Vec<ListedFile>, Corpus), CommandError> {
-    let (files, mut skipped) = match &file.documents {
-        Some(folder) => list_folder_files(folder).map_err(CommandError::invalid_input)?,
-        None => (Vec::new(), Vec::new()),
-    };
+fn read_corpus(files: &[ListedFile], mut skipped: Vec<SkippedFile>) -> Result<Corpus, CommandError> {
     let mut inputs: Vec<InputFile> = Vec::new();
-    for listed in &files {
+    for listed in files {
         match listed.clone().read_file() {
             Ok(input) => inputs.push(input),
             Err(reason) => skipped.push(reason),
@@ -342,5 +502,5 @@ fn read_corpus(file: &EvaluationFile) -> Result<(Vec<ListedFile>, Corpus), Comma
     for one in &skipped {
         note!("skipped {}: {}", one.path, one.reason);
     }
-    Ok((files, corpus))
+    Ok(corpus)
 }

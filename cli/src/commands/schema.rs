@@ -4,7 +4,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use serde_json::Value;
 
-use crate::evaluation::file::evaluation_file_schema;
+use crate::evaluation::input::file::evaluation_file_schema;
 use crate::exit::CommandExit;
 use crate::json::output_schema;
 use crate::plan_file;

@@ -5,11 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use millrace_agent::corpus::Corpus;
-use millrace_agent::model::{ModelFactory, ModelSelection, open_model};
-use millrace_agent::verification::{Verifier, verify_text};
-use millrace_local_cluster::folders;
-use millrace_models::provider::default_model_selection;
-use millrace_protocol::ids::Capability;
+use millrace_agent::verification::verify_text;
 use millrace_protocol::result::{StatementVerdict, VerifiedStatement};
 use millrace_protocol::safe_text::single_line;
 use millrace_verification::VerificationCounts;
@@ -17,7 +13,7 @@ use millrace_verification::VerificationCounts;
 use crate::documents::DocumentFiles;
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::json::{VerificationJson, print_json};
-use crate::submission::parse_model_preferences;
+use crate::verifier::open_verifier;
 use crate::view::{print_stderr_line, print_stdout_line};
 
 /// The largest text in bytes.
@@ -56,7 +52,8 @@ pub struct VerifyArguments {
 
 pub async fn run_command(arguments: VerifyArguments) -> CommandResult {
     let text = read_text(&arguments.file)?;
-    let verifier = open_verifier(arguments.model.as_deref())?;
+    let model = arguments.model.as_deref().map(|model| if model == "none" { "verifier=none" } else { model });
+    let verifier = open_verifier(&model.map(str::to_owned).into_iter().collect::<Vec<_>>(), None)?;
     let documents = DocumentFiles::collect(&arguments.docs).await?;
     if !arguments.json {
         documents.summary_lines(false).iter().for_each(|line| print_stderr_line(line));
@@ -107,32 +104,6 @@ fn read_text(file: &Path) -> Result<String, CommandError> {
     text.ok_or_else(|| {
         refused!("{shown} is no text in UTF-8; `millrace verify` reads Markdown and plain text")
     })
-}
-
-/// Opens the model that verifies; `None` if none is wanted or known.
-fn open_verifier(model: Option<&str>) -> Result<Option<Verifier>, CommandError> {
-    let role = Capability::new("verifier").expect("a valid name");
-    let selection = match model {
-        Some("none" | "verifier=none") => return Ok(None),
-        Some(text) => {
-            let preferences = parse_model_preferences(&[text.to_owned()])?;
-            let chosen = preferences.by_capability.get(&role).cloned().or(preferences.default);
-            Some(chosen.ok_or_else(|| {
-                refused!("--model {text} names no model for the verifier; use verifier=MODEL")
-            })?)
-        }
-        None => default_model_selection(&|name| std::env::var(name).ok()),
-    };
-    let Some(selection) = selection.filter(|one: &ModelSelection| !one.to_string().starts_with("builtin:"))
-    else {
-        print_stderr_line(
-            "millrace: no model is set up, so only quotations and figures are verified (--model verifier=MODEL)",
-        );
-        return Ok(None);
-    };
-    let model =
-        open_model(&selection, &ModelFactory::default()).map_err(CommandError::unusable_environment)?;
-    Ok(Some(Verifier::open(model, Some(folders::default_cache_folder()))))
 }
 
 fn read_corpus(documents: DocumentFiles) -> Result<Corpus, CommandError> {

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use millrace_agent::corpus::Corpus;
 use millrace_agent::model::{Message, Model, ModelError, ModelFactory, ModelSelection, Request, open_model};
 use millrace_agent::roles::RESEARCH;
 use millrace_models::provider::default_model_selection;
 
 use super::cluster::SampleEnd;
-use super::file::{Configuration, Objective};
+use super::input::file::{Configuration, Objective};
+use super::invention::find_unmarked_figures;
 use super::store::SampleRecord;
 use crate::exit::CommandError;
 use crate::submission::parse_model_preferences;
@@ -58,7 +58,7 @@ pub async fn measure_ceiling(
     };
     let started = Instant::now();
     let reply = tokio::time::timeout(timeout, model.reply(&request, &())).await;
-    let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let elapsed = started.elapsed();
     let (answer, mut usage, detail) = match reply {
         Ok(Ok(reply)) => (Some(reply.text), reply.usage, String::new()),
         Ok(Err(error)) if is_fault_of_environment(&error) => return SampleEnd::Unmeasured(error.to_string()),
@@ -66,31 +66,27 @@ pub async fn measure_ceiling(
         Err(_) => (None, Default::default(), format!("no reply within {timeout:?}")),
     };
     usage.model_calls = 1;
-    SampleEnd::Finished(SampleRecord {
-        at: Timestamp::now(),
-        run: None,
-        end: None,
-        detail,
-        answer,
-        answered: true,
-        citations: 0,
-        resolved_citations: 0,
-        usage,
-        elapsed_ms,
-    })
+    let invented = answer.as_deref().map(|answer| find_unmarked_figures(answer, &[], objective, corpus));
+    let record = SampleRecord::of_model(answer, detail, usage, elapsed);
+    SampleEnd::Finished(SampleRecord { invented: invented.unwrap_or_default(), ..record })
 }
 
 /// `true` if an error tells nothing about the model: a limit, a wrong key, a provider that does not answer.
-fn is_fault_of_environment(error: &ModelError) -> bool {
+pub fn is_fault_of_environment(error: &ModelError) -> bool {
     error.is_refusal() || error.is_transient()
 }
 
 fn format_prompt(objective: &Objective, corpus: &Corpus) -> String {
-    let documents = objective.documents.iter().filter_map(|path| corpus.find_document(path));
-    let documents: Vec<String> = documents
-        .map(|document| {
-            format!("<document name={:?}>\n{}\n</document>", document.path, document.text().trim_end())
-        })
+    let named = objective.documents.iter().filter_map(|path| corpus.find_document(path));
+    let documents = named.map(|document| (document.path.as_str(), document.text()));
+    let passage = objective.documents.first().zip(objective.passage.as_deref());
+    let texts: Vec<(&str, &str)> = match passage {
+        Some((path, passage)) => vec![(path, passage)],
+        None => documents.collect(),
+    };
+    let texts: Vec<String> = texts
+        .into_iter()
+        .map(|(path, text)| format!("<document name={path:?}>\n{}\n</document>", text.trim_end()))
         .collect();
-    format!("{}\n\nQuestion: {}", documents.join("\n\n"), objective.text)
+    format!("{}\n\nQuestion: {}", texts.join("\n\n"), objective.text)
 }

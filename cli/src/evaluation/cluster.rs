@@ -10,10 +10,12 @@ use millrace_agent::citations::{CitationCount, count_resolving_citations};
 use millrace_agent::corpus::Corpus;
 use millrace_agent::session::{AgentHost, HostSettings};
 use millrace_agent::sources::{OrderInputError, OrderInputs};
-use millrace_client::{FindError, find_run, follow_run, read_plan, read_task_result, submit_run};
+use millrace_client::{
+    FindError, find_run, follow_run, read_plan, read_task_result, store_document_list, submit_run,
+};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{
-    Budget, CommandAction, DocumentSet, Plan, PlanningMode, RunEnd, Submission, work_in_flight,
+    Budget, CommandAction, Document, DocumentSet, Plan, PlanningMode, RunEnd, Submission, work_in_flight,
 };
 use millrace_protocol::result::{SourceKind, TaskResult};
 use millrace_protocol::work::InputResult;
@@ -21,7 +23,8 @@ use millrace_runtime::Bus;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::file::{Configuration, Objective};
+use super::input::file::{Configuration, Objective};
+use super::invention::find_unmarked_figures;
 use super::selection::{SampleConditions, SampleJob};
 use super::store::{ResultsFolder, SampleRecord};
 use crate::exit::{CommandError, CommandExit};
@@ -46,8 +49,8 @@ pub enum SampleEnd {
 pub struct ClusterSampler<'a> {
     pub bus: &'a Bus,
     pub configuration: &'a Configuration,
-    /// The documents, uploaded; `None` if there are none.
-    pub documents: Option<DocumentSet>,
+    /// The documents, uploaded.
+    pub documents: Vec<Document>,
     /// The documents, for checks of citations.
     pub corpus: &'a Corpus,
     pub conditions: &'a SampleConditions,
@@ -64,7 +67,7 @@ enum FollowedRun {
 impl ClusterSampler<'_> {
     pub async fn measure(
         &self,
-        job: &SampleJob<'_>,
+        job: &SampleJob<'_, Objective>,
         results: &Mutex<ResultsFolder>,
     ) -> Result<SampleEnd, CommandError> {
         let started = results.lock().await.find_started_run(&job.key).cloned();
@@ -75,7 +78,8 @@ impl ClusterSampler<'_> {
         let run = match continued {
             Some(run) => run,
             None => {
-                let run = submit_run(self.bus, &self.build_submission(job.objective)?).await?;
+                let documents = self.store_documents(job.item).await?;
+                let run = submit_run(self.bus, &self.build_submission(job.item, documents)?).await?;
                 results.lock().await.record_start(&job.key, &run)?;
                 run
             }
@@ -83,7 +87,7 @@ impl ClusterSampler<'_> {
         match self.follow_to_end(&run).await? {
             FollowedRun::Interrupted => Ok(SampleEnd::Interrupted),
             FollowedRun::PausedForProvider(reason) => Ok(SampleEnd::Unmeasured(reason)),
-            FollowedRun::Ended(history) => self.read_outcome(&run, &history.plan).await,
+            FollowedRun::Ended(history) => self.read_outcome(&run, &history.plan, job.item).await,
         }
     }
 
@@ -118,12 +122,26 @@ impl ClusterSampler<'_> {
         }
     }
 
-    fn build_submission(&self, objective: &Objective) -> Result<Submission, CommandError> {
+    /// Stores the list of an objective's documents; `None` if there are none.
+    async fn store_documents(&self, objective: &Objective) -> Result<Option<DocumentSet>, CommandError> {
+        let is_given = |document: &&Document| !objective.left_out.contains(&document.path);
+        let documents: Vec<Document> = self.documents.iter().filter(is_given).cloned().collect();
+        match documents.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(store_document_list(self.bus, &documents).await?)),
+        }
+    }
+
+    fn build_submission(
+        &self,
+        objective: &Objective,
+        documents: Option<DocumentSet>,
+    ) -> Result<Submission, CommandError> {
         let models = parse_model_preferences(&self.configuration.models)?;
         let limit = self.conditions.timeout;
         let budget = &self.conditions.budget;
         Ok(Submission {
-            documents: self.documents.clone(),
+            documents,
             model: models.default.map(|choice| choice.to_string()),
             models: models
                 .by_capability
@@ -169,7 +187,12 @@ impl ClusterSampler<'_> {
         Ok(FollowedRun::Ended(Box::new(history)))
     }
 
-    async fn read_outcome(&self, run: &RunId, plan: &Plan) -> Result<SampleEnd, CommandError> {
+    async fn read_outcome(
+        &self,
+        run: &RunId,
+        plan: &Plan,
+        objective: &Objective,
+    ) -> Result<SampleEnd, CommandError> {
         let Some(end) = &plan.run.end else {
             return Ok(SampleEnd::Unmeasured(format!("the cluster no longer reports run {run}")));
         };
@@ -184,12 +207,17 @@ impl ClusterSampler<'_> {
             Some(result) => self.count_citations(result).await?,
             None => CitationCount::default(),
         };
+        let find_invented = |result: &TaskResult| {
+            find_unmarked_figures(&result.output, &result.statements, objective, self.corpus)
+        };
         Ok(SampleEnd::Finished(SampleRecord {
             at: Timestamp::now(),
             run: Some(run.clone()),
             end: Some(end.reason),
             detail: end.detail.clone(),
             answered: result.as_ref().is_none_or(|result| result.is_answered()),
+            invented: result.as_ref().map(find_invented).unwrap_or_default(),
+            statements: result.as_ref().map(|result| result.statements.clone()).unwrap_or_default(),
             answer: result.map(|result| result.output),
             citations: citations.total,
             resolved_citations: citations.resolved,

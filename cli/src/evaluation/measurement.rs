@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use millrace_agent::corpus::{Corpus, ListedFile};
 use millrace_agent::model::Model;
+use millrace_agent::verification::Verifier;
 use millrace_local_cluster::users::ClusterUse;
 use millrace_local_cluster::{LocalOptions, WebOffer};
 use millrace_protocol::safe_text::single_line;
@@ -17,24 +18,26 @@ use tokio_util::sync::CancellationToken;
 use super::ceiling::{measure_ceiling, open_ceiling_model};
 use super::cluster::{ClusterSampler, SampleEnd};
 use super::environment::EvaluationEnvironment;
-use super::file::{Configuration, Objective};
-use super::score::{
-    AnswerKind, ConfigurationScore, ConfigurationScores, SampleScore, method_name, share_text,
-};
+use super::input::claims::Claim;
+use super::input::file::{Configuration, Objective};
+use super::item::EvaluationItem;
+use super::score::answers::AnswerSums;
+use super::score::claims::ClaimSums;
+use super::score::{ConfigurationScores, MethodScore};
 use super::selection::{SampleConditions, SampleJob, list_samples};
 use super::setup::ConfigurationSetup;
 use super::store::{ResultsFolder, SampleKey, SampleMethod, SampleRecord};
-use crate::documents::upload_documents;
+use super::verification::{ask_about_claim, describe_calibration, probe_verifier, verify_claim};
+use crate::documents::upload_files;
 use crate::exit::{CommandError, CommandExit};
-use crate::json::{EvaluationSampleJson, print_json};
 use crate::session::{ClusterStart, run_with_local_cluster};
 use crate::submission::open_models_to_check;
 use crate::target::ClusterTarget;
-use crate::view::separate_thousands;
+use crate::verifier::open_verifier;
 
 /// An evaluation with everything that its measurement needs.
-pub struct Evaluation<'a> {
-    pub objectives: Vec<&'a Objective>,
+pub struct Evaluation<'a, T> {
+    pub items: Vec<&'a T>,
     pub conditions: SampleConditions,
     pub files: Vec<ListedFile>,
     pub corpus: Corpus,
@@ -55,73 +58,36 @@ pub struct SampleProgress {
 }
 
 /// The samples of one configuration, measured in one way, by whether they have ended.
-struct PendingSamples<'a> {
+struct PendingSamples<'a, T: EvaluationItem> {
     configuration: &'a Configuration,
-    jobs: Vec<SampleJob<'a>>,
-    score: ConfigurationScore,
+    jobs: Vec<SampleJob<'a, T>>,
+    score: MethodScore<T::Sums>,
 }
 
-impl<'a> Evaluation<'a> {
+impl<'a> Evaluation<'a, Objective> {
     /// Measures what is missing of a configuration and returns its scores.
     pub async fn measure_configuration(
         &self,
         configuration: &'a Configuration,
         with_ceiling: bool,
         results: &Mutex<ResultsFolder>,
-    ) -> Result<ConfigurationScores, CommandError> {
+    ) -> Result<ConfigurationScores<AnswerSums>, CommandError> {
         let mut runs = self.find_pending(configuration, SampleMethod::Run, results).await?;
         if !runs.jobs.is_empty() {
             self.measure_runs(&mut runs, results).await?;
         }
-        let mut scores =
-            ConfigurationScores { name: configuration.name.to_string(), runs: runs.score, ceiling: None };
+        let mut methods = vec![(SampleMethod::Run, runs.score)];
         if with_ceiling && !self.interrupt.is_cancelled() {
-            scores.ceiling = self.measure_ceilings(configuration, results).await?;
+            let ceiling = self.measure_ceilings(configuration, results).await?;
+            methods.extend(ceiling.map(|score| (SampleMethod::Ceiling, score)));
         }
-        Ok(scores)
-    }
-
-    /// Returns the samples that have not been measured, and the score of the others.
-    async fn find_pending(
-        &self,
-        configuration: &'a Configuration,
-        method: SampleMethod,
-        results: &Mutex<ResultsFolder>,
-    ) -> Result<PendingSamples<'a>, CommandError> {
-        let setup = ConfigurationSetup::read(configuration, &self.environment).await?;
-        let all =
-            list_samples(configuration, &setup, &self.objectives, method, &self.conditions, &self.corpus);
-        let mut pending =
-            PendingSamples { configuration, jobs: Vec::new(), score: ConfigurationScore::default() };
-        pending.score.selected = u32::try_from(all.len()).unwrap_or(u32::MAX);
-        let results = results.lock().await;
-        for job in all {
-            match results.find_record(&job.key) {
-                Some(record) => {
-                    let score = pending.score.add(job.objective, record);
-                    if self.progress.is_json {
-                        self.progress.print_sample(&job.key, record, &score);
-                    }
-                }
-                None => pending.jobs.push(job),
-            }
-        }
-        if pending.score.samples > 0 {
-            note!(
-                "{}: {} of {} samples ({}) are in the results already",
-                configuration.name,
-                pending.score.samples,
-                pending.score.selected,
-                method_name(method)
-            );
-        }
-        Ok(pending)
+        Ok(ConfigurationScores { name: configuration.name.to_string(), methods })
     }
 
     /// Measures samples as runs, on a cluster of the configuration's own or on the one that the user names.
     async fn measure_runs(
         &self,
-        pending: &mut PendingSamples<'_>,
+        pending: &mut PendingSamples<'_, Objective>,
         results: &Mutex<ResultsFolder>,
     ) -> Result<(), CommandError> {
         if self.target.nats.is_some() {
@@ -159,13 +125,10 @@ impl<'a> Evaluation<'a> {
     async fn measure_on_cluster(
         &self,
         bus: &Bus,
-        pending: &mut PendingSamples<'_>,
+        pending: &mut PendingSamples<'_, Objective>,
         results: &Mutex<ResultsFolder>,
     ) -> Result<(), CommandError> {
-        let documents = match self.files.is_empty() {
-            true => None,
-            false => Some(upload_documents(bus, self.files.clone()).await?),
-        };
+        let documents = upload_files(bus, self.files.clone()).await?;
         let sampler = ClusterSampler {
             bus,
             configuration: pending.configuration,
@@ -182,7 +145,7 @@ impl<'a> Evaluation<'a> {
         &self,
         configuration: &'a Configuration,
         results: &Mutex<ResultsFolder>,
-    ) -> Result<Option<ConfigurationScore>, CommandError> {
+    ) -> Result<Option<MethodScore<AnswerSums>>, CommandError> {
         let Some(model) = open_ceiling_model(configuration, self.call_timeout)? else {
             note!("{} has no language model; its ceiling is not measured", configuration.name);
             return Ok(None);
@@ -190,22 +153,107 @@ impl<'a> Evaluation<'a> {
         let model: Arc<dyn Model> = model;
         let mut pending = self.find_pending(configuration, SampleMethod::Ceiling, results).await?;
         let timeout = self.conditions.timeout;
-        let measure = async |job: &SampleJob<'_>| {
-            tokio::select! {
-                end = measure_ceiling(model.as_ref(), job.objective, &self.corpus, timeout) => Ok(end),
-                () = self.interrupt.cancelled() => Ok(SampleEnd::Interrupted),
-            }
+        let measure = async |job: &SampleJob<'_, Objective>| {
+            let end = measure_ceiling(model.as_ref(), job.item, &self.corpus, timeout);
+            Ok(self.until_interrupt(end).await)
         };
         self.measure_in_parallel(&mut pending, results, measure).await?;
         Ok(Some(pending.score))
+    }
+}
+
+impl<'a> Evaluation<'a, Claim> {
+    /// Measures what is missing of a configuration and returns its scores.
+    pub async fn measure_configuration(
+        &self,
+        configuration: &'a Configuration,
+        is_direct: bool,
+        results: &Mutex<ResultsFolder>,
+    ) -> Result<ConfigurationScores<ClaimSums>, CommandError> {
+        let verifier = open_verifier(&configuration.models, self.call_timeout)?;
+        let timeout = self.conditions.timeout;
+        let mut verified = self.find_pending(configuration, SampleMethod::Verification, results).await?;
+        if let Some(verifier) = verifier.as_ref().filter(|_| !verified.jobs.is_empty()) {
+            tokio::select! {
+                probed = probe_verifier(verifier) => probed?,
+                () = self.interrupt.cancelled() => {}
+            }
+        }
+        let verify = async |job: &SampleJob<'_, Claim>| {
+            let end = verify_claim(job.item, verifier.as_ref(), timeout);
+            Ok(self.until_interrupt(end).await)
+        };
+        self.measure_in_parallel(&mut verified, results, verify).await?;
+        let calibration = verifier.as_ref().and_then(Verifier::remembered_calibration);
+        verified.score.sums.probe = calibration.as_ref().map(describe_calibration);
+        let mut methods = vec![(SampleMethod::Verification, verified.score)];
+        if is_direct && !self.interrupt.is_cancelled() {
+            match &verifier {
+                Some(verifier) => {
+                    let mut asked = self.find_pending(configuration, SampleMethod::Direct, results).await?;
+                    let ask = async |job: &SampleJob<'_, Claim>| {
+                        let end = ask_about_claim(job.item, verifier.model(), timeout);
+                        Ok(self.until_interrupt(end).await)
+                    };
+                    self.measure_in_parallel(&mut asked, results, ask).await?;
+                    methods.push((SampleMethod::Direct, asked.score));
+                }
+                None => note!("{} has no model that verifies, so none is asked directly", configuration.name),
+            }
+        }
+        Ok(ConfigurationScores { name: configuration.name.to_string(), methods })
+    }
+}
+
+impl<'a, T: EvaluationItem> Evaluation<'a, T> {
+    async fn until_interrupt(&self, measuring: impl Future<Output = SampleEnd>) -> SampleEnd {
+        tokio::select! {
+            end = measuring => end,
+            () = self.interrupt.cancelled() => SampleEnd::Interrupted,
+        }
+    }
+
+    /// Returns the samples that have not been measured, and the score of the others.
+    async fn find_pending(
+        &self,
+        configuration: &'a Configuration,
+        method: SampleMethod,
+        results: &Mutex<ResultsFolder>,
+    ) -> Result<PendingSamples<'a, T>, CommandError> {
+        let setup = ConfigurationSetup::read(configuration, &self.environment).await?;
+        let all = list_samples(configuration, &setup, &self.items, method, &self.conditions, &self.corpus);
+        let mut pending = PendingSamples { configuration, jobs: Vec::new(), score: MethodScore::default() };
+        pending.score.selected = u32::try_from(all.len()).unwrap_or(u32::MAX);
+        let results = results.lock().await;
+        for job in all {
+            match results.find_record(&job.key) {
+                Some(record) => {
+                    let sample = pending.score.add(job.item, record);
+                    if self.progress.is_json {
+                        self.progress.print_sample(job.item, &job.key, record, &sample);
+                    }
+                }
+                None => pending.jobs.push(job),
+            }
+        }
+        if pending.score.samples > 0 {
+            note!(
+                "{}: {} of {} samples ({}) are in the results already",
+                configuration.name,
+                pending.score.samples,
+                pending.score.selected,
+                method.name()
+            );
+        }
+        Ok(pending)
     }
 
     /// Measures samples, several at a time, and records each as it ends.
     async fn measure_in_parallel(
         &self,
-        pending: &mut PendingSamples<'_>,
+        pending: &mut PendingSamples<'_, T>,
         results: &Mutex<ResultsFolder>,
-        measure: impl AsyncFn(&SampleJob<'_>) -> Result<SampleEnd, CommandError>,
+        measure: impl AsyncFn(&SampleJob<'_, T>) -> Result<SampleEnd, CommandError>,
     ) -> Result<(), CommandError> {
         let jobs = std::mem::take(&mut pending.jobs);
         let measure = &measure;
@@ -222,8 +270,8 @@ impl<'a> Evaluation<'a> {
         while let Some((job, end)) = ends.next().await {
             match end? {
                 SampleEnd::Finished(record) => {
-                    let score = pending.score.add(job.objective, &record);
-                    self.progress.print_sample(&job.key, &record, &score);
+                    let sample = pending.score.add(job.item, &record);
+                    self.progress.print_sample(job.item, &job.key, &record, &sample);
                     results.lock().await.record_end(&job.key, record)?;
                 }
                 SampleEnd::Unmeasured(reason) => {
@@ -237,28 +285,17 @@ impl<'a> Evaluation<'a> {
 }
 
 impl SampleProgress {
-    fn print_sample(self, key: &SampleKey, record: &SampleRecord, score: &SampleScore) {
+    fn print_sample<T: EvaluationItem>(
+        self,
+        item: &T,
+        key: &SampleKey,
+        record: &SampleRecord,
+        sample: &T::Sample,
+    ) {
         if self.is_json {
-            print_json(&EvaluationSampleJson::new(key, record, score));
-            return;
+            return item.print_sample_json(key, record, sample);
         }
-        let facts = score.facts_found.len() + score.facts_missed.len();
-        let mut parts = vec![match score.kind {
-            AnswerKind::Answered => "answered".to_owned(),
-            AnswerKind::NotAnswered => "not answered".to_owned(),
-            AnswerKind::Missing => {
-                record.end.map_or_else(|| "no answer".to_owned(), |end| format!("no deliverable ({end})"))
-            }
-        }];
-        if facts > 0 {
-            let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-            parts.push(format!("{} facts", share_text(count(score.facts_found.len()), count(facts))));
-        }
-        if !score.wrong.is_empty() {
-            parts.push(format!("{} wrong", score.wrong.len()));
-        }
-        let tokens = record.usage.input_tokens + record.usage.output_tokens;
-        parts.push(format!("{} tokens", separate_thousands(&tokens.to_string())));
+        let mut parts = T::describe(sample, record);
         parts.push(format!("{:.1} s", record.elapsed_ms as f64 / 1000.0));
         note!("{}: {}", describe_sample(key), parts.join(", "));
     }
@@ -266,9 +303,6 @@ impl SampleProgress {
 
 fn describe_sample(key: &SampleKey) -> String {
     let SampleKey { configuration, objective, sample, method, .. } = key;
-    let method = match method {
-        SampleMethod::Run => String::new(),
-        SampleMethod::Ceiling => format!(" ({})", method_name(*method)),
-    };
+    let method = if method.is_main() { String::new() } else { format!(" ({})", method.name()) };
     format!("{configuration} {objective} {sample}{method}")
 }

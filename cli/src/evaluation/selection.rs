@@ -1,13 +1,15 @@
-//! The samples of an evaluation: the selected objectives, by configuration, number and method, each with the fingerprint of
+//! The samples of an evaluation: the selected items, by configuration, number and method, each with the fingerprint of
 //! everything that determines its outcome. Pure.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_agent::corpus::Corpus;
 use millrace_protocol::plan::Budget;
 use millrace_strict_yaml::did_you_mean_hint;
 
-use super::file::{Configuration, Objective};
+use super::input::file::Configuration;
+use super::item::EvaluationItem;
 use super::setup::{ConfigurationSetup, hash_hex};
 use super::store::{SampleKey, SampleMethod};
 use crate::exit::CommandError;
@@ -15,7 +17,7 @@ use crate::exit::CommandError;
 /// The conditions that all samples of an evaluation share.
 #[derive(Debug, Clone)]
 pub struct SampleConditions {
-    /// The number of samples of each objective.
+    /// The number of samples of each item.
     pub samples: u32,
     /// The time limit of a sample.
     pub timeout: Duration,
@@ -23,90 +25,73 @@ pub struct SampleConditions {
 }
 
 #[derive(Debug, Clone)]
-pub struct SampleJob<'a> {
+pub struct SampleJob<'a, T> {
     /// Its identity.
     pub key: SampleKey,
-    pub objective: &'a Objective,
+    pub item: &'a T,
 }
 
-/// Selects objectives by their ids, or all, and from these a part of a fixed size that `seed` determines. They keep the
-/// order of the file. A part has about the same objectives when others are added to the file.
-pub fn select_objectives<'a>(
-    objectives: &'a [Objective],
+/// Selects items by their ids, or all, and from these a part of a fixed size that `seed` determines: as many of each file as far as
+/// they reach, and with the same ids if the files have the same ones. They keep the order of the files. A part has about the same items
+/// when others are added to the file.
+pub fn select_items<'a, T: EvaluationItem>(
+    items: &'a [T],
     only: &[String],
     limit: Option<usize>,
     seed: u64,
-) -> Result<Vec<&'a Objective>, CommandError> {
-    if let Some(unknown) = only.iter().find(|id| objectives.iter().all(|one| one.id.as_str() != **id)) {
-        let hint = did_you_mean_hint(unknown, objectives.iter().map(|one| one.id.as_str()));
-        return Err(refused!("--only: there is no objective {unknown:?} in the file{hint}"));
+) -> Result<Vec<&'a T>, CommandError> {
+    if let Some(unknown) = only.iter().find(|id| items.iter().all(|one| one.id().as_str() != **id)) {
+        let hint = did_you_mean_hint(unknown, items.iter().map(|one| one.id().as_str()));
+        return Err(refused!("--only: there is no {} {unknown:?} in the file{hint}", T::NOUN));
     }
-    let selected =
-        objectives.iter().filter(|one| only.is_empty() || only.iter().any(|id| id == one.id.as_str()));
-    let mut ranked: Vec<(usize, String, &Objective)> = selected
-        .enumerate()
-        .map(|(at, one)| (at, hash_hex(&[&seed.to_string(), one.id.as_str()]), one))
-        .collect();
-    if let Some(limit) = limit {
-        ranked.sort_by(|a, b| a.1.cmp(&b.1));
-        ranked.truncate(limit);
-        ranked.sort_by_key(|(at, _, _)| *at);
+    let is_named = |one: &&T| only.is_empty() || only.iter().any(|id| id == one.id().as_str());
+    let selected: Vec<&T> = items.iter().filter(is_named).collect();
+    let Some(limit) = limit.filter(|limit| *limit < selected.len()) else { return Ok(selected) };
+    let mut by_file: BTreeMap<usize, Vec<(String, usize)>> = BTreeMap::new();
+    for (at, one) in selected.iter().enumerate() {
+        let rank = hash_hex(&[&seed.to_string(), &one.origin().id]);
+        by_file.entry(one.origin().file).or_default().push((rank, at));
     }
-    Ok(ranked.into_iter().map(|(_, _, one)| one).collect())
+    by_file.values_mut().for_each(|ranked| ranked.sort());
+    let in_turn = by_file.values().flat_map(|ranked| ranked.iter().enumerate());
+    let mut in_turn: Vec<(usize, usize)> = in_turn.map(|(turn, (_, at))| (turn, *at)).collect();
+    in_turn.sort();
+    let mut chosen: Vec<usize> = in_turn.into_iter().take(limit).map(|(_, at)| at).collect();
+    chosen.sort();
+    Ok(chosen.into_iter().map(|at| selected[at]).collect())
 }
 
-/// Returns the samples of a configuration that are measured in one way. The ceiling is measured for objectives that have
-/// facts.
-pub fn list_samples<'a>(
+/// Returns the samples of a configuration that are measured in one way.
+pub fn list_samples<'a, T: EvaluationItem>(
     configuration: &Configuration,
     setup: &ConfigurationSetup,
-    objectives: &[&'a Objective],
+    items: &[&'a T],
     method: SampleMethod,
     conditions: &SampleConditions,
     corpus: &Corpus,
-) -> Vec<SampleJob<'a>> {
+) -> Vec<SampleJob<'a, T>> {
     let setup = setup.fingerprint(method);
-    let mut jobs = Vec::new();
-    for sample in 1..=conditions.samples {
-        for objective in objectives {
-            if method == SampleMethod::Ceiling && !objective.is_answerable() {
-                continue;
-            }
-            let fingerprint = sample_fingerprint(setup, objective, method, conditions, corpus);
-            let key = SampleKey {
-                configuration: configuration.name.to_string(),
-                objective: objective.id.to_string(),
-                sample,
-                method,
-                fingerprint,
-            };
-            jobs.push(SampleJob { key, objective });
-        }
-    }
-    jobs
-}
-
-fn sample_fingerprint(
-    setup: &str,
-    objective: &Objective,
-    method: SampleMethod,
-    conditions: &SampleConditions,
-    corpus: &Corpus,
-) -> String {
-    let documents = corpus.documents().iter();
-    let budget = serde_json::to_string(&conditions.budget).expect("a budget can be serialized");
-    let (method, documents, budget) = match method {
-        SampleMethod::Run => {
-            let key = Corpus::cache_key(documents.map(|one| (one.path.as_str(), one.sha256.as_str())));
-            ("run", key, budget)
-        }
-        SampleMethod::Ceiling => {
-            let named = documents.filter(|one| objective.documents.contains(&one.path));
-            let key = Corpus::cache_key(named.map(|one| (one.path.as_str(), one.sha256.as_str())));
-            ("ceiling", key, String::new())
-        }
+    let measured: Vec<&'a T> = items.iter().copied().filter(|item| item.is_measured_by(method)).collect();
+    let fingerprints = measured.iter().map(|item| {
+        let own = item.fingerprint_parts(method, conditions, corpus);
+        let timeout = format!("{:?}", conditions.timeout);
+        let shared = [env!("CARGO_PKG_VERSION"), setup, &timeout];
+        let parts: Vec<&str> = shared.into_iter().chain(own.iter().map(String::as_str)).collect();
+        hash_hex(&parts)
+    });
+    let fingerprints: Vec<String> = fingerprints.collect();
+    let job = |sample: u32, item: &'a T, fingerprint: &String| SampleJob {
+        key: SampleKey {
+            configuration: configuration.name.to_string(),
+            objective: item.id().to_string(),
+            sample,
+            method,
+            fingerprint: fingerprint.clone(),
+        },
+        item,
     };
-    let timeout = format!("{:?}", conditions.timeout);
-    let version = env!("CARGO_PKG_VERSION");
-    hash_hex(&[version, setup, &objective.text, method, &documents, &budget, &timeout])
+    let numbers = 1..=conditions.samples;
+    let of_number =
+        |sample| measured.iter().zip(&fingerprints).map(move |(item, own)| job(sample, item, own));
+    numbers.flat_map(of_number).collect()
 }

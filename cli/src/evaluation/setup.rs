@@ -16,7 +16,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::environment::EvaluationEnvironment;
-use super::file::{Configuration, list_of, read_capability_fields};
+use super::input::file::{Configuration, list_of, read_capability_fields};
 use super::store::SampleMethod;
 use crate::exit::CommandError;
 use crate::submission::parse_model_preferences;
@@ -29,7 +29,8 @@ const FILE_MODELS: [&str; 2] = ["script:", "replay:"];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigurationSetup {
     run: String,
-    ceiling: String,
+    /// That of the model alone.
+    model: String,
 }
 
 impl ConfigurationSetup {
@@ -39,8 +40,8 @@ impl ConfigurationSetup {
         environment: &EvaluationEnvironment,
     ) -> Result<Self, CommandError> {
         let models = model_parts(configuration, environment)?;
-        let ceiling = [models.clone(), environment.settings_parts()].concat();
-        let mut run = [models, environment.settings_parts()].concat();
+        let model = [models, environment.settings_parts()].concat();
+        let mut run = model.clone();
         run.push(format!("web {}", configuration.web));
         for file in &configuration.capabilities {
             run.extend(capability_parts(file).await?);
@@ -48,14 +49,14 @@ impl ConfigurationSetup {
         if configuration.reads_web().map_err(CommandError::invalid_input)? {
             run.extend(environment.search_parts());
         }
-        Ok(Self { run: hash_parts(&run), ceiling: hash_parts(&ceiling) })
+        Ok(Self { run: hash_parts(&run), model: hash_parts(&model) })
     }
 
-    /// Returns the fingerprint for samples that are measured in one way. The model alone has no capabilities.
+    /// Returns the fingerprint for samples that are measured in one way. The model alone and the verifier have no capabilities.
     pub fn fingerprint(&self, method: SampleMethod) -> &str {
         match method {
             SampleMethod::Run => &self.run,
-            SampleMethod::Ceiling => &self.ceiling,
+            SampleMethod::Ceiling | SampleMethod::Verification | SampleMethod::Direct => &self.model,
         }
     }
 }
@@ -165,7 +166,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    use super::super::file::EntryName;
+    use super::super::input::file::EntryName;
     use super::*;
 
     const AGENT: &str = "{name: a, description: d, instructions: i, tools: [read_file], skills: [skills], memory: [AGENTS.md, \
@@ -235,7 +236,7 @@ mod tests {
             let changed = folder.read_setup(&environment, false).await;
             assert_ne!(changed.run, first.run, "{file}");
             // The model alone knows no capabilities.
-            assert_eq!(changed.ceiling == first.ceiling, file != "script.yaml", "{file}");
+            assert_eq!(changed.model == first.model, file != "script.yaml", "{file}");
             folder.write(file, &text_of(file, "first"));
             assert_eq!(folder.read_setup(&environment, false).await, first, "{file}");
         }
@@ -260,7 +261,7 @@ mod tests {
         assert_ne!(folder.read_setup(&with(&[("MILLRACE_CONTEXT_WINDOW", "2048")]), false).await, first);
         let web = folder.read_setup(&with(&[]), true).await;
         assert_ne!(web.run, first.run);
-        assert_eq!(web.ceiling, first.ceiling);
+        assert_eq!(web.model, first.model);
         assert_ne!(folder.read_setup(&with(&[("SEARXNG_URL", "http://s/")]), true).await, web);
     }
 

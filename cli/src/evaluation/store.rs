@@ -9,12 +9,13 @@ use std::collections::HashMap;
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::EndReason;
-use millrace_protocol::result::Usage;
+use millrace_protocol::result::{Usage, VerifiedStatement};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +45,30 @@ pub enum SampleMethod {
     Run,
     /// The model alone, with the documents that have the answer in one prompt.
     Ceiling,
+    /// The verifier, with the evidence of a claim as the only document.
+    Verification,
+    /// The verifier's model alone, with the claim and its whole evidence in one prompt.
+    Direct,
+}
+
+impl SampleMethod {
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Ceiling => "ceiling",
+            Self::Verification => "verification",
+            Self::Direct => "direct",
+        }
+    }
+
+    /// `true` for the method that an evaluation always has.
+    pub fn is_main(self) -> bool {
+        match self {
+            Self::Run | Self::Verification => true,
+            Self::Ceiling | Self::Direct => false,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,11 +85,37 @@ pub struct SampleRecord {
     pub answer: Option<String>,
     /// `false` if the result states that it does not answer its question.
     pub answered: bool,
+    /// The statements of the deliverable or of the claim, with their verdicts.
+    #[serde(default)]
+    pub statements: Vec<VerifiedStatement>,
+    /// The statements without a mark that have a figure which no document has.
+    #[serde(default)]
+    pub invented: Vec<String>,
     pub citations: u32,
     pub resolved_citations: u32,
     pub usage: Usage,
     /// The working time in milliseconds.
     pub elapsed_ms: u64,
+}
+
+impl SampleRecord {
+    /// A record without a run.
+    pub fn of_model(answer: Option<String>, detail: String, usage: Usage, elapsed: Duration) -> Self {
+        Self {
+            at: Timestamp::now(),
+            run: None,
+            end: None,
+            detail,
+            answer,
+            answered: true,
+            statements: Vec::new(),
+            invented: Vec::new(),
+            citations: 0,
+            resolved_citations: 0,
+            usage,
+            elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -189,18 +240,8 @@ mod tests {
     }
 
     fn sample_record() -> SampleRecord {
-        SampleRecord {
-            at: Timestamp::UNIX_EPOCH,
-            run: None,
-            end: Some(EndReason::Completed),
-            detail: String::new(),
-            answer: Some("28 days".into()),
-            answered: true,
-            citations: 1,
-            resolved_citations: 1,
-            usage: Usage::default(),
-            elapsed_ms: 5,
-        }
+        let answer = Some("28 days".into());
+        SampleRecord::of_model(answer, String::new(), Usage::default(), Duration::from_millis(5))
     }
 
     #[test]

@@ -2,12 +2,17 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use millrace_protocol::plan::EndReason;
-use millrace_protocol::result::Usage;
+use millrace_protocol::result::{StatementVerdict, Usage, VerifiedStatement};
 
-use super::file::{EvaluationFile, Objective, configurations_of_arguments, load_evaluation_file};
-use super::score::{AnswerKind, ConfigurationScore, ConfigurationScores, SampleScore, table_lines};
-use super::selection::select_objectives;
-use super::store::SampleRecord;
+use super::input::ItemOrigin;
+use super::input::file::{
+    EntryName, EvaluationFile, Objective, configurations_of_arguments, load_evaluation_file,
+};
+use super::score::answers::{AnswerKind, AnswerSample, AnswerSums};
+use super::score::share::Share;
+use super::score::{ConfigurationScores, MethodScore};
+use super::selection::select_items;
+use super::store::{SampleMethod, SampleRecord};
 
 /// Writes an evaluation file beside a folder with two documents, and loads it.
 fn load(text: &str) -> Result<EvaluationFile, String> {
@@ -34,7 +39,7 @@ fn load_with_web(text: &str, has_web: bool) -> Result<EvaluationFile, String> {
 /// `wrong_fields.txt` has a file in each line, mostly with one wrong field, and below it the messages.
 #[test]
 fn every_field_reports_its_wrong_values() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/evaluation/golden/wrong_fields.txt");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/evaluation/input/golden/wrong_fields.txt");
     let golden = std::fs::read_to_string(&path).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("evaluation.yaml");
@@ -184,7 +189,7 @@ fn each_model_of_the_command_line_is_a_configuration() {
 fn a_seeded_part_is_fixed_and_keeps_the_order_of_the_file() {
     let objectives = load_shipped_evaluation().objectives;
     let ids = |seed, limit| -> Vec<String> {
-        let selected = select_objectives(&objectives, &[], Some(limit), seed).unwrap();
+        let selected = select_items(&objectives, &[], Some(limit), seed).unwrap();
         selected.iter().map(|one| one.id.to_string()).collect()
     };
     assert_eq!(ids(1, 6), ids(1, 6));
@@ -193,8 +198,31 @@ fn a_seeded_part_is_fixed_and_keeps_the_order_of_the_file() {
     assert!(ids(1, 6).iter().all(|id| ten.contains(id)), "a larger part contains the smaller one");
     let all: Vec<String> = objectives.iter().map(|one| one.id.to_string()).collect();
     assert_eq!(ids(1, 1_000), all);
-    let unknown = select_objectives(&objectives, &[format!("{}x", all[0])], None, 1).unwrap_err();
+    let unknown = select_items(&objectives, &[format!("{}x", all[0])], None, 1).unwrap_err();
     assert!(unknown.error.to_string().contains("did you mean"), "{}", unknown.error);
+}
+
+#[test]
+fn a_part_has_as_many_items_of_each_file_and_the_same_ids() {
+    let all: Vec<Objective> = [("a", 6), ("b", 6), ("c", 1)]
+        .iter()
+        .enumerate()
+        .flat_map(|(file, (name, count))| {
+            (0..*count).map(move |number| Objective {
+                id: EntryName::new(&format!("{name}.{number}")).unwrap(),
+                origin: ItemOrigin { file, id: number.to_string() },
+                ..Objective::new("Why?")
+            })
+        })
+        .collect();
+    let ids = |limit| -> Vec<String> {
+        select_items(&all, &[], Some(limit), 5).unwrap().iter().map(|one| one.id.to_string()).collect()
+    };
+    let part = ids(7);
+    let of = |name: &str| -> Vec<&str> { part.iter().filter_map(|id| id.strip_prefix(name)).collect() };
+    assert_eq!((of("a.").len(), of("b.").len(), of("c.").len()), (3, 3, 1));
+    assert_eq!(of("a."), of("b."));
+    assert_eq!(ids(100).len(), 13);
 }
 
 fn record(answer: Option<&str>) -> SampleRecord {
@@ -205,6 +233,8 @@ fn record(answer: Option<&str>) -> SampleRecord {
         detail: String::new(),
         answer: answer.map(str::to_owned),
         answered: true,
+        statements: Vec::new(),
+        invented: Vec::new(),
         citations: 2,
         resolved_citations: 1,
         usage: Usage { model_calls: 3, input_tokens: 1_000, output_tokens: 100, ..Usage::default() },
@@ -220,7 +250,7 @@ fn objective(file: &EvaluationFile, id: &str) -> Objective {
 fn samples_are_scored_by_facts_wrong_statements_and_honesty() {
     let file = load(VALID).unwrap();
     let score = |id: &str, answer| {
-        let score = SampleScore::new(&objective(&file, id), &record(answer));
+        let score = AnswerSample::new(&objective(&file, id), &record(answer));
         (score.kind, score.facts_found.len(), score.wrong.len())
     };
     assert_eq!(score("leave", Some("Staff have 28 days [S1].")), (AnswerKind::Answered, 1, 0));
@@ -233,53 +263,112 @@ fn samples_are_scored_by_facts_wrong_statements_and_honesty() {
     assert_eq!(score("parking", Some("No document mentions a car park.")), (AnswerKind::NotAnswered, 0, 0));
     let mut gap = record(Some("A passage about something else."));
     gap.answered = false;
-    assert_eq!(SampleScore::new(&objective(&file, "parking"), &gap).kind, AnswerKind::NotAnswered);
+    assert_eq!(AnswerSample::new(&objective(&file, "parking"), &gap).kind, AnswerKind::NotAnswered);
 }
 
 #[test]
 fn sums_and_the_share_of_the_ceiling_are_computed_by_fact() {
     let file = load(VALID).unwrap();
-    let mut scores = ConfigurationScores { name: "small".into(), ..ConfigurationScores::default() };
-    scores.runs.selected = 4;
-    scores.runs.add(&objective(&file, "leave"), &record(Some("28 days")));
-    scores.runs.add(&objective(&file, "price"), &record(Some("30 euros")));
-    scores.runs.add(&objective(&file, "parking"), &record(Some("It is behind the house.")));
-    let mut ceiling = ConfigurationScore::default();
-    ceiling.selected = 2;
+    let mut runs = MethodScore::<AnswerSums> { selected: 4, ..MethodScore::default() };
+    runs.add(&objective(&file, "leave"), &record(Some("28 days")));
+    runs.add(&objective(&file, "price"), &record(Some("30 euros")));
+    runs.add(&objective(&file, "parking"), &record(Some("It is behind the house.")));
+    let mut ceiling = MethodScore::<AnswerSums> { selected: 2, ..MethodScore::default() };
     ceiling.add(&objective(&file, "leave"), &record(Some("28 days")));
     ceiling.add(&objective(&file, "price"), &record(Some("no idea")));
+    let methods = vec![(SampleMethod::Run, runs), (SampleMethod::Ceiling, ceiling)];
+    let scores = ConfigurationScores { name: "small".into(), methods };
+    assert_eq!(scores.share_of_ceiling(), Some(Share::new(1, 1)), "the model alone does not know the price");
+    let rows = |method: SampleMethod| -> Vec<String> {
+        let rows = scores.find(method).unwrap().rows(method);
+        rows.into_iter().map(|(name, value)| format!("{name}: {value}")).collect()
+    };
     assert_eq!(
-        scores.runs.share_of_ceiling(&ceiling),
-        Some((1, 1)),
-        "the model alone does not know the price"
-    );
-    scores.ceiling = Some(ceiling);
-    assert_eq!((scores.runs.unanswerable, scores.runs.not_answered, scores.runs.unfounded), (1, 0, 1));
-    let lines = table_lines(&[scores]);
-    let cells: Vec<Vec<&str>> = lines
-        .iter()
-        .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
-        .collect();
-    assert_eq!(
-        cells[1],
+        rows(SampleMethod::Run),
         [
-            "small",
-            "run",
-            "3 of 4",
-            "3 of 3 (100%)",
-            "1 of 2 (50%)",
-            "0",
-            "1",
-            "0 of 1",
-            "3 of 6 (50%)",
-            "3.0",
-            "1100",
-            "$0.0000",
-            "1.5 s"
+            "samples: 3 of 4",
+            "accepted: 3 of 3 (100%, 44–100%)",
+            "facts: 1 of 2 (50%, 9–91%)",
+            "verified: 0 of 1 (0%, 0–79%)",
+            "true but marked: -",
+            "without an answer: 0 of 2 (0%, 0–66%)",
+            "false \"not answered\": 0 of 2 (0%, 0–66%)",
+            "wrong: 0",
+            "rightly unanswered: 0 of 1 (0%, 0–79%)",
+            "unfounded: 1",
+            "invented figures: 0",
+            "citations: 3 of 6 (50%)",
+            "calls: 3.0",
+            "tokens: 1100",
+            "cost: $0.0000",
+            "time: 1.5 s",
         ]
     );
-    assert_eq!(cells[2][..6], ["small", "ceiling", "2", "-", "1 of 2 (50%)", "0"]);
-    assert_eq!(lines[3], "small: 1 of 1 (100%) of the facts that the model finds alone");
+    let alone = rows(SampleMethod::Ceiling);
+    assert_eq!(alone[..2], ["samples: 2", "facts: 1 of 2 (50%, 9–91%)"]);
+}
+
+fn statement(text: &str, verdict: StatementVerdict) -> VerifiedStatement {
+    VerifiedStatement {
+        text: text.to_owned(),
+        start: 0,
+        end: 0,
+        verdict,
+        lines: Vec::new(),
+        found_by: None,
+        reason: String::new(),
+        probability: None,
+        removed: false,
+    }
+}
+
+#[test]
+fn verdicts_tell_verified_facts_from_marked_ones() {
+    use StatementVerdict::{Supported, Unsupported, Unverified};
+    let file = load(VALID).unwrap();
+    let leave = objective(&file, "leave");
+    let score = |statements: &[(&str, StatementVerdict)]| {
+        let text: Vec<&str> = statements.iter().map(|(text, _)| *text).collect();
+        let statements = statements.iter().map(|(text, verdict)| statement(text, *verdict)).collect();
+        AnswerSample::new(&leave, &SampleRecord { statements, ..record(Some(&text.join(" "))) })
+    };
+    let verified = score(&[("Staff have 28 days.", Supported), ("It is 28 days.", Unverified)]);
+    assert_eq!((verified.facts_verified.len(), verified.marked), (1, Share::new(1, 2)));
+    let marked = score(&[("Staff have 28 days.", Unsupported), ("There is a mill.", Supported)]);
+    assert_eq!((marked.facts_found.len(), marked.facts_verified.len()), (1, 0));
+    assert_eq!(marked.kind, AnswerKind::Answered);
+    let other = score(&[("Staff have 27 days.", Unverified)]);
+    assert_eq!((other.kind, other.marked), (AnswerKind::NotVerified, Share::default()));
+    assert_eq!(score(&[("Staff have 27 days.", Supported)]).kind, AnswerKind::Answered);
+}
+
+#[test]
+fn ends_without_an_answer_are_told_apart() {
+    let file = load(VALID).unwrap();
+    let kind = |answer| AnswerSample::new(&objective(&file, "leave"), &record(answer)).kind;
+    let nothing =
+        format!("# How many days of leave do staff have?\n\n{}\n", millrace_agent::builtin::NO_PASSAGE);
+    assert_eq!(kind(Some(&nothing)), AnswerKind::NothingFound);
+    assert_eq!(
+        kind(Some("# How many days of leave do staff have?\n\n## Sources\n\n- [1] a\n")),
+        AnswerKind::Empty
+    );
+    assert_eq!(kind(Some("The documents do not say.")), AnswerKind::NotAnswered);
+    assert_eq!(kind(None), AnswerKind::Missing);
+    let mut sums = AnswerSums::default();
+    sums.add(&objective(&file, "parking"), &record(Some(&nothing)));
+    sums.add(&objective(&file, "leave"), &record(Some(&nothing)));
+    assert_eq!(sums.count_unanswerable(&[AnswerKind::NothingFound]), Share::new(1, 1));
+    assert_eq!(sums.count_answerable(&[AnswerKind::NotAnswered]), Share::new(0, 1), "it claims no absence");
+}
+
+#[test]
+fn facts_are_looked_for_in_the_first_characters() {
+    let file = load(VALID).unwrap();
+    let leave = Objective { answer_characters: Some(40), ..objective(&file, "leave") };
+    let found = |answer: &str| AnswerSample::new(&leave, &record(Some(answer))).facts_found.len();
+    assert_eq!(found("Staff have 28 days."), 1);
+    assert_eq!(found(&format!("{}28 days.", "x ".repeat(20))), 0);
 }
 
 fn load_shipped_evaluation() -> EvaluationFile {
@@ -315,7 +404,7 @@ fn the_shipped_evaluation_agrees_with_its_documents() {
 
 #[test]
 fn the_schema_accepts_the_shipped_evaluation_and_no_unknown_field() {
-    let schema = super::file::evaluation_file_schema();
+    let schema = super::input::file::evaluation_file_schema();
     let validator = jsonschema::validator_for(&schema).unwrap();
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/evaluation/evaluation.yaml");
     let text = std::fs::read_to_string(file).unwrap();

@@ -11,10 +11,14 @@
 //!
 //! A number without a unit in an expected statement equals the number with any unit; a number with a unit needs that unit.
 //! Punctuation, emphasis and citations do not count.
+//!
+//! An answer of a question file is compared character by character instead, after both texts are normalised (NFKC, case, white space,
+//! typography): as whole words in scripts with spaces between words.
 
 use std::sync::LazyLock;
 
-use millrace_figures::{Figure, read_figures};
+use millrace_figures::{Figure, is_unspaced, read_figures};
+use millrace_verification::normalize;
 use regex::Regex;
 
 /// A part of a text: a word in lower case, or a figure. A number in words is both.
@@ -41,17 +45,58 @@ pub struct Wording {
     words: Vec<String>,
     /// The text for patterns: on one line, without citations.
     plain: String,
+    /// The same for answers: normalised, in lower case.
+    normalized: String,
+}
+
+/// The text of an answer.
+#[derive(Debug, Clone)]
+pub struct AnswerText {
+    normalized: String,
+    /// `true` if it stands as whole words in the text that it is from.
+    has_whole_words: bool,
+}
+
+impl AnswerText {
+    /// An answer from a text.
+    pub fn new(answer: &str, context: &Wording) -> Self {
+        let answer = Self { normalized: normalize(answer).to_lowercase(), has_whole_words: true };
+        let has_whole_words = context.has_answer(&answer);
+        Self { has_whole_words, ..answer }
+    }
 }
 
 impl Wording {
     pub fn read(text: &str) -> Self {
-        static CITATION: LazyLock<Regex> =
-            LazyLock::new(|| Regex::new(r"\[(?:[A-Za-z0-9_.-]+/)?S?[0-9]{1,6}\]").expect("a valid pattern"));
+        static CITATION: LazyLock<Regex> = LazyLock::new(|| {
+            Regex::new(r"\[(?:\^v|(?:[A-Za-z0-9_.-]+/)?S?)[0-9]{1,6}\]").expect("a valid pattern")
+        });
+        static MARKUP: LazyLock<Regex> = LazyLock::new(|| {
+            Regex::new(r"(?m)^[ \t]*(?:>[ \t]?)+|\\([[:punct:]])").expect("a valid pattern")
+        });
         let without = CITATION.replace_all(text, " ");
+        let without = MARKUP.replace_all(&without, "$1");
         let without = without.replace(['*', '`'], "");
         let plain = without.split_whitespace().collect::<Vec<_>>().join(" ");
         let words = words_of(&plain).map(str::to_lowercase).collect();
-        Self { tokens: read_tokens(&plain), words, plain }
+        let normalized = normalize(&plain).to_lowercase();
+        Self { tokens: read_tokens(&plain), words, plain, normalized }
+    }
+
+    /// `true` if an answer stands in it.
+    pub fn has_answer(&self, answer: &AnswerText) -> bool {
+        let wanted = answer.normalized.as_str();
+        let continues = |before: Option<char>, after: Option<char>| {
+            let is_letter = |c: char| c.is_alphanumeric() && !is_unspaced(c);
+            before.is_some_and(is_letter) && after.is_some_and(is_letter)
+        };
+        let is_whole = |at: usize| {
+            let (before, after) = (&self.normalized[..at], &self.normalized[at + wanted.len()..]);
+            !continues(before.chars().next_back(), wanted.chars().next())
+                && !continues(wanted.chars().next_back(), after.chars().next())
+        };
+        let mut places = self.normalized.match_indices(wanted).map(|(at, _)| at);
+        !wanted.is_empty() && places.any(|at| !answer.has_whole_words || is_whole(at))
     }
 
     pub fn plain_text(&self) -> &str {
@@ -177,6 +222,19 @@ mod tests {
         ] {
             assert_states(text, expected, is_stated);
         }
+    }
+
+    #[test]
+    fn answers_match_character_by_character() {
+        let has = |text: &str, answer: &str, context: &str| {
+            Wording::read(text).has_answer(&AnswerText::new(answer, &Wording::read(context)))
+        };
+        assert!(has("> The *mill* has\n> ３０８ “sails”[^v1].", "308 \"Sails\"", "with 308 “sails”"));
+        assert!(has("A \\[grey\\] one", "[grey]", "the [grey] one"));
+        assert!(!has("in 1308 and 3081", "308", "it has 308"));
+        assert!(!has("The miller", "mill", "the mill"));
+        assert!(has("磨坊建于1811年。", "建于1811", "磨坊建于1811年"));
+        assert!(has("الكتاب", "كتاب", "هذا الكتاب"), "as a part of a word, as in its own text");
     }
 
     #[test]

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::{
     Admission, AnswerLine, AuditLine, BackupOutcome, BenchJson, ClusterJson, CommandOutcome, DecisionLine,
-    DeliveryJson, DoctorJson, EntryLine, ErrorLine, EvaluationConfigurationJson, EvaluationSampleJson,
-    EventLine, FileJson, LimitJson, LogLineJson, PlannerTranscript, PruneJson, QuestionLine, ReplayJson,
-    RetentionJson, RunDeletionJson, RunListLine, RunResult, SessionLine, TaskTranscript, TokenJson,
-    VerificationJson, WebhookJson,
+    DeliveryJson, DoctorJson, EntryLine, ErrorLine, EvaluationClaimJson, EvaluationClaimsJson,
+    EvaluationConfigurationJson, EvaluationSampleJson, EventLine, FileJson, LimitJson, LogLineJson,
+    PlannerTranscript, PruneJson, QuestionLine, ReplayJson, RetentionJson, RunDeletionJson, RunListLine,
+    RunResult, SessionLine, TaskTranscript, TokenJson, VerificationJson, WebhookJson,
 };
 use crate::commands::config::SettingsDocument;
 
@@ -83,7 +83,13 @@ pub fn output_schema(name: &str) -> Option<Value> {
         "doctor" => (Document, vec![add::<DoctorJson<'static>>, error]),
         "eval" => (
             Lines,
-            vec![add::<EvaluationSampleJson<'static>>, add::<EvaluationConfigurationJson<'static>>, error],
+            vec![
+                add::<EvaluationSampleJson<'static>>,
+                add::<EvaluationConfigurationJson<'static>>,
+                add::<EvaluationClaimJson<'static>>,
+                add::<EvaluationClaimsJson<'static>>,
+                error,
+            ],
         ),
         "verify" => (Document, vec![add::<VerificationJson<'static>>, error]),
         "bench" => (Document, vec![add::<BenchJson>, error]),

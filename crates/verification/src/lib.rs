@@ -33,6 +33,7 @@ pub use counts::VerificationCounts;
 pub use lines::{CitedLines, Sources};
 pub use marks::{mark_statements, place_statements, remove_refuted_statements};
 pub use probe::{Calibration, probe_questions};
-pub use question::{Form, Question};
+pub use question::{Form, Question, ask_directly, read_direct_reply};
+pub use quotation::normalize;
 pub use statement::{Context, MarkedText, Statement, split_statements};
 pub use verifier::Verification;

@@ -2,10 +2,10 @@
 //! threshold for the probabilities that the model gives, and finds out a model that does no better than chance.
 
 use millrace_models::model::Reply;
-use millrace_protocol::result::{SourceLines, StatementVerdict};
+use millrace_protocol::result::SourceLines;
 use serde::{Deserialize, Serialize};
 
-use crate::question::{Case, Form, Judgement, Question, read_reply, write_question};
+use crate::question::{Case, Form, Question, read_reply, write_question};
 
 /// The least balanced accuracy at which a model is believed. With 32 claims, a guess reaches it once in 50 times.
 const MIN_ACCURACY: f64 = 0.7;
@@ -84,7 +84,7 @@ impl Calibration {
             let judgements = read_reply(form, question.statements.len(), reply);
             let read = question.statements.iter().zip(judgements);
             answers.extend(read.filter_map(|(at, judgement)| {
-                Some((probability_of(&judgement?)?, probes.get(*at)?.is_supported))
+                Some((judgement?.likelihood()?, probes.get(*at)?.is_supported))
             }));
         }
         Self::fit(model, form, &answers, probes.len())
@@ -132,17 +132,6 @@ impl Calibration {
             ),
         }
     }
-}
-
-/// The probability that a judgement gives to a claim.
-fn probability_of(judgement: &Judgement) -> Option<f64> {
-    judgement.probability.or(judgement.verdict.map(|verdict| match verdict {
-        StatementVerdict::Supported => 1.0,
-        StatementVerdict::Partly
-        | StatementVerdict::Contradicted
-        | StatementVerdict::Unsupported
-        | StatementVerdict::Unverified => 0.0,
-    }))
 }
 
 /// The threshold with the best balanced accuracy: the one nearest to the middle of those that are equally good.

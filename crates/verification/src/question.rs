@@ -96,6 +96,19 @@ pub(crate) struct Judgement {
     pub reason: Option<String>,
 }
 
+impl Judgement {
+    /// The probability that the statement is supported: 1 or 0 for a verdict alone; `None` if there is neither.
+    pub fn likelihood(&self) -> Option<f64> {
+        self.probability.or(self.verdict.map(|verdict| match verdict {
+            StatementVerdict::Supported => 1.0,
+            StatementVerdict::Partly
+            | StatementVerdict::Contradicted
+            | StatementVerdict::Unsupported
+            | StatementVerdict::Unverified => 0.0,
+        }))
+    }
+}
+
 /// Writes the question about cases, by their numbers.
 pub(crate) fn write_question(form: Form, cases: &[(usize, &Case)]) -> Question {
     let statements = cases.iter().map(|(number, _)| *number).collect();
@@ -107,7 +120,12 @@ pub(crate) fn write_question(form: Form, cases: &[(usize, &Case)]) -> Question {
 }
 
 fn write_single(case: &Case) -> Request {
-    let text = format!("Document: {}\nClaim: {}", case.document(), case.whole_claim());
+    ask_directly(&case.document(), &case.whole_claim())
+}
+
+/// The question in the single form about a claim and a whole document, for a comparison with the verifier.
+pub fn ask_directly(document: &str, claim: &str) -> Request {
+    let text = format!("Document: {document}\nClaim: {claim}");
     Request {
         system: include_str!("../prompts/single.md").trim_end().to_owned(),
         messages: vec![Message::User { text }],
@@ -205,6 +223,11 @@ fn read_single(reply: &Reply) -> Option<Judgement> {
         passages: Vec::new(),
         reason: None,
     })
+}
+
+/// The probability that a reply in the single form calls its claim supported: 1 or 0 if it tells none; `None` if it is no answer.
+pub fn read_direct_reply(reply: &Reply) -> Option<f64> {
+    read_single(reply)?.likelihood()
 }
 
 fn read_several(statements: usize, reply: &Reply) -> Vec<Option<Judgement>> {

@@ -218,7 +218,7 @@ pub(crate) fn quoted_spans(text: &str) -> Vec<&str> {
 }
 
 /// One form of white space, quotation marks, hyphens and Unicode; without emphasis.
-pub(crate) fn normalize(text: &str) -> String {
+pub fn normalize(text: &str) -> String {
     let composed = ComposingNormalizerBorrowed::new_nfkc().normalize(text);
     let mut plain = String::with_capacity(composed.len());
     for c in composed.chars() {

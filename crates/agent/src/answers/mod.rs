@@ -12,5 +12,5 @@ pub(crate) mod report;
 pub(crate) use checker::{FindingsChecker, ReportChecker};
 pub(crate) use content::find_repeated_result;
 pub use findings::{Findings, Passage};
-pub use report::Report;
-pub(crate) use report::{NumberedResults, remove_source_list};
+pub(crate) use report::NumberedResults;
+pub use report::{Report, remove_source_list};

@@ -344,8 +344,8 @@ impl TaskResultSource for NumberedResults {
     }
 }
 
-/// Removes a list of sources that the model wrote at the end of the report.
-pub(crate) fn remove_source_list(output: &str) -> &str {
+/// Removes the list of sources at the end of a report, with the footnotes below it.
+pub fn remove_source_list(output: &str) -> &str {
     let is_heading = |line: &str| {
         let words = line.trim().trim_start_matches('#').trim().trim_matches(['*', ':']).to_lowercase();
         line.trim_start().starts_with(['#', '*'])

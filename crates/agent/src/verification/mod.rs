@@ -16,7 +16,7 @@ use crate::model::{Model, ModelError, Reply, Request};
 
 pub(crate) use memory::CalibrationMemory;
 pub(crate) use sources::{LineSources, cited_lines};
-pub use text::{VerifiedText, verify_text};
+pub use text::{VerifiedText, calibrate, find_invented_figures, verify_text};
 
 /// The number of questions that a verifier gets at once.
 const SIDE_BY_SIDE: usize = 4;

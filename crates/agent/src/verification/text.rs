@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use futures::StreamExt;
-use millrace_protocol::result::{SourceLines, Usage, VerifiedStatement};
+use millrace_protocol::result::{Finder, SourceLines, Usage, VerifiedStatement};
 use millrace_verification::{Calibration, CitedLines, Verification};
 
 use super::{LineSources, Verifier};
+use crate::answers::remove_source_list;
 use crate::citations::read_line_range;
 use crate::corpus::{Corpus, Document};
 use crate::model::{ModelError, Reply, Request};
@@ -31,11 +32,7 @@ pub async fn verify_text(
     corpus: &Corpus,
     verifier: Option<&Verifier>,
 ) -> Result<VerifiedText, ModelError> {
-    let marks = read_marks(text, corpus);
-    let sources = LineSources { corpus: corpus.clone(), marks, read: Vec::new() };
-    let is_mark = |mark: &str| sources.marks.contains_key(mark);
-    let body = crate::answers::remove_source_list(text);
-    let mut verification = Verification::new(body, &is_mark, "", &sources, []);
+    let mut verification = begin_verification(text, "", corpus);
     let mut usage = Usage::default();
     let reason = match verifier.filter(|_| !verification.is_decided()) {
         None => Some(NO_MODEL.to_owned()),
@@ -57,8 +54,26 @@ pub async fn verify_text(
     Ok(VerifiedText { statements: verification.finish(reason.as_deref()), usage })
 }
 
+/// Returns the statements of a text with a figure that no document and not the question has.
+pub fn find_invented_figures(text: &str, question: &str, corpus: &Corpus) -> Vec<VerifiedStatement> {
+    let verification = begin_verification(text, question, corpus).without_open_statements();
+    let is_invented = |one: &VerifiedStatement| one.found_by == Some(Finder::Figure);
+    verification.finish(None).into_iter().filter(is_invented).collect()
+}
+
+/// The statements of a text, as far as code decides them.
+fn begin_verification(text: &str, question: &str, corpus: &Corpus) -> Verification {
+    let marks = read_marks(text, corpus);
+    let sources = LineSources { corpus: corpus.clone(), marks, read: Vec::new() };
+    let is_mark = |mark: &str| sources.marks.contains_key(mark);
+    Verification::new(remove_source_list(text), &is_mark, question, &sources, [])
+}
+
 /// Returns the calibration of a verifier: the remembered one, or that of a new probe.
-async fn calibrate(verifier: &Verifier, usage: &mut Usage) -> Result<Calibration, ModelError> {
+///
+/// # Errors
+/// The model can't be reached, or refuses all requests.
+pub async fn calibrate(verifier: &Verifier, usage: &mut Usage) -> Result<Calibration, ModelError> {
     if let Some(known) = verifier.remembered_calibration() {
         return Ok(known);
     }

@@ -292,8 +292,8 @@ fn no_passage_findings(notes: &str) -> Findings {
     }
 }
 
-/// A search by words can't know that the documents have no answer.
-const NO_PASSAGE: &str = "No passage was found that shares words with the question.";
+/// The end of a search without a passage. A search by words can't know that the documents have no answer.
+pub const NO_PASSAGE: &str = "No passage was found that shares words with the question.";
 
 /// The quotations, and the text that shows each below its document with its number.
 fn format_quotations(chosen: &[CandidatePassage]) -> (Vec<Passage>, String) {

@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use super::wording::Wording;
+use crate::evaluation::wording::{AnswerText, Wording};
 
 /// The maximum size of a compiled pattern in bytes.
 const MAX_PATTERN: usize = 1 << 20;
@@ -55,14 +55,26 @@ struct StatementFields {
 enum Spelling {
     Text(String),
     Pattern(Regex),
+    /// The text of an answer, character by character.
+    Answer(AnswerText),
 }
 
 impl Statement {
+    /// The statement of one of these answers to a question about a text; `None` if there is none.
+    pub fn of_answers<'a>(answers: impl Iterator<Item = &'a str>, context: &str) -> Option<Self> {
+        let context = Wording::read(context);
+        let answers: Vec<&str> = answers.filter(|answer| answer.contains(char::is_alphanumeric)).collect();
+        let name = (*answers.first()?).to_owned();
+        let spelling = |answer: &&str| Spelling::Answer(AnswerText::new(answer, &context));
+        Some(Self { name, spellings: answers.iter().map(spelling).collect() })
+    }
+
     /// `true` if a text makes the statement in one of its spellings.
     pub fn is_stated_in(&self, text: &Wording) -> bool {
         self.spellings.iter().any(|spelling| match spelling {
             Spelling::Text(expected) => text.states(&Wording::read(expected)),
             Spelling::Pattern(pattern) => pattern.is_match(text.plain_text()),
+            Spelling::Answer(answer) => text.has_answer(answer),
         })
     }
 
@@ -77,7 +89,7 @@ impl Statement {
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.spellings.iter().filter_map(|spelling| match spelling {
             Spelling::Text(text) => Some(text.as_str()),
-            Spelling::Pattern(_) => None,
+            Spelling::Pattern(_) | Spelling::Answer(_) => None,
         })
     }
 }
@@ -99,7 +111,7 @@ impl TryFrom<StatementForm> for Statement {
         let first = match spellings.first() {
             Some(Spelling::Text(text)) => text.clone(),
             Some(Spelling::Pattern(pattern)) => pattern.as_str().to_owned(),
-            None => {
+            Some(Spelling::Answer(_)) | None => {
                 let text = "this statement needs \"any\" (texts) or \"pattern\"";
                 return Err(ValueMistake::sentence(text));
             }

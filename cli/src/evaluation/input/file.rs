@@ -20,8 +20,9 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::ItemOrigin;
 use super::statement::{Statement, Texts, read_texts};
-use super::wording::Wording;
+use crate::evaluation::wording::Wording;
 use crate::submission::parse_model_preferences;
 
 /// The maximum size of an evaluation file in bytes.
@@ -168,6 +169,13 @@ pub struct Objective {
     pub facts: Vec<Statement>,
     /// Statements that contradict the documents.
     pub wrong: Vec<Statement>,
+    /// The passage that has the answer, if it is known: for the ceiling, in place of the documents.
+    pub passage: Option<String>,
+    /// The documents that its run does not get.
+    pub left_out: Vec<String>,
+    /// The number of characters of the deliverable that are searched for facts; `None` for all of them.
+    pub answer_characters: Option<usize>,
+    pub origin: ItemOrigin,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -201,11 +209,27 @@ impl TryFrom<ObjectiveFields> for Objective {
         let ObjectiveFields { id, objective: text, documents, facts, wrong, answerable } = fields;
         check_answerable(answerable, !facts.is_empty()).map_err(ValueMistake::sentence)?;
         check_contradictions(&facts, &wrong).map_err(ValueMistake::sentence)?;
-        Ok(Self { id, text, documents, facts, wrong })
+        let origin = ItemOrigin { file: 0, id: id.to_string() };
+        Ok(Self { id, documents, facts, wrong, origin, ..Self::new(&text) })
     }
 }
 
 impl Objective {
+    /// An objective that no document answers.
+    pub fn new(text: &str) -> Self {
+        Self {
+            id: EntryName::default(),
+            text: text.to_owned(),
+            documents: Vec::new(),
+            facts: Vec::new(),
+            wrong: Vec::new(),
+            passage: None,
+            left_out: Vec::new(),
+            answer_characters: None,
+            origin: ItemOrigin::default(),
+        }
+    }
+
     /// `true` if the documents have the answer.
     pub fn is_answerable(&self) -> bool {
         !self.facts.is_empty()
@@ -238,6 +262,20 @@ fn parse_evaluation(
 }
 
 impl EvaluationFile {
+    /// An evaluation of these objectives, with nothing else set.
+    pub fn of_objectives(name: EntryName, objectives: Vec<Objective>) -> Self {
+        Self {
+            name,
+            documents: None,
+            web: false,
+            samples: None,
+            timeout: None,
+            budget: Budget::default(),
+            configurations: Vec::new(),
+            objectives,
+        }
+    }
+
     /// Sets what depends on other fields and on the place of the file, and checks both.
     fn complete(
         mut self,
