@@ -26,6 +26,7 @@ mod marks;
 mod probe;
 mod question;
 mod quotation;
+mod sentence;
 mod statement;
 mod verifier;
 
@@ -35,5 +36,6 @@ pub use marks::{mark_statements, place_statements, remove_refuted_statements};
 pub use probe::{Calibration, probe_questions};
 pub use question::{Form, Question, ask_directly, read_direct_reply};
 pub use quotation::normalize;
+pub use sentence::split_sentences;
 pub use statement::{Context, MarkedText, Statement, split_statements};
 pub use verifier::Verification;

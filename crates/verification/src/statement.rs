@@ -6,12 +6,11 @@ use std::mem::take;
 use std::ops::Range;
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
-use unicode_segmentation::UnicodeSegmentation;
+
+use crate::sentence::split_sentences;
 
 /// The ends of a question. The Greek one is normalised to a semicolon in many texts, which ends statements too.
 const QUESTION_MARKS: [char; 4] = ['?', '？', '؟', '⸮'];
-/// A word with a point and at most so many letters, the first a capital, is an abbreviation rather than the end of a sentence.
-const MAX_ABBREVIATION: usize = 3;
 
 /// A sentence, a list item or a table row of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -346,33 +345,6 @@ fn find_marks<'t>(words: &'t str, is_mark: &dyn Fn(&str) -> bool) -> Vec<(usize,
     let inner = |at: usize| words[at + 1..].split_once(']').map(|(inner, _)| inner);
     let opened = words.match_indices('[').filter_map(|(at, _)| Some((at, inner(at)?)));
     opened.filter(|(_, inner)| is_mark(inner)).collect()
-}
-
-/// The sentences of a paragraph (UAX #29), but for breaks after abbreviations.
-fn split_sentences(words: &str) -> Vec<Range<usize>> {
-    let mut sentences: Vec<Range<usize>> = Vec::new();
-    for (start, sentence) in words.split_sentence_bound_indices() {
-        let range = start..start + sentence.len();
-        match sentences.last_mut() {
-            Some(last) if ends_with_abbreviation(&words[last.clone()]) => last.end = range.end,
-            Some(_) | None => sentences.push(range),
-        }
-    }
-    sentences
-}
-
-fn ends_with_abbreviation(sentence: &str) -> bool {
-    let Some(rest) = sentence.trim_end().strip_suffix('.') else { return false };
-    let word = rest.rsplit(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
-    // `400 V.` and `90 °C.` end a sentence.
-    let before = &rest[..rest.len() - word.len()];
-    let is_apart =
-        before.is_empty() || before.ends_with(|c: char| c.is_whitespace() || ['.', '('].contains(&c));
-    if !is_apart || before.trim_end().ends_with(char::is_numeric) {
-        return false;
-    }
-    let is_short = word.chars().count() <= MAX_ABBREVIATION && word.chars().all(char::is_alphabetic);
-    is_short && word.starts_with(char::is_uppercase)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use unicode_segmentation::UnicodeSegmentation;
+use millrace_verification::split_sentences;
 
 use crate::citations::collapse_whitespace;
 use crate::corpus::has_complex_breaks;
@@ -54,8 +54,6 @@ pub(super) const INTRODUCTION: &[char] = &[':', '：'];
 /// The maximum number of words of a heading in capitals.
 const HEADING_WORDS: usize = 8;
 
-/// A word with a point, a capital and at most so many letters is an abbreviation rather than the end of a sentence.
-const ABBREVIATION: usize = 3;
 /// A phrase of a script without sentence ends is at least so long, in characters.
 const PHRASE: usize = 60;
 /// Signs at the end of a sentence or of a fragment that can be quoted as one.
@@ -313,30 +311,24 @@ fn split_paragraph_into_sentences(paragraph: &[(usize, &str)]) -> Vec<Sentence> 
     sentences
 }
 
-/// The sentences of a text (UAX #29), but for ends after abbreviations and marks of list items; in scripts without sentence ends, its
-/// phrases.
+/// The sentences of a text, where the mark of a list item is no sentence; in scripts without sentence ends, its phrases.
 fn find_sentences(text: &str) -> Vec<Range<usize>> {
     let mut sentences: Vec<Range<usize>> = Vec::new();
-    for (start, sentence) in text.split_sentence_bound_indices() {
-        let range = start..start + sentence.len();
+    for range in split_sentences(text) {
         match sentences.last_mut() {
-            Some(last) if continues_after(&text[last.clone()]) => last.end = range.end,
+            Some(last) if is_list_marker(&text[last.clone()]) => last.end = range.end,
             Some(_) | None => sentences.push(range),
         }
     }
     sentences.into_iter().flat_map(|sentence| split_into_phrases(text, sentence)).collect()
 }
 
-/// `true` if the point at the end of a text belongs to an abbreviation, an initial, or the mark of a list item.
-fn continues_after(text: &str) -> bool {
-    let Some(before) = text.trim().strip_suffix('.') else { return false };
-    let is_mark =
-        !before.contains(char::is_whitespace) && parse_list_marker(&format!("{before}. x")).is_some();
-    let word = before.rsplit(|c: char| c.is_whitespace() || "(\"“«".contains(c)).next().unwrap_or_default();
-    let is_short = word.chars().count() <= ABBREVIATION && word.chars().all(char::is_alphabetic);
-    // A word with a point inside, such as "e.g.", is not a number.
-    let has_point = word.contains('.') && word.chars().all(|c| c.is_alphabetic() || c == '.');
-    is_mark || has_point || (is_short && word.starts_with(char::is_uppercase))
+/// `true` if a text is only the mark of a list item.
+fn is_list_marker(text: &str) -> bool {
+    let text = text.trim();
+    text.ends_with('.')
+        && !text.contains(char::is_whitespace)
+        && parse_list_marker(&format!("{text} x")).is_some()
 }
 
 /// Splits at spaces between letters of a script in which they separate phrases.
