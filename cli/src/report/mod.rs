@@ -22,8 +22,8 @@ use crate::json::{RunResult, to_value};
 use crate::submission::{create_private_folder, write_file_and_create_folder};
 use crate::view::{format_short_duration, separate_thousands};
 use millrace_client::read_task_result;
-use millrace_views::report_markdown;
 use millrace_views::wording::explain_deliverable_choice;
+use millrace_views::{AnswerState, report_markdown};
 
 /// Maximum number of characters of the end's detail in the summary line.
 const MAX_DETAIL: usize = 400;
@@ -126,7 +126,10 @@ impl RunReport {
         let other = other_planner_hint(&self.run, plan);
         let own_budget = own_budget_hint(plan);
         let verified = self.verification_lines();
-        let lines = [Some(first), describe_usage_by_role(plan), rung].into_iter().flatten().chain(verified);
+        let answer = self.deliverable.as_ref().and_then(|result| AnswerState::of(result).describe());
+        let answer = answer.map(str::to_owned);
+        let lines = [Some(first), answer, describe_usage_by_role(plan), rung];
+        let lines = lines.into_iter().flatten().chain(verified);
         lines.chain([more, other, own_budget].into_iter().flatten()).collect()
     }
 

@@ -17,11 +17,13 @@
 //! | `check` | the checks of an environment and of a cluster |
 //! | `command` | the outcome of a command |
 //! | `retention` | rules of retention, sweeps, deletions |
+//! | `answer` | the relation of a deliverable to its question |
 //! | `gateway` | tokens, administrative actions, webhooks and deliveries |
 //! | `history` | the state of a run with what its state does not keep |
 //! | `journal` | entries of journals with the values that they refer to, and what agents did |
 //! | `changes`, `wording` | texts that several views share |
 
+mod answer;
 pub mod changes;
 mod check;
 mod cluster;
@@ -43,6 +45,7 @@ pub mod wording;
 use serde::Serialize;
 use serde_json::Value;
 
+pub use answer::*;
 pub use check::*;
 pub use cluster::*;
 pub use command::*;

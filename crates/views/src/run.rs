@@ -20,6 +20,7 @@ use millrace_protocol::wait::ProviderWaitJson;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::answer::AnswerState;
 use crate::history::{FailureRecord, PlannerTurn, RunHistory, UserCommand, UserMessage};
 use crate::run_state::{RunState, TaskCounts};
 use crate::tagged;
@@ -165,6 +166,9 @@ pub struct RunResult<'a> {
     /// `false` if the deliverable does not answer its question; absent as long as there is no deliverable.
     #[serde(skip_serializing_if = "Option::is_none")]
     answered: Option<bool>,
+    /// The relation of the deliverable to its question; absent where the deliverable is not read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer: Option<AnswerState>,
     /// The result of the deliverable's task: text in `output`, structured output in `data`.
     result: Option<&'a TaskResult>,
     /// The number of tasks, by state.
@@ -334,6 +338,7 @@ impl<'a> RunResult<'a> {
                 reason: explain_deliverable_choice(*rule),
             }),
             answered: deliverable.map(|(id, _)| plan.task(id).is_none_or(Task::is_answered)),
+            answer: result.map(AnswerState::of),
             result,
             task_counts: TaskCounts::new(|state| plan.task_count_in_state(state)),
             tasks: tasks_of_plan(plan, false),
