@@ -169,4 +169,15 @@ mod tests {
         assert_eq!(cut(&marked, &placed[0]), "Der Ofen ist heiß [1].[^v1]");
         assert_eq!(cut(&marked, &placed[2]), "Er ist neu [2].");
     }
+
+    #[test]
+    fn mark_of_a_row_stands_in_its_last_cell_and_one_of_code_after_it() {
+        let text = "| day | opens |\n|---|---|\n| Monday | 9:00 [1] |\n| Sunday | |\n\n- run `kiln`\n- salt &amp; ash &amp;\n";
+        let is_mark = |mark: &str| mark == "1";
+        let words = ["day: Monday; opens: 9:00", "day: Sunday", "run kiln", "salt & ash &"];
+        let verdicts = words.map(|words| statement(words, StatementVerdict::Unverified)).to_vec();
+        let (marked, _) = mark_statements(text, place_statements(text, &is_mark, verdicts));
+        let expected = "| Monday | 9:00 [1][^v1] |\n| Sunday[^v2] | |\n\n- run `kiln`[^v3]\n- salt &amp; ash &amp;[^v4]\n";
+        assert!(marked.contains(expected), "{marked}");
+    }
 }

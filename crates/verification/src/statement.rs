@@ -70,11 +70,14 @@ impl Block {
 
     /// The place in the text of a position in the words: before the next word, or at the end of the last one.
     fn place_of(&self, at: usize, is_end: bool) -> usize {
-        let is_before = |(start, _): &&(usize, Range<usize>)| if is_end { *start < at } else { *start <= at };
-        match self.pieces.iter().rev().find(is_before) {
-            Some((start, place)) => (place.start + (at - start)).min(place.end),
-            None => self.pieces.first().map_or(0, |(_, place)| place.start),
-        }
+        let is_before = |(start, _): &(usize, Range<usize>)| if is_end { *start < at } else { *start <= at };
+        let Some(number) = self.pieces.iter().rposition(is_before) else {
+            return self.pieces.first().map_or(0, |(_, place)| place.start);
+        };
+        let (start, place) = &self.pieces[number];
+        let next = self.pieces.get(number + 1).map_or(self.words.len(), |(start, _)| *start);
+        // Code and entities are longer in the text than in the words.
+        if is_end && at == next { place.end } else { (place.start + (at - start)).min(place.end) }
     }
 }
 
@@ -97,8 +100,15 @@ struct Splitter<'a> {
 #[derive(Default)]
 struct Table {
     head: Vec<String>,
-    /// The cells of the row so far: words, and marks.
-    row: Vec<(String, Vec<String>)>,
+    /// The cells of the row so far.
+    row: Vec<Cell>,
+}
+
+struct Cell {
+    words: String,
+    marks: Vec<String>,
+    /// Its place in the text, between the bars; `None` if it is empty.
+    place: Option<Range<usize>>,
 }
 
 impl<'a> Splitter<'a> {
@@ -123,7 +133,7 @@ impl<'a> Splitter<'a> {
             Event::Start(tag) => self.begin(tag),
             Event::End(tag) => self.end(tag, range),
             Event::Text(words) => self.push_words(&words, range),
-            Event::Code(words) => self.push_words(&words, range.start + 1..range.end.saturating_sub(1)),
+            Event::Code(words) => self.push_words(&words, range.start + 1..range.end),
             Event::SoftBreak | Event::HardBreak => self.push_words(" ", range),
             Event::FootnoteReference(label) => {
                 self.block.marks.push((self.block.words.len(), range, format!("^{label}")));
@@ -202,17 +212,17 @@ impl<'a> Splitter<'a> {
             }
             TagEnd::Link => self.end_link(range),
             TagEnd::TableCell => {
-                let (words, marks) = self.take_cell();
+                let cell = self.take_cell();
                 if let Some(table) = &mut self.table {
-                    table.row.push((words, marks));
+                    table.row.push(cell);
                 }
             }
             TagEnd::TableHead => {
                 if let Some(table) = &mut self.table {
-                    table.head = take(&mut table.row).into_iter().map(|(words, _)| words).collect();
+                    table.head = take(&mut table.row).into_iter().map(|cell| cell.words).collect();
                 }
             }
-            TagEnd::TableRow => self.end_row(range),
+            TagEnd::TableRow => self.end_row(),
             TagEnd::Table => self.table = None,
             TagEnd::DefinitionList
             | TagEnd::DefinitionListTitle
@@ -233,25 +243,37 @@ impl<'a> Splitter<'a> {
         }
     }
 
-    /// The words of a cell without its marks, and the marks.
-    fn take_cell(&mut self) -> (String, Vec<String>) {
+    /// The words of a cell without its marks, the marks, and the place of both.
+    fn take_cell(&mut self) -> Cell {
         let block = cut_marks(take(&mut self.block), self.is_mark);
-        (block.words.trim().to_owned(), block.marks.into_iter().map(|(_, _, label)| label).collect())
+        let words = block.words.trim();
+        let start = block.words.len() - block.words.trim_start().len();
+        let own = start..start + words.len();
+        let own = (!own.is_empty()).then(|| block.place_of(own.start, false)..block.place_of(own.end, true));
+        let places = own.into_iter().chain(block.marks.iter().map(|(_, place, _)| place.clone()));
+        let place = places.reduce(|one, other| one.start.min(other.start)..one.end.max(other.end));
+        let marks = block.marks.iter().map(|(_, _, label)| label.clone()).collect();
+        Cell { words: words.to_owned(), marks, place }
     }
 
-    /// A row is one statement: each cell with the head of its column.
-    fn end_row(&mut self, range: Range<usize>) {
+    /// A row is one statement: each cell with the head of its column. Its place is that of its cells without the outer bars, so
+    /// that a mark after it stands in the last cell.
+    fn end_row(&mut self) {
         let Some(table) = &mut self.table else { return };
         let row = take(&mut table.row);
         let name = |at: usize| table.head.get(at).filter(|head| !head.is_empty());
-        let cells = row.iter().enumerate().filter(|(_, (words, _))| !words.is_empty());
+        let cells = row.iter().enumerate().filter(|(_, cell)| !cell.words.is_empty());
         let cells: Vec<String> = cells
-            .map(|(at, (words, _))| name(at).map_or_else(|| words.clone(), |head| format!("{head}: {words}")))
+            .map(|(at, Cell { words, .. })| {
+                name(at).map_or_else(|| words.clone(), |head| format!("{head}: {words}"))
+            })
             .collect();
-        let marks = row.into_iter().flat_map(|(_, marks)| marks).collect();
+        let places = row.iter().filter_map(|cell| cell.place.clone());
+        let place = places.reduce(|first, last| first.start..last.end);
+        let marks = row.into_iter().flat_map(|cell| cell.marks).collect();
         let context = Context { heading: self.heading.clone(), introduction: None };
         let text = cells.join("; ");
-        if text.contains(char::is_alphanumeric) {
+        if let Some(range) = place.filter(|_| text.contains(char::is_alphanumeric)) {
             self.found.statements.push(Statement { range, text, marks, context });
         }
     }
@@ -316,7 +338,8 @@ fn cut_marks(block: Block, is_mark: &dyn Fn(&str) -> bool) -> Block {
             let (from, to) = ((*start).max(range.start), end.min(range.end));
             if from < to {
                 let begin = (place.start + (from - start)).min(place.end);
-                cut.push(&block.words[from..to], begin..(begin + (to - from)).min(place.end));
+                let finish = if to == end { place.end } else { (begin + (to - from)).min(place.end) };
+                cut.push(&block.words[from..to], begin..finish);
             }
         }
     };
@@ -375,6 +398,7 @@ mod tests {
     fn item_and_row_are_statements_with_their_context() {
         let text = "## Costs\n\nThe tickets are:\n\n- adults 12 €\n- children 5 € [1]\n\n| day | opens |\n|---|---|\n| Monday | 9:00 [2] |\n";
         let found = split_statements(text, &is_mark).statements;
+        assert_eq!(&text[found[2].range.clone()], "Monday | 9:00 [2]");
         let words: Vec<&str> = found.iter().map(|one| one.text.as_str()).collect();
         assert_eq!(words, ["adults 12 €", "children 5 €", "day: Monday; opens: 9:00"]);
         assert_eq!(found[0].context.introduction.as_deref(), Some("The tickets are:"));
