@@ -39,6 +39,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'n
 const STYLE: &str = "body{max-width:48rem;margin:2rem auto;padding:0 1rem;font:1rem/1.5 system-ui,sans-serif}\
                      pre{overflow-x:auto;padding:.75rem;background:#8881}table{border-collapse:collapse}\
                      td,th{border:1px solid #8886;padding:.25rem .5rem}\
+                     .footnote-definition{display:flex;gap:.5rem;font-size:.9rem}.footnote-definition p{margin:.1rem 0}\
                      @media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#8bf}}";
 
 /// Returns a page with the rendered text.
@@ -92,6 +93,18 @@ mod tests {
         assert!(page.contains("<h1>A</h1>") && page.contains("href=\"https://b.example\""), "{page}");
         for banned in ["<script", "<img src=x", "javascript:", "track.example"] {
             assert!(!page.contains(banned), "{banned} in {page}");
+        }
+    }
+
+    #[test]
+    fn verdicts_are_footnotes_in_sentences_and_in_tables() {
+        let page = html_of_markdown(
+            "It is old [1].[^v1]\n\n| day |\n|---|\n| Monday [1][^v2] |\n\n[^v1]: not supported: No line.\n[^v2]: not verified: None.\n",
+        );
+        assert!(!page.contains("[^"), "{page}");
+        assert_eq!(page.matches("class=\"footnote-reference\"").count(), 2, "{page}");
+        for note in ["<p>not supported: No line.</p>", "<p>not verified: None.</p>"] {
+            assert!(page.contains(note), "{page}");
         }
     }
 }

@@ -6,6 +6,7 @@ mod hostile;
 mod load;
 mod local;
 mod screens;
+mod verdicts;
 
 use millrace_tests::cluster::{ClusterSetup, TestCluster};
 use millrace_tests::machine::share_machine;
@@ -16,7 +17,7 @@ use crate::gateway::process::GatewayProcess;
 use browser::{Browser, has_browser, key};
 use hostile::{hostile_script, run_hostile};
 use local::{LocalCluster, example_script, root};
-use screens::{ShownRuns, find_barriers, find_narrow_faults, keep_pictures, load_axe};
+use screens::{Screen, ShownRuns, find_barriers, find_narrow_faults, keep_pictures, load_axe};
 
 async fn assert_no_errors(browser: &Browser, place: &str) {
     let errors = browser.console_errors().await;
@@ -116,6 +117,93 @@ async fn run_is_started_with_dropped_documents_and_followed_to_its_report() {
     browser.click(".log-line", "run started").await;
     browser.wait_for_text(".decision", "Many parts").await;
     assert_no_errors(&browser, "the log of a large run").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verdicts_on_statements_are_shown_in_the_report_and_beside_it() {
+    if !has_browser() {
+        return;
+    }
+    let _shared = share_machine();
+    let cluster = LocalCluster::start_with_models(&verdicts::models());
+    let run = verdicts::run_on_terminal(&cluster).await;
+    let browser = Browser::start(cluster.address).await;
+    browser.open(&format!("/runs/{run}/report")).await;
+    browser.wait_for_text(".verdicts .counts", "3 of 8 statements verified (1 by quotation, 2 by model").await;
+    browser.wait_for_text(".verdicts .counts", "1 in part, 1 contradicted, 2 not supported, 1 not verified").await;
+    let signs = "return [...document.querySelectorAll('.sign')].map((one) => one.dataset.verdict)";
+    assert_eq!(browser.evaluate(signs).await, json!(verdicts::VERDICTS));
+    let statements = verdicts::shown_statements(&browser).await;
+    assert_eq!(statements[0], "The kiln at Osterby fires at 1,240 °C .");
+    assert_eq!(statements[2], "Visitors may enter the hall in the afternoon .");
+    assert_eq!(statements[5], "Die Öfen 🔥 werden von der Gemeinde bezahlt .");
+    assert_eq!(statements[7], "Sunday11:30 ");
+    let raw = browser.evaluate("return document.querySelector('.markdown').textContent.includes('[^')").await;
+    assert_eq!(raw, json!(false), "each mark is the sign of a statement or a footnote");
+    browser.wait_for_text(".notes dd", "No source has “11:30”.").await;
+    let looks = verdicts::looks(&browser).await;
+    for part in 0..3 {
+        let different: std::collections::BTreeSet<&String> = looks.iter().map(|look| &look[part]).collect();
+        assert_eq!(different.len(), looks.len(), "{looks:#?}");
+    }
+
+    // The cursor chooses a statement; its verdict has the line of the source.
+    verdicts::point_at(&browser, ".statement.is-contradicted").await;
+    browser.wait_for_text(".verdicts .facts", "The burner must never be left alone.").await;
+    browser.wait_for_text(".verdicts .lines .quoted", "6The burner must never be left alone while it is lit.").await;
+    browser.wait_for_text(".verdicts .facts", "model script:").await;
+    // So does the focus. Enter pins a statement, which the cursor does not change then.
+    browser.evaluate("document.querySelector('.sign').focus()").await;
+    browser.wait_for_text(".verdicts h3", "Statement 1").await;
+    browser.press("u").await;
+    browser.wait_for_text(".verdicts h3", "Statement 3supported in part").await;
+    browser.press(key::DOWN).await;
+    browser.press(key::DOWN).await;
+    browser.wait_for_text(".verdicts h3", "Statement 5not supported").await;
+    browser.wait_for_text(".verdicts .facts", "figure").await;
+    browser.press(key::ENTER).await;
+    browser.wait_for_text(".verdicts button", "Unpin").await;
+    assert!(browser.path().await.ends_with("statement=5"), "{}", browser.path().await);
+    verdicts::point_at(&browser, ".statement.is-contradicted").await;
+    browser.click(".verdicts .statement-line", "Gemeinde").await;
+    browser.wait_for_text(".verdicts h3", "Statement 6not verified").await;
+    browser.press(key::ESCAPE).await;
+    verdicts::point_at(&browser, "tr.statement.is-unsupported td").await;
+    browser.wait_for_text(".verdicts h3", "Statement 8").await;
+    browser.click(".verdicts button", "To check 5").await;
+    browser.wait_for_text(".verdicts summary", "Statements to check").await;
+    let listed = "return document.querySelectorAll('.verdicts .statement-line').length";
+    assert_eq!(browser.evaluate(listed).await, json!(5));
+    // A citation opens its source in the same column.
+    browser.click("a.citation", "S1").await;
+    browser.wait_for_text("aside.source h2", "[S1]").await;
+
+    let result = |statement: &str| format!("/runs/{run}/report?statement={statement}");
+    let screens = [
+        Screen::new("verdicts", result("4"), ".verdicts .quoted", "The burner"),
+        Screen::new("verdicts-of-row", result("8"), ".verdicts .facts", "11:30"),
+    ];
+    let mut faults = Vec::new();
+    let axe = load_axe();
+    for screen in &screens {
+        screen.open(&browser).await;
+        faults.extend(screen.find_faults(&browser).await);
+        if let Some(axe) = &axe {
+            faults.extend(find_barriers(&browser, axe).await);
+        }
+    }
+    faults.extend(find_narrow_faults(&browser, &screens).await);
+    keep_pictures(&browser, &screens).await;
+    assert!(faults.is_empty(), "{faults:#?}");
+
+    // A result without statements has no column.
+    let task = json!({ "id": "echo", "objective": "echo", "capability": "echo", "final": true });
+    let plain = cluster.submit(&json!({ "objective": "No statements", "plan": { "tasks": [task] } })).await;
+    cluster.wait_for_end(&plain).await;
+    browser.open(&format!("/runs/{plain}/report")).await;
+    browser.wait_for_text(".report", "The result of echo").await;
+    browser.wait_until_read().await;
+    assert_eq!(browser.evaluate("return document.querySelector('aside.source')").await, Value::Null);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,7 +15,6 @@ use millrace_protocol::schema::find_nearest_name;
 use millrace_runtime::Bus;
 use millrace_views::journal::{TranscriptEntry, read_entry};
 
-use crate::commands::watch::print_deliverable;
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::history::RunHistory;
 use crate::interrupted::offline_run_hint;
@@ -29,8 +28,8 @@ use crate::report::{RunReport, resume_command_hint};
 use crate::target::{ClusterTarget, ReadConnection, read_run_history, refuse_damaged_log};
 use crate::transcript::{TranscriptPrinter, attempt_heading};
 use crate::view::{
-    self, LiveModelOutput, describe_lost_connection, describe_recovery, print_board_lines, print_stderr_line,
-    print_stdout_line, render_board_lines, render_offline_board_lines,
+    self, LiveModelOutput, describe_lost_connection, describe_recovery, print_board_lines, print_deliverable,
+    print_stderr_line, print_stdout_line, render_board_lines, render_offline_board_lines,
 };
 
 /// Maximum number of characters of a line of the board.

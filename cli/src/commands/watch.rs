@@ -31,7 +31,7 @@ use crate::report::RunReport;
 use crate::session::ClusterSession;
 use crate::target::{ClusterTarget, ReadConnection, read_run_history, refuse_damaged_log};
 use crate::view::{
-    LiveModelOutput, RunDisplay, describe_requested_wait, print_stderr_line, print_stdout_line,
+    LiveModelOutput, RunDisplay, describe_requested_wait, print_deliverable, print_stderr_line,
 };
 
 /// Redraw interval while nothing happens.
@@ -416,11 +416,4 @@ fn parse_percentage(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
     let percent = number.filter(|percent| (0.0..=100.0).contains(percent));
     percent.ok_or_else(|| "expected a percentage from 0% to 100%, such as 90%".to_owned())
-}
-
-/// Prints the deliverable to standard output, with blank lines around it on a terminal.
-pub fn print_deliverable(text: &str) {
-    use std::io::IsTerminal;
-    let gap = if std::io::stdout().is_terminal() { "\n" } else { "" };
-    print_stdout_line(&format!("{gap}{}{gap}", text.trim_end()));
 }

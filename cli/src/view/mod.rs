@@ -231,6 +231,16 @@ pub fn write_stdout_line(text: &str) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{}", safe_text::terminal_text(text))
 }
 
+/// Prints the deliverable to standard output; on a terminal with blank lines around it and its verdicts in colour. A closed pipe is
+/// ignored.
+pub fn print_deliverable(text: &str) {
+    let is_terminal = std::io::stdout().is_terminal();
+    let text = safe_text::terminal_text(text.trim_end());
+    let text = if wants_colours(is_terminal) { style::paint_verdicts(&text) } else { text };
+    let gap = if is_terminal { "\n" } else { "" };
+    let _ = writeln!(std::io::stdout(), "{gap}{text}{gap}");
+}
+
 /// Prints indented JSON to standard output. A closed pipe is ignored.
 pub fn print_json_stdout_document(value: &serde_json::Value) {
     print_stdout_line(&safe_text::json_document(value));

@@ -2,6 +2,7 @@
 //! text from outside can bring colours in.
 
 use jiff::SignedDuration;
+use millrace_protocol::result::StatementVerdict;
 
 /// `true` if colours are wanted on a stream: it is a terminal that has them, and `NO_COLOR` is not set.
 pub fn wants_colours(is_terminal: bool) -> bool {
@@ -34,6 +35,42 @@ fn colour_of_symbol(symbol: char) -> Option<u8> {
         '?' => Some(35),
         '·' | '○' | '-' => Some(2),
         _ => None,
+    }
+}
+
+/// Returns a deliverable with the marks of its verdicts, and the verdicts in their footnotes, in colour.
+pub fn paint_verdicts(text: &str) -> String {
+    let notes: Vec<VerdictNote<'_>> = text.lines().filter_map(VerdictNote::read).collect();
+    let paint = |line: &str| match VerdictNote::read(line) {
+        Some(note) => {
+            format!("\u{1b}[{}m{}: {}\u{1b}[0m{}", note.colour, note.mark, note.verdict, note.rest)
+        }
+        None => notes.iter().fold(line.to_owned(), |line, VerdictNote { mark, colour, .. }| {
+            line.replace(mark, &format!("\u{1b}[{colour}m{mark}\u{1b}[0m"))
+        }),
+    };
+    text.split('\n').map(paint).collect::<Vec<_>>().join("\n")
+}
+
+/// A footnote with the verdict on a statement, such as `[^v1]: not supported: No source has “9.7 kg”.`
+struct VerdictNote<'t> {
+    mark: &'t str,
+    verdict: &'static str,
+    rest: &'t str,
+    colour: u8,
+}
+
+impl<'t> VerdictNote<'t> {
+    fn read(line: &'t str) -> Option<Self> {
+        use StatementVerdict::{Contradicted, Partly, Unsupported, Unverified};
+        let (mark, text) = line.split_once(": ")?;
+        let number = mark.strip_prefix("[^v")?.strip_suffix(']')?;
+        number.parse::<u32>().ok()?;
+        let verdicts = [(Partly, 33), (Contradicted, 31), (Unsupported, 35), (Unverified, 36)];
+        verdicts.into_iter().find_map(|(verdict, colour)| {
+            let verdict = verdict.name();
+            Some(Self { mark, verdict, rest: text.strip_prefix(verdict)?, colour })
+        })
     }
 }
 
@@ -93,6 +130,14 @@ mod tests {
         ] {
             assert_eq!(separate_thousands(text), expected);
         }
+    }
+
+    #[test]
+    fn verdicts_are_coloured_at_their_statements_and_in_their_footnotes() {
+        let text = "It is old.[^v1] See [^v9].\n\n[^v1]: not supported: No line.\n[^2]: contradicted: by me\n[^v3]: my own";
+        let painted = "It is old.\u{1b}[35m[^v1]\u{1b}[0m See [^v9].\n\n\u{1b}[35m[^v1]: not supported\u{1b}[0m: No line.\n\
+                       [^2]: contradicted: by me\n[^v3]: my own";
+        assert_eq!(paint_verdicts(text), painted);
     }
 
     #[test]

@@ -24,6 +24,12 @@ const END_TIMEOUT: Duration = Duration::from_secs(20);
 pub mod key {
     /// The start of a field, or the lowest value.
     pub const HOME: &str = "\u{e011}";
+    /// The next statement of a report.
+    pub const DOWN: &str = "\u{e015}";
+    /// Presses a button.
+    pub const ENTER: &str = "\u{e007}";
+    /// Closes or unpins.
+    pub const ESCAPE: &str = "\u{e00c}";
     /// The next field.
     pub const TAB: &str = "\u{e004}";
     /// Sends a form.

@@ -40,21 +40,22 @@ impl LocalCluster {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("script.yaml");
         std::fs::write(&file, script).unwrap();
+        let model = format!("script:{}", file.display());
+        Self::start_in(folder, &[model])
+    }
+
+    /// Starts it with these models.
+    pub fn start_with_models(models: &[String]) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), models)
+    }
+
+    fn start_in(folder: tempfile::TempDir, models: &[String]) -> Self {
         let mut cluster = Self { folder, address: SocketAddr::from(([127, 0, 0, 1], 0)) };
         let capability = root().join("examples/capabilities/publisher.yaml").display().to_string();
-        let model = format!("script:{}", file.display());
-        cluster.run(&[
-            "up",
-            "--detach",
-            "--workers",
-            "1",
-            "--api",
-            "127.0.0.1:0",
-            "--model",
-            &model,
-            "--capability",
-            &capability,
-        ]);
+        let mut arguments = vec!["up", "--detach", "--workers", "1", "--api", "127.0.0.1:0"];
+        arguments.extend(["--capability", &capability]);
+        arguments.extend(models.iter().flat_map(|model| ["--model", model]));
+        cluster.run(&arguments);
         let url = std::fs::read_to_string(cluster.data().join("api.url")).unwrap();
         cluster.address = url.trim().strip_prefix("http://").unwrap().parse().unwrap();
         cluster

@@ -36,7 +36,7 @@ pub struct ShownRuns {
 /// Returns all screens.
 pub fn screens(runs: &ShownRuns) -> Vec<Screen> {
     let ShownRuns { whole, first, failed, asking } = runs;
-    let screen = |name, path: String, selector, text| Screen { name, path, selector, text };
+    let screen = Screen::new;
     vec![
         screen("runs", "/".into(), "a.objective", "Publish the release notes"),
         screen("runs-search", "/runs?text=fails".into(), "a.objective", "One of them fails"),
@@ -78,6 +78,11 @@ pub fn screens(runs: &ShownRuns) -> Vec<Screen> {
 }
 
 impl Screen {
+    /// A screen that shows a text in an element that a selector names.
+    pub fn new(name: &'static str, path: String, selector: &'static str, text: &'static str) -> Self {
+        Self { name, path, selector, text }
+    }
+
     /// Opens it.
     pub async fn open(&self, browser: &Browser) {
         browser.open(&self.path).await;

@@ -96,6 +96,7 @@ function useStatementChoice(statements, query) {
   const signs = () => /** @type {HTMLElement[]} */ ([...(element.current?.querySelectorAll(".sign") ?? [])]);
   const numberOf = (/** @type {Element | null} */ node) => (node instanceof HTMLElement ? Number(node.dataset.statement) : -1);
   const pin = (/** @type {number | null} */ number) => {
+    point(number);
     setQuery({ statement: number === null ? "" : number + 1, source: "", line: "", last: "" }, { replace: true });
     if (number !== null) signs().find((sign) => numberOf(sign) === number)?.scrollIntoView({ block: "nearest" });
   };

@@ -6,7 +6,7 @@ import { withQuery } from "../router.mjs";
 import { LongText, VirtualList } from "../ui/basics.mjs";
 import { Glyph, State, stateLabel, tone } from "../ui/states.mjs";
 import { LineList } from "./source.mjs";
-import { countStatements, describeCounts, describeFinder, isSupported, lineNumbers } from "./verdicts.mjs";
+import { countStatements, describeCounts, isSupported, lineNumbers } from "./verdicts.mjs";
 
 /** The number of lines that are shown before and after those of a verdict. */
 const AROUND = 2;
@@ -21,7 +21,7 @@ const LIST = 300;
  * @param {{statement: any, number: number, label?: string, onMove: (step: number, from: HTMLElement) => void}} properties `label`: of its footnote.
  */
 export function StatementSign({ statement, number, label, onMove }) {
-  const name = `Statement ${number + 1}: ${stateLabel(statement.verdict)}`;
+  const name = `${label ? `${label}, ` : ""}statement ${number + 1}: ${stateLabel(statement.verdict)}`;
   const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -64,8 +64,7 @@ export function StatementPanel({ run, statements, sources, shown, pinned, placed
       <div class="row">${step(before, "Previous")}${step(next, "Next")}</div></header>
     <div class="body stack">
       <p class="counts words">${describeCounts(countStatements(statements))}</p>
-      <section class="stack" aria-live="polite" aria-label="The statement">${shown === null ? html`<p class="hint">Point at a statement, or move to its sign with the keyboard.</p>` : html`<${Verdict} key=${shown} run=${run} statement=${statements[shown]} number=${shown} sources=${sources} isPlaced=${placed.has(shown)} />`}
-        ${pinned !== null && html`<div><button type="button" class="button small" onClick=${() => pin(null)}>Unpin</button></div>`}</section>
+      <section class="stack" aria-live="polite" aria-label="The statement">${shown === null ? html`<p class="hint">Point at a statement, or move to its sign with the keyboard.</p>` : html`<${Verdict} key=${shown} run=${run} statement=${statements[shown]} number=${shown} sources=${sources} isPlaced=${placed.has(shown)} unpin=${pinned === null ? null : () => pin(null)} />`}</section>
       <details open=${isOpen.current}><summary>${isFiltered ? "Statements to check" : "All statements"}</summary>
         ${listed.length === 0 ? html`<p class="hint">The sources say all of them.</p>` : html`<${VirtualList} items=${listed} height=${ROW} max=${LIST} label="Statements" show=${isListed ? at : -1}
           render=${(/** @type {number} */ number) => html`<button type="button" class="statement-line" aria-current=${number === shown ? "true" : undefined} title=${statements[number].text} onClick=${() => pin(number)}>
@@ -74,13 +73,13 @@ export function StatementPanel({ run, statements, sources, shown, pinned, placed
     </div></aside>`;
 }
 
-/** @param {{run: string, statement: any, number: number, sources: any[], isPlaced: boolean}} properties */
-function Verdict({ run, statement, number, sources, isPlaced }) {
+/** @param {{run: string, statement: any, number: number, sources: any[], isPlaced: boolean, unpin: (() => void) | null}} properties */
+function Verdict({ run, statement, number, sources, isPlaced, unpin }) {
   const lines = statement.lines ?? [];
-  return html`<h3 class="row wrap"><span>Statement ${number + 1}</span><${State} state=${statement.verdict} /></h3>
+  return html`<div class="row wrap"><h3 class="row grow"><span>Statement ${number + 1}</span><${State} state=${statement.verdict} /></h3>${unpin && html`<button type="button" class="button small" onClick=${unpin}>Unpin</button>`}</div>
     <blockquote class="chosen"><${LongText} text=${statement.text} /></blockquote>
     ${statement.removed ? html`<p class="hint">It was taken out of the report.</p>` : !isPlaced && html`<p class="hint">It has no place in the text as it is shown.</p>`}
-    <dl class="facts"><dt>Found by</dt><dd>${describeFinder(statement)}</dd>
+    <dl class="facts"><dt>Found by</dt><dd>${statement.found_by ?? "nobody"}</dd>
       ${typeof statement.probability === "number" && html`<dt>Probability</dt><dd>${Math.round(statement.probability * 100)}% that the sources say it</dd>`}
       <dt>Reason</dt><dd><${LongText} text=${statement.reason} /></dd></dl>
     ${lines.map((/** @type {any} */ one) => html`<${VerdictLines} key=${`${one.source} ${one.first_line}`} run=${run} lines=${one} source=${sources.find((source) => source.location === one.source)} />`)}`;

@@ -48,14 +48,5 @@ export function describeCounts(counts) {
   return `${counts.supported} of ${counts.statements} ${counts.statements === 1 ? "statement" : "statements"} verified${found}${rest}`;
 }
 
-/** The finder of a verdict. @param {any} statement */
-export function describeFinder(statement) {
-  const finder = statement.found_by;
-  if (!finder) return "nobody";
-  if (finder === "quotation") return "quotation: the words were looked for in the sources";
-  if (finder === "figure") return "figure: its figures were looked for in the sources";
-  return finder;
-}
-
 /** Lines of a source. @param {{first_line: number, last_line: number}} lines */
 export const lineNumbers = ({ first_line, last_line }) => (first_line === last_line ? `line ${first_line}` : `lines ${first_line} to ${last_line}`);

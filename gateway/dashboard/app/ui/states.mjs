@@ -35,7 +35,7 @@ const STATES = {
   expired: { tone: "warn", shape: "alert" },
   withdrawn: { tone: "quiet", shape: "slash" },
   supported: { tone: "good", shape: "check" },
-  partly: { tone: "warn", shape: "half", label: "supported in part" },
+  partly: { tone: "warn", shape: "wave", label: "supported in part" },
   contradicted: { tone: "bad", shape: "cross" },
   unsupported: { tone: "wait", shape: "minus", label: "not supported" },
   unverified: { tone: "quiet", shape: "ask", label: "not verified" },
@@ -64,7 +64,7 @@ const SHAPES = {
   alert: "M7 3.2v4.6M7 10.4v.1",
   again: "M10.6 6.2A3.8 3.8 0 1 0 10.4 8.8M10.8 3.2v3H7.9",
   eye: "M1.8 7S3.8 3.7 7 3.7 12.2 7 12.2 7 10.2 10.3 7 10.3 1.8 7 1.8 7ZM7 6v2",
-  half: "M2.8 7.4l2 2.4M5.6 10.2 11.4 3.8M8.6 10.4h2.6",
+  wave: "M2.4 8c1.5-2.6 3-2.6 4.6-1s3.1 1.6 4.6-1",
   minus: "M3.2 7h7.6",
   ask: "M5 5.2a2 2 0 1 1 2.8 1.8c-.6.3-.8.6-.8 1.3M7 10.6v.1",
 };
