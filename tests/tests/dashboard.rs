@@ -129,8 +129,12 @@ async fn verdicts_on_statements_are_shown_in_the_report_and_beside_it() {
     let run = verdicts::run_on_terminal(&cluster).await;
     let browser = Browser::start(cluster.address).await;
     browser.open(&format!("/runs/{run}/report")).await;
-    browser.wait_for_text(".verdicts .counts", "3 of 8 statements verified (1 by quotation, 2 by model").await;
-    browser.wait_for_text(".verdicts .counts", "1 in part, 1 contradicted, 2 not supported, 1 not verified").await;
+    browser
+        .wait_for_text(".verdicts .counts", "3 of 8 statements verified (1 by quotation, 2 by model")
+        .await;
+    browser
+        .wait_for_text(".verdicts .counts", "1 in part, 1 contradicted, 2 not supported, 1 not verified")
+        .await;
     let signs = "return [...document.querySelectorAll('.sign')].map((one) => one.dataset.verdict)";
     assert_eq!(browser.evaluate(signs).await, json!(verdicts::VERDICTS));
     let statements = verdicts::shown_statements(&browser).await;
@@ -150,7 +154,9 @@ async fn verdicts_on_statements_are_shown_in_the_report_and_beside_it() {
     // The cursor chooses a statement; its verdict has the line of the source.
     verdicts::point_at(&browser, ".statement.is-contradicted").await;
     browser.wait_for_text(".verdicts .facts", "The burner must never be left alone.").await;
-    browser.wait_for_text(".verdicts .lines .quoted", "6The burner must never be left alone while it is lit.").await;
+    browser
+        .wait_for_text(".verdicts .lines .quoted", "6The burner must never be left alone while it is lit.")
+        .await;
     browser.wait_for_text(".verdicts .facts", "model script:").await;
     // So does the focus. Enter pins a statement, which the cursor does not change then.
     browser.evaluate("document.querySelector('.sign').focus()").await;
