@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use millrace_client::{EarlierResults, read_results_of_run, store_document_list};
+use millrace_client::{EarlierResults, read_document_list, read_results_of_run, store_document_list};
 use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::plan::{Document, EarlierRun, MAX_EARLIER_RUNS, RunParameters, SessionTurn};
-use millrace_protocol::wire;
 use millrace_runtime::fault::max_replica_lag;
 use millrace_runtime::store::admission::join_session;
 use millrace_runtime::{Bus, Fault};
@@ -93,11 +92,7 @@ async fn store_results(
 ) -> Result<Option<millrace_protocol::plan::DocumentSet>, Fault> {
     let mut documents: Vec<Document> = match &start.documents {
         None => Vec::new(),
-        Some(own) => {
-            let manifest = bus.blobs().get(&own.manifest).await?;
-            wire::decode_message_pack(&manifest, "the list of documents")
-                .map_err(|error| Fault::unavailable("reading the list of documents", error))?
-        }
+        Some(own) => read_document_list(bus, own).await?,
     };
     for (path, content) in results.iter().flat_map(|results| &results.documents) {
         let blob = bus.blobs().put_blob(content).await?;

@@ -97,6 +97,13 @@ pub async fn submit_run_with_id(
     }
 }
 
+/// Reads the list of a run's documents.
+pub async fn read_document_list(bus: &Bus, set: &DocumentSet) -> Result<Vec<Document>, Fault> {
+    let manifest = bus.blobs().get(&set.manifest).await?;
+    wire::decode_message_pack(&manifest, "the list of documents")
+        .map_err(|error| Fault::unavailable("reading the list of documents", error))
+}
+
 /// Stores the list of a run's documents, whose contents are in the blob store.
 pub async fn store_document_list(bus: &Bus, documents: &[Document]) -> Result<DocumentSet, Fault> {
     let manifest = bus.blobs().put_blob(&wire::encode_body(&documents)).await?;

@@ -5,8 +5,9 @@ use futures::FutureExt;
 use jiff::Timestamp;
 use millrace_agent::corpus::{self, Document, DocumentPlace, InputFile};
 use millrace_agent::files::FilePath;
-use millrace_client::read_task_result;
+use millrace_client::{read_document_list, read_task_result};
 use millrace_protocol::ids::{RunId, TaskId};
+use millrace_protocol::plan::Plan;
 use millrace_protocol::result::{Quotation, Source, SourceKind, TaskResult};
 use millrace_protocol::token::Scope;
 use millrace_runtime::store::archive::read_run_from_log_or_archive;
@@ -205,7 +206,7 @@ struct LineQuery {
 /// Read the text of a source of the deliverable by line, as citations and quotations name it.
 #[utoipa::path(
     get, path = "/runs/{run}/sources/{source}", tag = "runs",
-    params(("run" = String, Path, description = "The run"), ("source" = String, Path, description = "The id of the source in the result, such as `S1`"), LineQuery),
+    params(("run" = String, Path, description = "The run"), ("source" = String, Path, description = "The id of the source in the result, such as `S1`, or the path of a document with which a statement was compared"), LineQuery),
     responses((status = 200, description = "The lines", body = ref("#/components/schemas/SourceText")))
 )]
 async fn read_source(
@@ -213,14 +214,15 @@ async fn read_source(
     Path((run, source)): Path<(String, String)>,
     Query(query): Query<LineQuery>,
 ) -> ApiResult {
-    let (run, _, result) = require_deliverable(&gateway, &run).await?;
-    read_lines(&gateway, &run, &result, &source, &query).await
+    let (run, state, result) = require_deliverable(&gateway, &run).await?;
+    let source = find_source(&gateway, &run, state.plan(), &result, &source).await?;
+    read_lines(&gateway, &result, source, &query).await
 }
 
 /// Read the text of a source of a task's result by line.
 #[utoipa::path(
     get, path = "/runs/{run}/tasks/{task}/sources/{source}", tag = "runs",
-    params(("run" = String, Path, description = "The run"), ("task" = String, Path, description = "The task"), ("source" = String, Path, description = "The id of the source in the result, such as `S1`"), LineQuery),
+    params(("run" = String, Path, description = "The run"), ("task" = String, Path, description = "The task"), ("source" = String, Path, description = "The id of the source in the result, such as `S1`, or the path of a document with which a statement was compared"), LineQuery),
     responses((status = 200, description = "The lines", body = ref("#/components/schemas/SourceText")))
 )]
 async fn read_task_source(
@@ -237,29 +239,46 @@ async fn read_task_source(
     let result = result.ok_or_else(|| {
         Problem::new(ProblemKind::SourceNotFound, format!("task {task} of run {run} has no result"))
     })?;
-    read_lines(&gateway, &run_id, &result, &source, &query).await
+    let source = find_source(&gateway, &run_id, state.plan(), &result, &source).await?;
+    read_lines(&gateway, &result, source, &query).await
 }
 
-async fn read_lines(
+/// Finds a source of a result by its id, or a document of the run by its path if lines of it decided a statement.
+async fn find_source(
     gateway: &Gateway,
     run: &RunId,
+    plan: &Plan,
     result: &TaskResult,
     id: &str,
-    query: &LineQuery,
-) -> ApiResult {
-    let missing = |why: String| Problem::new(ProblemKind::SourceNotFound, why);
-    let source = result.sources.iter().find(|source| source.id == id).ok_or_else(|| {
+) -> Result<Source, Problem> {
+    if let Some(source) = result.sources.iter().find(|source| source.id == id) {
+        return Ok(source.clone());
+    }
+    let is_compared = result.statements.iter().flat_map(|one| &one.lines).any(|lines| lines.source == id);
+    let documents = plan.run.start.as_ref().and_then(|start| start.documents.as_ref());
+    let documents = match documents.filter(|_| is_compared) {
+        Some(set) => read_document_list(&gateway.bus, set).await?,
+        None => Vec::new(),
+    };
+    let document = documents.into_iter().find(|document| document.path == id).ok_or_else(|| {
         let all: Vec<&str> = result.sources.iter().map(|source| source.id.as_str()).collect();
-        missing(format!("the result of run {run} has no source {id:?}; its sources: {}", all.join(", ")))
+        let detail = format!("the result of run {run} has no source {id:?}; its sources: {}", all.join(", "));
+        Problem::new(ProblemKind::SourceNotFound, detail)
     })?;
-    let document = read_document(gateway, source).await?;
+    let (id, title, location) = (document.path.clone(), document.path.clone(), document.path);
+    let (kind, sha256) = (SourceKind::Document, Some(document.sha256));
+    Ok(Source { id, kind, title, location, sha256, accessed_at: None })
+}
+
+async fn read_lines(gateway: &Gateway, result: &TaskResult, source: Source, query: &LineQuery) -> ApiResult {
+    let document = read_document(gateway, &source).await?;
     let count = document.line_count();
     let first = query.first.unwrap_or(1).max(1);
     let last = query.last.unwrap_or(first + DEFAULT_LINES - 1).min(count).min(first + MAX_LINES - 1);
     let lines = (first..=last).filter_map(|number| document.nth_line(number).map(str::to_owned));
     let text = SourceText::SourceText {
-        quotations: result.quotations.iter().filter(|quotation| quotation.source == id).cloned().collect(),
-        source: source.clone(),
+        quotations: result.quotations.iter().filter(|one| one.source == source.id).cloned().collect(),
+        source,
         line_count: count,
         first_line: first,
         lines: lines.collect(),

@@ -24,7 +24,7 @@ const PRINTED: &str = "\
 ## The kiln
 
 The kiln at Osterby fires at 1,240 °C [S1]. It takes **300 tiles** in `nine` layers [S1]. Visitors may enter the hall in the
-afternoon [S1].[^v1] The burner can stay lit while nobody is there [S1].[^v2]
+afternoon [S1].[^v1] The burner can stay lit while nobody is there.[^v2]
 
 - It was built in 1913 [S1].[^v3]
 - Die Öfen 🔥 werden von der *Gemeinde* bezahlt [S1].[^v4]
@@ -53,8 +53,9 @@ pub fn models() -> [String; 2] {
 
 /// Runs it from the command line, checks what is printed, and returns its id.
 pub async fn run_on_terminal(cluster: &LocalCluster) -> String {
-    let documents = fixture("kiln.md").display().to_string();
-    let printed = cluster.run(&["run", "What is known of the kiln?", "--docs", &documents]);
+    let documents = ["kiln.md", "rules.md"].map(|name| fixture(name).display().to_string());
+    let question = "What is known of the kiln?";
+    let printed = cluster.run(&["run", question, "--docs", &documents[0], "--docs", &documents[1]]);
     let model = format!("script:{}", fixture("verifier.yaml").display());
     let report = printed.split("\n## Sources").next().unwrap_or_default();
     assert_eq!(report.replace(&model, "MODEL"), PRINTED);

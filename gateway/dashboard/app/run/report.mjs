@@ -95,10 +95,11 @@ function useStatementChoice(statements, query) {
   const shown = pinned ?? (pointed !== null && statements[pointed] ? pointed : null);
   const signs = () => /** @type {HTMLElement[]} */ ([...(element.current?.querySelectorAll(".sign") ?? [])]);
   const numberOf = (/** @type {Element | null} */ node) => (node instanceof HTMLElement ? Number(node.dataset.statement) : -1);
+  const show = (/** @type {number} */ number) => signs().find((sign) => numberOf(sign) === number)?.scrollIntoView({ block: "nearest" });
   const pin = (/** @type {number | null} */ number) => {
     point(number);
     setQuery({ statement: number === null ? "" : number + 1, source: "", line: "", last: "" }, { replace: true });
-    if (number !== null) signs().find((sign) => numberOf(sign) === number)?.scrollIntoView({ block: "nearest" });
+    if (number !== null) show(number);
   };
   const at = (/** @type {Event} */ event) => /** @type {Element} */ (event.target).closest?.("[data-statement]") ?? null;
   const onPoint = (/** @type {Event} */ event) => {
@@ -134,6 +135,7 @@ function useStatementChoice(statements, query) {
   });
   useEffect(() => {
     setPlaced(new Set(signs().map(numberOf)));
+    if (pinned !== null) show(pinned);
     return () => clearTimeout(timer.current);
   }, [statements]);
   return { element, shown, pinned, placed, pin, move, onPoint, onClick };

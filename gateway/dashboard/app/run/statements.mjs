@@ -89,11 +89,11 @@ function Verdict({ run, statement, number, sources, isPlaced, unpin }) {
 function VerdictLines({ run, lines, source }) {
   const first = Math.max(1, lines.first_line - AROUND);
   const last = Math.min(lines.last_line + AROUND, first + MAX_LINES);
-  const { data, error } = useResource(source ? runPath(run, "sources", source.id) : null, { first, last });
+  const { data, error } = useResource(runPath(run, "sources", source?.id ?? lines.source), { first, last });
   const name = `${lines.source}, ${lineNumbers(lines)}`;
   const isMarked = (/** @type {number} */ line) => line >= lines.first_line && line <= lines.last_line;
   return html`<div class="stack tight"><p class="words">${source ? html`<a href=${withQuery({ source: source.id, line: lines.first_line, last: lines.last_line })} title="Show the source">[${source.id}] ${name}</a>` : name}</p>
-    ${!source && html`<p class="hint">The report does not cite this source, so its lines are not shown.</p>`}
+    ${!source && html`<p class="hint">The report does not cite this source.</p>`}
     ${error && html`<p class="hint words">The lines cannot be shown: ${error.message}</p>`}
     ${data && html`<${LineList} part=${data} isMarked=${isMarked} />`}
     ${lines.last_line > last && html`<p class="hint">These are its first lines.</p>`}</div>`;
