@@ -207,6 +207,9 @@ impl ClusterSampler<'_> {
             Some(result) => self.count_citations(result).await?,
             None => CitationCount::default(),
         };
+        let usage = plan.budget.spend.total;
+        // The built-in model quotes and adds places, which no document has.
+        let written = result.as_ref().filter(|_| usage.model_calls > 0);
         let find_invented = |result: &TaskResult| {
             find_unmarked_figures(&result.output, &result.statements, objective, self.corpus)
         };
@@ -216,12 +219,12 @@ impl ClusterSampler<'_> {
             end: Some(end.reason),
             detail: end.detail.clone(),
             answered: result.as_ref().is_none_or(|result| result.is_answered()),
-            invented: result.as_ref().map(find_invented).unwrap_or_default(),
+            invented: written.map(find_invented).unwrap_or_default(),
             statements: result.as_ref().map(|result| result.statements.clone()).unwrap_or_default(),
             answer: result.map(|result| result.output),
             citations: citations.total,
             resolved_citations: citations.resolved,
-            usage: plan.budget.spend.total,
+            usage,
             elapsed_ms: crate::json::milliseconds(plan.worked_time(end.at)),
         }))
     }

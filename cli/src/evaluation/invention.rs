@@ -6,10 +6,9 @@ use millrace_protocol::result::{Finder, StatementVerdict, VerifiedStatement};
 use millrace_protocol::safe_text::markdown_line;
 
 use super::input::file::Objective;
-use super::score::answers::answer_body;
 
 /// Returns the statements of an answer without a mark that have a figure which no document has. `statements` are those that were
-/// verified; a text without any has no marks.
+/// verified; an answer without any has no marks.
 pub fn find_unmarked_figures(
     answer: &str,
     statements: &[VerifiedStatement],
@@ -20,7 +19,7 @@ pub fn find_unmarked_figures(
         one.verdict == StatementVerdict::Supported && !matches!(one.found_by, Some(Finder::Quotation))
     };
     let text = match statements {
-        [] => answer_body(answer, &objective.text, None),
+        [] => answer.to_owned(),
         statements => {
             let unmarked = statements.iter().filter(is_unmarked).map(|one| markdown_line(&one.text));
             unmarked.collect::<Vec<_>>().join("\n\n")

@@ -289,7 +289,7 @@ fn sums_and_the_share_of_the_ceiling_are_computed_by_fact() {
             "samples: 3 of 4",
             "accepted: 3 of 3 (100%, 44–100%)",
             "facts: 1 of 2 (50%, 9–91%)",
-            "verified: 0 of 1 (0%, 0–79%)",
+            "verified: -",
             "true but marked: -",
             "without an answer: 0 of 2 (0%, 0–66%)",
             "false \"not answered\": 0 of 2 (0%, 0–66%)",

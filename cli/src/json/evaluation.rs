@@ -117,8 +117,8 @@ pub struct EvaluationConfigurationJson<'a> {
     /// The bounds of the 95% interval of the share of facts found, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     facts_interval: Option<(f64, f64)>,
-    /// The number of facts found that a verified statement has.
-    facts_verified: u32,
+    /// The facts found in deliverables that were verified: those that a verified statement has, of all.
+    facts_verified: Share,
     /// The statements with an expected fact: those that carry a mark, of all.
     true_statements_marked: Share,
     /// The number of statements without a mark that have a figure which no document has.
@@ -176,7 +176,7 @@ impl<'a> EvaluationConfigurationJson<'a> {
             facts_expected: sums.facts_expected,
             facts_found: sums.facts_found,
             facts_interval: sums.facts().interval(),
-            facts_verified: sums.facts_verified,
+            facts_verified: sums.verified,
             true_statements_marked: sums.marked,
             invented_figures: sums.invented,
             wrong: sums.wrong,

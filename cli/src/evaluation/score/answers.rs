@@ -190,7 +190,8 @@ pub struct AnswerSums {
     pub accepted: u32,
     pub facts_expected: u32,
     pub facts_found: u32,
-    pub facts_verified: u32,
+    /// The facts found in deliverables that were verified: those that a verified statement has, of all.
+    pub verified: Share,
     pub wrong: u32,
     /// The statements with an expected fact: those that carry a mark, of all.
     pub marked: Share,
@@ -215,16 +216,15 @@ impl AnswerSums {
         self.accepted += u32::from(score.is_accepted);
         self.facts_expected += count(&score.facts_found) + count(&score.facts_missed);
         self.facts_found += count(&score.facts_found);
-        self.facts_verified += count(&score.facts_verified);
+        if !record.statements.is_empty() {
+            self.verified = self.verified.plus(count(&score.facts_verified), count(&score.facts_found));
+        }
         self.wrong += count(&score.wrong);
-        self.marked =
-            Share::new(self.marked.part + score.marked.part, self.marked.whole + score.marked.whole);
+        self.marked = self.marked.plus(score.marked.part, score.marked.whole);
         self.invented += count(&record.invented);
         let kinds = if objective.is_answerable() { &mut self.answerable } else { &mut self.unanswerable };
         *kinds.entry(score.kind).or_default() += 1;
-        let citations = self.citations;
-        self.citations =
-            Share::new(citations.part + record.resolved_citations, citations.whole + record.citations);
+        self.citations = self.citations.plus(record.resolved_citations, record.citations);
         let id = objective.id.as_str();
         let found = score.facts_found.iter().map(|name| (name, true));
         for (name, is_found) in found.chain(score.facts_missed.iter().map(|name| (name, false))) {
@@ -287,8 +287,6 @@ impl MethodScore<AnswerSums> {
         let is_run = method == SampleMethod::Run;
         let row = |name: &str, value: String| Some((name.to_owned(), value));
         let of_runs = |name: &str, value: String| row(name, value).filter(|_| is_run);
-        let found = Share::new(sums.facts_found, sums.facts_found);
-        let verified = Share { part: sums.facts_verified, ..found };
         let without = sums.count_answerable(&WITHOUT_ANSWER);
         let detail: Vec<String> = WITHOUT_ANSWER
             .iter()
@@ -302,7 +300,7 @@ impl MethodScore<AnswerSums> {
             row("samples", self.samples_cell()),
             of_runs("accepted", Share::new(sums.accepted, self.samples).with_interval()),
             row("facts", sums.facts().with_interval()),
-            of_runs("verified", verified.with_interval()),
+            of_runs("verified", sums.verified.with_interval()),
             of_runs("true but marked", sums.marked.with_interval()),
             row("without an answer", format!("{}{detail}", without.with_interval())),
             row("false \"not answered\"", false_absence.with_interval()),

@@ -20,6 +20,11 @@ impl Share {
         Self { part, whole }
     }
 
+    /// The share with more of both.
+    pub fn plus(self, part: u32, whole: u32) -> Self {
+        Self { part: self.part + part, whole: self.whole + whole }
+    }
+
     /// Counts one more, as a part or not.
     pub fn count(&mut self, is_part: bool) {
         self.part += u32::from(is_part);
