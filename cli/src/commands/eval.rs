@@ -167,7 +167,9 @@ pub async fn run_command(arguments: EvalArguments, interrupt: CancellationToken)
         answer_characters: arguments.samples.answer_characters.unwrap_or(ANSWER_CHARACTERS),
     };
     match load_input(&arguments.files, has_web, &terms)? {
-        EvaluationInput::Objectives(input) => evaluate_objectives(&arguments, input, interrupt).await,
+        EvaluationInput::Objectives(input) => {
+            Box::pin(evaluate_objectives(&arguments, *input, interrupt)).await
+        }
         EvaluationInput::Claims { name, claims } => {
             evaluate_claims(&arguments, name, &claims, interrupt).await
         }

@@ -47,10 +47,10 @@ pub fn select_items<'a, T: EvaluationItem>(
     let is_named = |one: &&T| only.is_empty() || only.iter().any(|id| id == one.id().as_str());
     let selected: Vec<&T> = items.iter().filter(is_named).collect();
     let Some(limit) = limit.filter(|limit| *limit < selected.len()) else { return Ok(selected) };
-    let mut by_file: BTreeMap<usize, Vec<(String, usize)>> = BTreeMap::new();
+    let mut by_file: BTreeMap<&str, Vec<(String, usize)>> = BTreeMap::new();
     for (at, one) in selected.iter().enumerate() {
         let rank = hash_hex(&[&seed.to_string(), &one.origin().id]);
-        by_file.entry(one.origin().file).or_default().push((rank, at));
+        by_file.entry(&one.origin().file).or_default().push((rank, at));
     }
     by_file.values_mut().for_each(|ranked| ranked.sort());
     let in_turn = by_file.values().flat_map(|ranked| ranked.iter().enumerate());

@@ -206,11 +206,10 @@ fn a_seeded_part_is_fixed_and_keeps_the_order_of_the_file() {
 fn a_part_has_as_many_items_of_each_file_and_the_same_ids() {
     let all: Vec<Objective> = [("a", 6), ("b", 6), ("c", 1)]
         .iter()
-        .enumerate()
-        .flat_map(|(file, (name, count))| {
+        .flat_map(|(name, count)| {
             (0..*count).map(move |number| Objective {
                 id: EntryName::new(&format!("{name}.{number}")).unwrap(),
-                origin: ItemOrigin { file, id: number.to_string() },
+                origin: ItemOrigin { file: (*name).to_owned(), id: number.to_string() },
                 ..Objective::new("Why?")
             })
         })

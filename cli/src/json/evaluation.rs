@@ -117,6 +117,9 @@ pub struct EvaluationConfigurationJson<'a> {
     /// The bounds of the 95% interval of the share of facts found, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     facts_interval: Option<(f64, f64)>,
+    /// The facts that were found, by file; absent for a single file.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    facts_by_file: BTreeMap<&'a str, Share>,
     /// The facts found in deliverables that were verified: those that a verified statement has, of all.
     facts_verified: Share,
     /// The statements with an expected fact: those that carry a mark, of all.
@@ -163,15 +166,17 @@ impl<'a> EvaluationConfigurationJson<'a> {
     pub fn new(
         configuration: &'a str,
         method: SampleMethod,
-        score: &MethodScore<AnswerSums>,
+        score: &'a MethodScore<AnswerSums>,
         share_of_ceiling: Option<Share>,
     ) -> Self {
         let sums = &score.sums;
+        let by_file = sums.facts_by_file.iter().filter(|(file, _)| !file.is_empty());
         Self {
             configuration,
             method,
             samples_selected: score.selected,
             samples: score.samples,
+            facts_by_file: by_file.map(|(file, share)| (file.as_str(), *share)).collect(),
             accepted: sums.accepted,
             facts_expected: sums.facts_expected,
             facts_found: sums.facts_found,

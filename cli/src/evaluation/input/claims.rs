@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::file::EntryName;
-use super::{ItemOrigin, file_prefixes, json_message, read_input_text};
+use super::{ItemOrigin, file_names, json_message, name_in_file, read_input_text};
 use crate::exit::CommandError;
 
 const CONTENT: &str =
@@ -85,22 +85,16 @@ enum EvidenceForm {
 /// Reads claim files.
 pub fn load_claims(paths: &[PathBuf]) -> Result<Vec<Claim>, CommandError> {
     let mut claims = Vec::new();
-    for (file, (path, prefix)) in paths.iter().zip(file_prefixes(paths)).enumerate() {
+    for (path, file) in paths.iter().zip(file_names(paths)) {
         let text = read_input_text(path, CONTENT)?;
         for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            claims.push(read_claim(line, at + 1, file, prefix.as_deref(), path)?);
+            claims.push(read_claim(line, at + 1, &file, path)?);
         }
     }
     Ok(claims)
 }
 
-fn read_claim(
-    line: &str,
-    number: usize,
-    file: usize,
-    prefix: Option<&str>,
-    path: &Path,
-) -> Result<Claim, CommandError> {
+fn read_claim(line: &str, number: usize, file: &str, path: &Path) -> Result<Claim, CommandError> {
     let refuse = |why: &str| refused!("{}:{number}: {why}", path.display());
     let ClaimLine { claim, evidence, label } = serde_json::from_str(line)
         .map_err(|error| refuse(&format!("{}; a claim file has {CONTENT}", json_message(&error))))?;
@@ -119,13 +113,12 @@ fn read_claim(
         return Err(refuse("\"evidence\" is empty; give the lines that the claim is compared with"));
     }
     let id = format!("line-{number}");
-    let name = prefix.map_or_else(|| id.clone(), |prefix| format!("{prefix}.{id}"));
     Ok(Claim {
-        id: EntryName::from_any_text(&name),
+        id: EntryName::from_any_text(&name_in_file(file, '.', &id)),
         text: one_line(&claim),
         evidence,
         label: known,
-        origin: ItemOrigin { file, id },
+        origin: ItemOrigin { file: file.to_owned(), id },
     })
 }
 

@@ -209,7 +209,7 @@ impl TryFrom<ObjectiveFields> for Objective {
         let ObjectiveFields { id, objective: text, documents, facts, wrong, answerable } = fields;
         check_answerable(answerable, !facts.is_empty()).map_err(ValueMistake::sentence)?;
         check_contradictions(&facts, &wrong).map_err(ValueMistake::sentence)?;
-        let origin = ItemOrigin { file: 0, id: id.to_string() };
+        let origin = ItemOrigin { file: String::new(), id: id.to_string() };
         Ok(Self { id, documents, facts, wrong, origin, ..Self::new(&text) })
     }
 }

@@ -32,7 +32,7 @@ const MAX_BYTES: u64 = 256 << 20;
 /// The input of an evaluation.
 #[derive(Debug)]
 pub enum EvaluationInput {
-    Objectives(ObjectiveInput),
+    Objectives(Box<ObjectiveInput>),
     Claims { name: EntryName, claims: Vec<Claim> },
 }
 
@@ -49,8 +49,8 @@ pub struct ObjectiveInput {
 /// The place of an item in the files, by which a part of them is drawn.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ItemOrigin {
-    /// The number of its file.
-    pub file: usize,
+    /// The name of its file among several; empty for a single file.
+    pub file: String,
     /// Its id in the file.
     pub id: String,
 }
@@ -75,13 +75,15 @@ pub fn load_input(
             let file = load_evaluation_file(&paths[0], has_web).map_err(CommandError::invalid_input)?;
             let listed = file.documents.as_ref().map(|folder| list_folder_files(folder)).transpose();
             let (documents, skipped) = listed.map_err(CommandError::invalid_input)?.unwrap_or_default();
-            Ok(EvaluationInput::Objectives(ObjectiveInput { file, documents, skipped, has_questions: false }))
+            let input = ObjectiveInput { file, documents, skipped, has_questions: false };
+            Ok(EvaluationInput::Objectives(Box::new(input)))
         }
         kinds if kinds.iter().all(|kind| *kind == FileKind::Questions) => {
             let (objectives, documents) = load_questions(paths, terms)?;
             let file = EvaluationFile::of_objectives(name_after(paths), objectives);
             let skipped = Vec::new();
-            Ok(EvaluationInput::Objectives(ObjectiveInput { file, documents, skipped, has_questions: true }))
+            let input = ObjectiveInput { file, documents, skipped, has_questions: true };
+            Ok(EvaluationInput::Objectives(Box::new(input)))
         }
         kinds if kinds.iter().all(|kind| *kind == FileKind::Claims) => {
             Ok(EvaluationInput::Claims { name: name_after(paths), claims: load_claims(paths)? })
@@ -119,11 +121,20 @@ fn name_after(paths: &[PathBuf]) -> EntryName {
     EntryName::from_any_text(&stems.join("-"))
 }
 
-/// The prefixes of names that come from several files: the stem of each file; none for a single file.
-fn file_prefixes(paths: &[PathBuf]) -> Vec<Option<String>> {
-    let mut used = BTreeSet::new();
-    let prefix = |path: &PathBuf| (paths.len() > 1).then(|| unique_name(&file_stem(path), &mut used));
-    paths.iter().map(prefix).collect()
+/// The names of several files, by their stems; the name of a single file is empty.
+fn file_names(paths: &[PathBuf]) -> Vec<String> {
+    match paths {
+        [_] => vec![String::new()],
+        paths => {
+            let mut used = BTreeSet::new();
+            paths.iter().map(|path| unique_name(&file_stem(path), &mut used)).collect()
+        }
+    }
+}
+
+/// A name of an item or a document, after that of its file.
+fn name_in_file(file: &str, separator: char, name: &str) -> String {
+    if file.is_empty() { name.to_owned() } else { format!("{file}{separator}{name}") }
 }
 
 /// A name, with a number if it is used already.

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::file::{EntryName, Objective};
 use super::statement::Statement;
-use super::{ItemOrigin, file_prefixes, json_message, read_input_text, unique_name};
+use super::{ItemOrigin, file_names, json_message, name_in_file, read_input_text, unique_name};
 use crate::exit::CommandError;
 
 /// The number of characters of a deliverable that are searched for an answer, if nothing sets it.
@@ -74,8 +74,8 @@ pub fn load_questions(
     terms: &QuestionTerms,
 ) -> Result<(Vec<Objective>, Vec<ListedFile>), CommandError> {
     let mut reader = QuestionReader { terms: *terms, ..QuestionReader::default() };
-    for (file, (path, prefix)) in paths.iter().zip(file_prefixes(paths)).enumerate() {
-        reader.read_file(file, path, prefix.as_deref())?;
+    for (path, file) in paths.iter().zip(file_names(paths)) {
+        reader.read_file(path, &file)?;
     }
     if terms.without_article {
         reader.leave_articles_out();
@@ -102,7 +102,7 @@ struct QuestionReader {
 }
 
 impl QuestionReader {
-    fn read_file(&mut self, file: usize, path: &Path, prefix: Option<&str>) -> Result<(), CommandError> {
+    fn read_file(&mut self, path: &Path, file: &str) -> Result<(), CommandError> {
         let text = read_input_text(path, CONTENT)?;
         let parsed: QuestionFile = serde_json::from_str(&text).map_err(|error| {
             let (line, column) = (error.line(), error.column());
@@ -114,11 +114,11 @@ impl QuestionReader {
         })?;
         let before = self.objectives.len();
         for (at, article) in parsed.data.iter().enumerate() {
-            self.add_document(at, article, prefix);
+            self.add_document(at, article, file);
             for paragraph in &article.paragraphs {
                 for question in &paragraph.qas {
-                    let origin = ItemOrigin { file, id: question.id.clone() };
-                    let objective = self.read_question(question, &paragraph.context, origin, prefix);
+                    let origin = ItemOrigin { file: file.to_owned(), id: question.id.clone() };
+                    let objective = self.read_question(question, &paragraph.context, origin);
                     let objective = objective.map_err(|why| {
                         let title = &self.articles[self.articles.len() - 1].title;
                         refused!("{}: article {title:?}, question {:?} {why}", path.display(), question.id)
@@ -134,15 +134,14 @@ impl QuestionReader {
         }
     }
 
-    fn add_document(&mut self, at: usize, article: &Article, prefix: Option<&str>) {
+    fn add_document(&mut self, at: usize, article: &Article, file: &str) {
         let title = match article.title.replace('_', " ").trim() {
             "" => format!("Article {}", at + 1),
             title => title.to_owned(),
         };
         let is_allowed = |c: char| c.is_alphanumeric() || "-_.".contains(c);
         let name: String = title.chars().map(|c| if is_allowed(c) { c } else { '_' }).take(100).collect();
-        let name = name.trim_matches('.');
-        let name = prefix.map_or_else(|| name.to_owned(), |prefix| format!("{prefix}/{name}"));
+        let name = name_in_file(file, '/', name.trim_matches('.'));
         let path = format!("{}.md", unique_name(&name, &mut self.paths));
         let paragraphs = article.paragraphs.iter().map(|paragraph| paragraph.context.trim());
         let text: Vec<String> = paragraphs.map(|paragraph| format!("\n{paragraph}\n")).collect();
@@ -156,7 +155,6 @@ impl QuestionReader {
         question: &Question,
         context: &str,
         origin: ItemOrigin,
-        prefix: Option<&str>,
     ) -> Result<Objective, String> {
         let text = question.question.trim();
         if text.is_empty() || text.len() > MAX_OBJECTIVE {
@@ -175,8 +173,7 @@ impl QuestionReader {
             "" => format!("question-{}", self.objectives.len() + 1),
             id => id.to_owned(),
         };
-        let name = prefix.map_or_else(|| name.clone(), |prefix| format!("{prefix}.{name}"));
-        let name = EntryName::from_any_text(&name);
+        let name = EntryName::from_any_text(&name_in_file(&origin.file, '.', &name));
         let id = EntryName::from_any_text(&unique_name(name.as_str(), &mut self.ids));
         let path = self.articles.last().map(|article| article.path.clone());
         Ok(Objective {
@@ -257,7 +254,7 @@ mod tests {
         let (objectives, _) = load(&files, QuestionTerms::default()).unwrap();
         assert_eq!(objectives[3].id.as_str(), "q.de.a1");
         assert_eq!(objectives[3].documents, ["q.de/Mill_of_Osterby.md"]);
-        assert_eq!(objectives[3].origin, ItemOrigin { file: 1, id: "a1".into() });
+        assert_eq!(objectives[3].origin, ItemOrigin { file: "q.de".into(), id: "a1".into() });
         let terms = QuestionTerms { without_article: true, ..QuestionTerms::default() };
         let (objectives, files) = load(&files, terms).unwrap();
         assert_eq!(files.len(), 3);

@@ -190,6 +190,8 @@ pub struct AnswerSums {
     pub accepted: u32,
     pub facts_expected: u32,
     pub facts_found: u32,
+    /// The facts that were found, by file.
+    pub facts_by_file: BTreeMap<String, Share>,
     /// The facts found in deliverables that were verified: those that a verified statement has, of all.
     pub verified: Share,
     pub wrong: u32,
@@ -216,6 +218,9 @@ impl AnswerSums {
         self.accepted += u32::from(score.is_accepted);
         self.facts_expected += count(&score.facts_found) + count(&score.facts_missed);
         self.facts_found += count(&score.facts_found);
+        let of_file = self.facts_by_file.entry(objective.origin.file.clone()).or_default();
+        *of_file =
+            of_file.plus(count(&score.facts_found), count(&score.facts_found) + count(&score.facts_missed));
         if !record.statements.is_empty() {
             self.verified = self.verified.plus(count(&score.facts_verified), count(&score.facts_found));
         }
@@ -310,7 +315,11 @@ impl MethodScore<AnswerSums> {
             row("invented figures", sums.invented.to_string()),
             of_runs("citations", sums.citations.to_string()),
         ];
-        rows.into_iter().flatten().chain(self.usage_rows("", self.samples)).collect()
+        let mut rows: Vec<(String, String)> = rows.into_iter().flatten().collect();
+        let at = rows.iter().position(|(name, _)| name == "facts").map_or(0, |at| at + 1);
+        let by_file = sums.facts_by_file.iter().filter(|(file, _)| !file.is_empty());
+        rows.splice(at..at, by_file.map(|(file, share)| (format!("facts in {file}"), share.with_interval())));
+        rows.into_iter().chain(self.usage_rows("", self.samples)).collect()
     }
 }
 
