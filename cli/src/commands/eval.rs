@@ -23,17 +23,16 @@ use crate::evaluation::input::squad::{ANSWER_CHARACTERS, QuestionTerms};
 use crate::evaluation::input::{EvaluationInput, ObjectiveInput, load_input};
 use crate::evaluation::item::EvaluationItem;
 use crate::evaluation::measurement::{Evaluation, SampleProgress};
+use crate::evaluation::output::{print_answer_scores, print_claim_scores};
 use crate::evaluation::score::answers::AnswerSums;
-use crate::evaluation::score::claims::ClaimSums;
-use crate::evaluation::score::table::{TableColumn, table_lines};
 use crate::evaluation::score::{ConfigurationScores, MethodScore};
-use crate::evaluation::selection::{SampleConditions, select_items};
+use crate::evaluation::selection::select_items;
+use crate::evaluation::setup::SampleConditions;
 use crate::evaluation::store::{ResultsFolder, SampleMethod};
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::invocation::this_command;
-use crate::json::{EvaluationClaimsJson, EvaluationConfigurationJson, print_json};
 use crate::target::ClusterTarget;
-use crate::view::{print_stderr_line, print_stdout_line};
+use crate::view::print_stderr_line;
 
 /// The time limit of a sample if nothing sets one.
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -324,50 +323,6 @@ fn find_too_few(scores: &[ConfigurationScores<AnswerSums>], min_facts: Option<u3
         Some(format!("millrace: {} found {share}% of the facts; at least {least}% are required", score.name))
     };
     scores.iter().filter_map(too_few).collect()
-}
-
-fn print_answer_scores(scores: &[ConfigurationScores<AnswerSums>], is_json: bool) {
-    if !is_json {
-        print_table(scores, MethodScore::<AnswerSums>::rows);
-        for one in scores {
-            if let Some(share) = one.share_of_ceiling() {
-                let name = &one.name;
-                print_stdout_line(&format!("{name}: {share} of the facts that the model finds alone"));
-            }
-        }
-        return;
-    }
-    for one in scores {
-        for (method, score) in &one.methods {
-            let share = one.share_of_ceiling().filter(|_| method.is_main());
-            print_json(&EvaluationConfigurationJson::new(&one.name, *method, score, share));
-        }
-    }
-}
-
-fn print_claim_scores(scores: &[ConfigurationScores<ClaimSums>], is_json: bool) {
-    if !is_json {
-        return print_table(scores, MethodScore::<ClaimSums>::rows);
-    }
-    for one in scores {
-        for (method, score) in &one.methods {
-            print_json(&EvaluationClaimsJson::new(&one.name, *method, score));
-        }
-    }
-}
-
-fn print_table<S>(
-    scores: &[ConfigurationScores<S>],
-    rows: impl Fn(&MethodScore<S>, SampleMethod) -> Vec<(String, String)>,
-) {
-    let column = |name: &str, (method, score): &(SampleMethod, MethodScore<S>)| TableColumn {
-        configuration: name.to_owned(),
-        method: *method,
-        rows: rows(score, *method),
-    };
-    let columns: Vec<TableColumn> =
-        scores.iter().flat_map(|one| one.methods.iter().map(|method| column(&one.name, method))).collect();
-    table_lines(&columns).iter().for_each(|line| print_stdout_line(line));
 }
 
 impl SampleArguments {

@@ -25,7 +25,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::input::file::{Configuration, Objective};
 use super::invention::find_unmarked_figures;
-use super::selection::{SampleConditions, SampleJob};
+use super::selection::SampleJob;
+use super::setup::SampleConditions;
 use super::store::{ResultsFolder, SampleRecord};
 use crate::exit::{CommandError, CommandExit};
 use crate::history::RunHistory;

@@ -8,9 +8,10 @@ use millrace_agent::corpus::Corpus;
 use super::input::ItemOrigin;
 use super::input::claims::Claim;
 use super::input::file::{EntryName, Objective};
+use super::score::MethodScore;
 use super::score::answers::{AnswerSample, AnswerSums};
 use super::score::claims::{ClaimSample, ClaimSums};
-use super::selection::SampleConditions;
+use super::setup::SampleConditions;
 use super::store::{SampleKey, SampleMethod, SampleRecord};
 use crate::json::{EvaluationClaimJson, EvaluationSampleJson, print_json};
 
@@ -40,6 +41,12 @@ pub trait EvaluationItem: Debug {
 
     /// Scores a sample and adds it to the sums.
     fn score(&self, record: &SampleRecord, sums: &mut Self::Sums) -> Self::Sample;
+
+    /// Scores a sample and adds it to the score of its method.
+    fn add_to(&self, score: &mut MethodScore<Self::Sums>, record: &SampleRecord) -> Self::Sample {
+        score.add_usage(record);
+        self.score(record, &mut score.sums)
+    }
 
     /// The score of a sample, for a person.
     fn describe(sample: &Self::Sample, record: &SampleRecord) -> Vec<String>;

@@ -24,8 +24,8 @@ use super::item::EvaluationItem;
 use super::score::answers::AnswerSums;
 use super::score::claims::ClaimSums;
 use super::score::{ConfigurationScores, MethodScore};
-use super::selection::{SampleConditions, SampleJob, list_samples};
-use super::setup::ConfigurationSetup;
+use super::selection::{SampleJob, list_samples};
+use super::setup::{ConfigurationSetup, SampleConditions};
 use super::store::{ResultsFolder, SampleKey, SampleMethod, SampleRecord};
 use super::verification::{ask_about_claim, describe_calibration, probe_verifier, verify_claim};
 use crate::documents::upload_files;
@@ -228,7 +228,7 @@ impl<'a, T: EvaluationItem> Evaluation<'a, T> {
         for job in all {
             match results.find_record(&job.key) {
                 Some(record) => {
-                    let sample = pending.score.add(job.item, record);
+                    let sample = job.item.add_to(&mut pending.score, record);
                     if self.progress.is_json {
                         self.progress.print_sample(job.item, &job.key, record, &sample);
                     }
@@ -270,7 +270,7 @@ impl<'a, T: EvaluationItem> Evaluation<'a, T> {
         while let Some((job, end)) = ends.next().await {
             match end? {
                 SampleEnd::Finished(record) => {
-                    let sample = pending.score.add(job.item, &record);
+                    let sample = job.item.add_to(&mut pending.score, &record);
                     self.progress.print_sample(job.item, &job.key, &record, &sample);
                     results.lock().await.record_end(&job.key, record)?;
                 }

@@ -16,6 +16,7 @@
 //! | `verification` | samples of claims |
 //! | `invention` | figures that an answer invents |
 //! | `score` | scores and sums, and their table |
+//! | `output` | the printed scores |
 //!
 //! # Invariants
 //!
@@ -29,6 +30,7 @@ pub mod input;
 mod invention;
 pub mod item;
 pub mod measurement;
+pub mod output;
 pub mod score;
 pub mod selection;
 pub mod setup;

@@ -2,27 +2,15 @@
 //! everything that determines its outcome. Pure.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use millrace_agent::corpus::Corpus;
-use millrace_protocol::plan::Budget;
 use millrace_strict_yaml::did_you_mean_hint;
 
 use super::input::file::Configuration;
 use super::item::EvaluationItem;
-use super::setup::{ConfigurationSetup, hash_hex};
+use super::setup::{ConfigurationSetup, SampleConditions, hash_hex};
 use super::store::{SampleKey, SampleMethod};
 use crate::exit::CommandError;
-
-/// The conditions that all samples of an evaluation share.
-#[derive(Debug, Clone)]
-pub struct SampleConditions {
-    /// The number of samples of each item.
-    pub samples: u32,
-    /// The time limit of a sample.
-    pub timeout: Duration,
-    pub budget: Budget,
-}
 
 #[derive(Debug, Clone)]
 pub struct SampleJob<'a, T> {

@@ -6,10 +6,12 @@
 //! `/memories`, the settings of reviewers' programs, and the address of a provider.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::anyhow;
 use millrace_agent::skills::load_skills;
 use millrace_models::provider::default_model_selection;
+use millrace_protocol::plan::Budget;
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_worker::file::{open_capability_by_name, read_file_model};
 use serde_json::Value;
@@ -25,6 +27,16 @@ use crate::submission::parse_model_preferences;
 const MAX_PROGRAM: u64 = 64 * 1024 * 1024;
 /// The models that answer from a file.
 const FILE_MODELS: [&str; 2] = ["script:", "replay:"];
+
+/// The conditions that all samples of an evaluation share.
+#[derive(Debug, Clone)]
+pub struct SampleConditions {
+    /// The number of samples of each item.
+    pub samples: u32,
+    /// The time limit of a sample.
+    pub timeout: Duration,
+    pub budget: Budget,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigurationSetup {

@@ -8,6 +8,7 @@ use super::input::ItemOrigin;
 use super::input::file::{
     EntryName, EvaluationFile, Objective, configurations_of_arguments, load_evaluation_file,
 };
+use super::item::EvaluationItem;
 use super::score::answers::{AnswerKind, AnswerSample, AnswerSums};
 use super::score::share::Share;
 use super::score::{ConfigurationScores, MethodScore};
@@ -269,12 +270,12 @@ fn samples_are_scored_by_facts_wrong_statements_and_honesty() {
 fn sums_and_the_share_of_the_ceiling_are_computed_by_fact() {
     let file = load(VALID).unwrap();
     let mut runs = MethodScore::<AnswerSums> { selected: 4, ..MethodScore::default() };
-    runs.add(&objective(&file, "leave"), &record(Some("28 days")));
-    runs.add(&objective(&file, "price"), &record(Some("30 euros")));
-    runs.add(&objective(&file, "parking"), &record(Some("It is behind the house.")));
+    objective(&file, "leave").add_to(&mut runs, &record(Some("28 days")));
+    objective(&file, "price").add_to(&mut runs, &record(Some("30 euros")));
+    objective(&file, "parking").add_to(&mut runs, &record(Some("It is behind the house.")));
     let mut ceiling = MethodScore::<AnswerSums> { selected: 2, ..MethodScore::default() };
-    ceiling.add(&objective(&file, "leave"), &record(Some("28 days")));
-    ceiling.add(&objective(&file, "price"), &record(Some("no idea")));
+    objective(&file, "leave").add_to(&mut ceiling, &record(Some("28 days")));
+    objective(&file, "price").add_to(&mut ceiling, &record(Some("no idea")));
     let methods = vec![(SampleMethod::Run, runs), (SampleMethod::Ceiling, ceiling)];
     let scores = ConfigurationScores { name: "small".into(), methods };
     assert_eq!(scores.share_of_ceiling(), Some(Share::new(1, 1)), "the model alone does not know the price");

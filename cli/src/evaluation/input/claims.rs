@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::file::EntryName;
-use super::{ItemOrigin, file_names, json_message, name_in_file, read_input_text};
+use super::reading::{ItemOrigin, file_names, json_message, name_in_file, read_input_text};
 use crate::exit::CommandError;
 
 const CONTENT: &str =

@@ -20,7 +20,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::ItemOrigin;
+use super::reading::ItemOrigin;
 use super::statement::{Statement, Texts, read_texts};
 use crate::evaluation::wording::Wording;
 use crate::submission::parse_model_preferences;

@@ -9,8 +9,8 @@ use millrace_protocol::plan::MAX_OBJECTIVE;
 use serde::Deserialize;
 
 use super::file::{EntryName, Objective};
+use super::reading::{ItemOrigin, file_names, json_message, name_in_file, read_input_text, unique_name};
 use super::statement::Statement;
-use super::{ItemOrigin, file_names, json_message, name_in_file, read_input_text, unique_name};
 use crate::exit::CommandError;
 
 /// The number of characters of a deliverable that are searched for an answer, if nothing sets it.

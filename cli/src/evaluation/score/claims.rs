@@ -292,10 +292,10 @@ mod tests {
             (ClaimLabel::PartiallySupported, 0.6),
             (ClaimLabel::NotSupported, 0.1),
         ] {
-            score.add(&claim(label), &record(vec![model(probability)]));
+            score.sums.add(&claim(label), &record(vec![model(probability)]));
         }
         let figure = statement(StatementVerdict::Unsupported, Some(Finder::Figure), None);
-        score.add(&claim(ClaimLabel::NotSupported), &record(vec![figure]));
+        score.sums.add(&claim(ClaimLabel::NotSupported), &record(vec![figure]));
         let sums = &score.sums;
         assert_eq!((sums.recall(true), sums.recall(false)), (Share::new(1, 2), Share::new(2, 3)));
         assert!((sums.balanced_accuracy().unwrap().0 - 7.0 / 12.0).abs() < 1e-9);

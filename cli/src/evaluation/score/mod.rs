@@ -15,7 +15,6 @@ pub mod table;
 use millrace_protocol::plan::ResourceKind;
 use millrace_protocol::result::Usage;
 
-use super::item::EvaluationItem;
 use super::store::{SampleMethod, SampleRecord};
 use crate::view::separate_thousands;
 
@@ -33,12 +32,11 @@ pub struct MethodScore<S> {
 }
 
 impl<S> MethodScore<S> {
-    /// Scores a sample and adds it.
-    pub fn add<T: EvaluationItem<Sums = S>>(&mut self, item: &T, record: &SampleRecord) -> T::Sample {
+    /// Adds a sample without its sums.
+    pub fn add_usage(&mut self, record: &SampleRecord) {
         self.samples += 1;
         self.usage.add(record.usage);
         self.elapsed_ms += record.elapsed_ms;
-        item.score(record, &mut self.sums)
     }
 
     /// The samples that have not ended.
