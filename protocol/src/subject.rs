@@ -28,6 +28,8 @@ pub const CRITIC: &str = "critic";
 pub const PLANNER: &str = "planner";
 /// The role whose model verifies statements. It has no queue and no capability.
 pub const VERIFIER: &str = "verifier";
+/// The capability that verifies a text which no agent of the run wrote.
+pub const VERIFY: &str = "verify";
 
 /// A topic of a run: the end of a lane's subject, below `lane.<lane>.run.<run>.`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

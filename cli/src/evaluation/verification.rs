@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 use millrace_agent::corpus::{Corpus, InputFile};
 use millrace_agent::model::{Model, ModelError};
-use millrace_agent::verification::{Verifier, calibrate, verify_text};
+use millrace_agent::verification::{Verifier, verify_text};
 use millrace_protocol::result::{Finder, StatementVerdict, Usage, VerifiedStatement};
 use millrace_protocol::safe_text::markdown_line;
 use millrace_verification::{Calibration, ask_directly, read_direct_reply};
@@ -27,7 +27,7 @@ const MIDDLE: f64 = 0.5;
 /// Probes a verifier, unless its calibration is remembered.
 pub async fn probe_verifier(verifier: &Verifier) -> Result<(), CommandError> {
     let mut usage = Usage::default();
-    let calibration = calibrate(verifier, &mut usage).await.map_err(CommandError::unusable_environment)?;
+    let calibration = verifier.recall_or_probe(&mut usage).await.map_err(CommandError::unusable_environment)?;
     if calibration.answered == 0 {
         return Err(CommandError::unusable_environment(anyhow!(
             "{}; choose another model with --model verifier=MODEL",

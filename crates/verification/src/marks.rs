@@ -82,7 +82,7 @@ fn widen_cut(letters: &[char], statement: Range<usize>) -> Range<usize> {
 /// Adds a footnote to each statement that is not verified. The positions of the statements are those in the marked text.
 pub fn mark_statements(text: &str, statements: Vec<VerifiedStatement>) -> (String, Vec<VerifiedStatement>) {
     let (mut marked, mut notes) = (String::with_capacity(text.len()), String::new());
-    let (mut placed, mut count) = (Vec::with_capacity(statements.len()), 0);
+    let (mut placed, mut count) = (Vec::with_capacity(statements.len()), last_footnote(text));
     let (mut letters, mut done, mut added) = (text.chars(), 0, 0);
     for one in statements {
         let end = one.end.max(done);
@@ -106,6 +106,12 @@ pub fn mark_statements(text: &str, statements: Vec<VerifiedStatement>) -> (Strin
         marked.push_str(&notes);
     }
     (marked, placed)
+}
+
+/// The greatest number of a footnote that the text has from an earlier verification; 0 if it has none.
+fn last_footnote(text: &str) -> u32 {
+    let numbers = text.split("[^v").skip(1).filter_map(|rest| rest.split_once(']')?.0.parse().ok());
+    numbers.max().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -168,6 +174,10 @@ mod tests {
         assert!(marked.ends_with("\n\n[^v1]: not supported: No line says it.\n"), "{marked}");
         assert_eq!(cut(&marked, &placed[0]), "Der Ofen ist heiß [1].[^v1]");
         assert_eq!(cut(&marked, &placed[2]), "Er ist neu [2].");
+        // A text that was marked before keeps its footnotes.
+        let again = place_statements(&marked, &is_mark, vec![statement("Er ist neu.", StatementVerdict::Partly)]);
+        let (marked, _) = mark_statements(&marked, again);
+        assert!(marked.contains("heiß [1].[^v1] Er ist neu [2].[^v2]"), "{marked}");
     }
 
     #[test]

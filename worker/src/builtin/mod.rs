@@ -1,11 +1,13 @@
-//! The built-in capabilities: `echo`, and agents whose files are in `worker/capabilities` and compiled into the program.
+//! The built-in capabilities: `echo`, `verify`, and agents whose files are in `worker/capabilities` and compiled into the program.
 
 mod echo;
+mod verify;
 
 use std::sync::Arc;
 
 use millrace_agent::spec::AgentSpec;
 use millrace_protocol::result::CapabilityDescription;
+use millrace_protocol::subject::VERIFY;
 
 pub use echo::EchoCapability;
 pub use millrace_agent::roles::WEB_RESEARCH;
@@ -24,7 +26,7 @@ pub(crate) const AGENTS: [(&str, &str); 5] = [
 ];
 
 /// The names of the built-in capabilities that every worker offers.
-pub const NAMES: [&str; 5] = ["research", "worker", "producer", "planner", EchoCapability::NAME];
+pub const NAMES: [&str; 6] = ["research", "worker", "producer", "planner", VERIFY, EchoCapability::NAME];
 
 /// The variables of search engines, with which the web is allowed.
 const SEARCH_VARIABLES: [&str; 2] = ["TAVILY_API_KEY", "SEARXNG_URL"];
@@ -51,6 +53,9 @@ pub fn built_in_agent_file(name: &str) -> Option<&'static str> {
 pub fn open_built_in(name: &str) -> Option<Arc<dyn Capability>> {
     if name == EchoCapability::NAME {
         return Some(Arc::new(EchoCapability::from_environment()));
+    }
+    if name == VERIFY {
+        return Some(verify::verify_capability());
     }
     let spec = read_built_in_agent(name).filter(|spec| spec.about.name.as_str() != WEB_RESEARCH)?;
     Some(Arc::new(Agent::from_built_in_spec(spec)))

@@ -30,6 +30,7 @@ use millrace_models::ModelAbility;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::{CapabilityRegistry, Edit, Plan, PlanDraft, PlanningMode, TaskState};
 use millrace_protocol::result::PlanProposal;
+use millrace_protocol::subject::{CRITIC, PLANNER, VERIFY};
 use millrace_protocol::work::Order;
 use serde::{Deserialize, Serialize};
 
@@ -262,14 +263,13 @@ fn has_work_in_progress(plan: &Plan) -> bool {
     plan.open_task_count() > plan.task_count_in_state(TaskState::Pending)
 }
 
-/// The capabilities that a planner sees. `echo` is for tests: it is visible only if there is nothing else.
+/// The capabilities that a planner sees. `echo` is for tests and `verify` for texts of users: they are visible only if there is
+/// nothing else.
 fn filter_visible_offers(offers: &[CapabilityOffer]) -> Vec<&CapabilityOffer> {
-    let is_own = |name: &Capability| {
-        [millrace_protocol::subject::PLANNER, millrace_protocol::subject::CRITIC].contains(&name.as_str())
-    };
+    let is_own = |name: &Capability| [PLANNER, CRITIC].contains(&name.as_str());
     let all: Vec<&CapabilityOffer> = offers.iter().filter(|offer| !is_own(&offer.about.name)).collect();
     let useful: Vec<&CapabilityOffer> =
-        all.iter().filter(|offer| offer.about.name.as_str() != "echo").copied().collect();
+        all.iter().filter(|offer| !["echo", VERIFY].contains(&offer.about.name.as_str())).copied().collect();
     if useful.is_empty() { all } else { useful }
 }
 

@@ -486,7 +486,7 @@ fn open_agent_files(spec: &AgentSpec, files: Arc<dyn Files>) -> Result<AgentFile
 }
 
 /// Adds the usage of the work and the files that it made to its result.
-fn complete_result<A>(result: TaskResult, work: AnsweredWork<A>) -> TaskResult {
+pub(super) fn complete_result<A>(result: TaskResult, work: AnsweredWork<A>) -> TaskResult {
     let UsageTotals { usage, models } = work.spent;
     TaskResult { usage, models, artifacts: work.artifacts, ..result }
 }

@@ -9,6 +9,7 @@
 //!    └─ run_work / run_planning  Conversation → answer → TaskResult / Proposal
 //!
 //! AgentHost::run_review          the same for a critic's order: one or more judges → Verdict
+//! AgentHost::verify_text         a conversation whose answer is given → TaskResult with verdicts
 //! ```
 //! Nothing here opens a connection: the journal, the log and the blob store are reached through the [`SessionEnvironment`].
 //!
@@ -28,6 +29,7 @@ mod plan;
 mod prompts;
 mod rerun;
 mod review;
+mod text;
 pub mod tools;
 
 pub use agent::AgentSession;

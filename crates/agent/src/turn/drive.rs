@@ -58,15 +58,35 @@ impl Conversation {
         host: &'a mut dyn Host,
         check: &'a dyn AnswerCheck<A>,
     ) -> BoxFuture<'a, Result<WorkSummary<A>, WorkFailure>> {
-        async move {
-            let mut machine = self.begin();
-            let mut driver = Driver { conversation: &self, host, check, images: BTreeMap::new() };
-            driver.run_machine(&mut machine).await.map_err(|error| {
-                let (spent, produced) = (machine.usage_so_far().clone(), machine.partial_result());
-                WorkFailure { error: Box::new(error), spent, produced }
-            })
-        }
-        .boxed()
+        let machine = self.begin();
+        self.drive_machine(machine, host, check).boxed()
+    }
+
+    /// Checks and verifies an answer that is given, with the steps of an answer of its model. A check must not send it back.
+    ///
+    /// # Errors
+    /// See [`DriveError`].
+    pub(crate) fn drive_given_answer<'a, A: Answer>(
+        mut self,
+        answer: A,
+        host: &'a mut dyn Host,
+        check: &'a dyn AnswerCheck<A>,
+    ) -> BoxFuture<'a, Result<WorkSummary<A>, WorkFailure>> {
+        let machine = self.begin().with_given_answer(answer);
+        self.drive_machine(machine, host, check).boxed()
+    }
+
+    async fn drive_machine<A: Answer>(
+        self,
+        mut machine: Machine<A>,
+        host: &mut dyn Host,
+        check: &dyn AnswerCheck<A>,
+    ) -> Result<WorkSummary<A>, WorkFailure> {
+        let mut driver = Driver { conversation: &self, host, check, images: BTreeMap::new() };
+        driver.run_machine(&mut machine).await.map_err(|error| {
+            let (spent, produced) = (machine.usage_so_far().clone(), machine.partial_result());
+            WorkFailure { error: Box::new(error), spent, produced }
+        })
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, StreamExt};
+use millrace_protocol::result::Usage;
 use millrace_verification::{Calibration, Form};
 
 use crate::hooks::AttemptHooks;
@@ -16,8 +17,11 @@ use crate::model::{Model, ModelError, Reply, Request};
 
 pub(crate) use memory::CalibrationMemory;
 pub(crate) use sources::{LineSources, cited_lines};
-pub use text::{VerifiedText, calibrate, find_invented_figures, verify_text};
+pub(crate) use text::begin_text_verification;
+pub use text::{VerifiedText, find_invented_figures, verify_text};
 
+/// The largest text, in bytes, that a run verifies: each of its statements may cost a request.
+pub const MAX_TEXT: usize = 256 * 1024;
 /// The number of questions that a verifier gets at once.
 const SIDE_BY_SIDE: usize = 4;
 
@@ -42,6 +46,10 @@ impl Verifier {
         self.model.as_ref()
     }
 
+    pub(crate) fn share_model(&self) -> Arc<dyn Model> {
+        self.model.clone()
+    }
+
     /// The form of its questions.
     pub fn form(&self) -> Form {
         Form::for_ability(self.model.ability())
@@ -61,6 +69,42 @@ impl Verifier {
             (number, outcome)
         };
         stream::iter(requests).map(ask).buffer_unordered(SIDE_BY_SIDE).boxed()
+    }
+
+    /// Sends requests, a few at a time. Returns the replies with the numbers of their requests, and adds their usage.
+    async fn ask_all(
+        &self,
+        requests: &[Request],
+        usage: &mut Usage,
+    ) -> Result<Vec<(usize, Reply)>, ModelError> {
+        let mut running = self.ask_side_by_side(requests.iter().enumerate().collect(), None);
+        let mut replies = Vec::with_capacity(requests.len());
+        while let Some((number, outcome)) = running.next().await {
+            match outcome {
+                Ok(reply) => {
+                    usage.add(Usage { model_calls: 1, ..reply.usage });
+                    replies.push((number, reply));
+                }
+                Err(error) if error.is_transient() || error.is_refusal() => return Err(error),
+                // It refuses this question, not the others.
+                Err(error) => tracing::debug!(%error, "no verdict"),
+            }
+        }
+        Ok(replies)
+    }
+
+    /// Returns the remembered calibration, or that of a new probe, whose usage is added.
+    ///
+    /// # Errors
+    /// The model can't be reached, or refuses all requests.
+    pub async fn recall_or_probe(&self, usage: &mut Usage) -> Result<Calibration, ModelError> {
+        if let Some(known) = self.remembered_calibration() {
+            return Ok(known);
+        }
+        let replies = self.ask_all(&self.probe_requests(), usage).await?;
+        let calibration = self.calibrate(&replies);
+        self.remember(&calibration);
+        Ok(calibration)
     }
 
     /// The calibration by an earlier probe, if that is remembered.

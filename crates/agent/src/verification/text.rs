@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use futures::StreamExt;
 use millrace_protocol::result::{Finder, SourceLines, Usage, VerifiedStatement};
-use millrace_verification::{Calibration, CitedLines, Verification};
+use millrace_verification::{CitedLines, Verification};
 
 use super::{LineSources, Verifier};
 use crate::answers::remove_source_list;
 use crate::citations::read_line_range;
 use crate::corpus::{Corpus, Document};
-use crate::model::{ModelError, Reply, Request};
+use crate::model::{ModelError, Request};
 
 /// The reason for statements without a verdict if there is no verifier.
 const NO_MODEL: &str = "No model verifies this text.";
@@ -32,17 +31,17 @@ pub async fn verify_text(
     corpus: &Corpus,
     verifier: Option<&Verifier>,
 ) -> Result<VerifiedText, ModelError> {
-    let mut verification = begin_verification(text, "", corpus);
+    let mut verification = begin_text_verification(text, "", corpus);
     let mut usage = Usage::default();
     let reason = match verifier.filter(|_| !verification.is_decided()) {
         None => Some(NO_MODEL.to_owned()),
         Some(verifier) => {
-            let calibration = calibrate(verifier, &mut usage).await?;
+            let calibration = verifier.recall_or_probe(&mut usage).await?;
             match calibration.is_believed() {
                 true => {
                     let questions = verification.questions(&calibration);
                     let requests: Vec<Request> = questions.iter().map(|one| one.request.clone()).collect();
-                    for (number, reply) in ask_all(verifier, &requests, &mut usage).await? {
+                    for (number, reply) in verifier.ask_all(&requests, &mut usage).await? {
                         verification.answer(&questions[number], &reply, &calibration);
                     }
                     None
@@ -56,53 +55,17 @@ pub async fn verify_text(
 
 /// Returns the statements of a text with a figure that no document and not the question has.
 pub fn find_invented_figures(text: &str, question: &str, corpus: &Corpus) -> Vec<VerifiedStatement> {
-    let verification = begin_verification(text, question, corpus).without_open_statements();
+    let verification = begin_text_verification(text, question, corpus).without_open_statements();
     let is_invented = |one: &VerifiedStatement| one.found_by == Some(Finder::Figure);
     verification.finish(None).into_iter().filter(is_invented).collect()
 }
 
-/// The statements of a text, as far as code decides them.
-fn begin_verification(text: &str, question: &str, corpus: &Corpus) -> Verification {
+/// Splits a text, reads its marks, and decides what code can decide about its statements.
+pub(crate) fn begin_text_verification(text: &str, question: &str, corpus: &Corpus) -> Verification {
     let marks = read_marks(text, corpus);
     let sources = LineSources { corpus: corpus.clone(), marks, read: Vec::new() };
     let is_mark = |mark: &str| sources.marks.contains_key(mark);
     Verification::new(remove_source_list(text), &is_mark, question, &sources, [])
-}
-
-/// Returns the calibration of a verifier: the remembered one, or that of a new probe.
-///
-/// # Errors
-/// The model can't be reached, or refuses all requests.
-pub async fn calibrate(verifier: &Verifier, usage: &mut Usage) -> Result<Calibration, ModelError> {
-    if let Some(known) = verifier.remembered_calibration() {
-        return Ok(known);
-    }
-    let replies = ask_all(verifier, &verifier.probe_requests(), usage).await?;
-    let calibration = verifier.calibrate(&replies);
-    verifier.remember(&calibration);
-    Ok(calibration)
-}
-
-/// Sends requests, a few at a time. Returns the replies with the numbers of their requests.
-async fn ask_all(
-    verifier: &Verifier,
-    requests: &[Request],
-    usage: &mut Usage,
-) -> Result<Vec<(usize, Reply)>, ModelError> {
-    let mut running = verifier.ask_side_by_side(requests.iter().enumerate().collect(), None);
-    let mut replies = Vec::with_capacity(requests.len());
-    while let Some((number, outcome)) = running.next().await {
-        match outcome {
-            Ok(reply) => {
-                usage.add(Usage { model_calls: 1, ..reply.usage });
-                replies.push((number, reply));
-            }
-            Err(error) if error.is_transient() || error.is_refusal() => return Err(error),
-            // It refuses this question, not the others.
-            Err(error) => tracing::debug!(%error, "no verdict"),
-        }
-    }
-    Ok(replies)
 }
 
 /// The targets of the marks of a text: the numbers of its list of sources, `[PATH:8]`, and the addresses of links to documents.

@@ -55,6 +55,13 @@ impl<A: Answer> Machine<A> {
         }
     }
 
+    /// Begins with an answer that is given: its model is asked for none. Call it before the first step.
+    #[must_use]
+    pub(in crate::turn) fn with_given_answer(mut self, answer: A) -> Self {
+        self.state = MachineState::Checking(answer);
+        self
+    }
+
     fn before_first_request(brief: AgentBrief) -> Self {
         let AgentBrief { system, task, tools, answer, limits, max_output_tokens, ability } = brief;
         let request = Request {
