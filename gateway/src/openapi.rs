@@ -28,8 +28,8 @@ use crate::resources::{
     CommandReceipt, DeliveryList, EditBody, FileList, Health, JournalPage, LimitBody, LimitList, LoginBody,
     MessageBody, PlanCheck, PlanCheckBody, PruneBody, PushConfigBody, PushConfigList, QuestionList,
     ResumeBody, RetentionRuleBody, RetentionSettingsBody, RetryBody, RunList, SecretBody, SessionList,
-    SignalBody, SourceText, SubmissionBody, TokenBody, TokenList, TraceDocument, Version, WebhookBody,
-    WebhookList, WebhookPatchBody, Written, routes,
+    SignalBody, SourceText, SubmissionBody, TokenBody, TokenList, TraceDocument, VerificationBody, Version,
+    WebhookBody, WebhookList, WebhookPatchBody, Written, routes,
 };
 
 /// The path below which all resources are.
@@ -165,6 +165,7 @@ fn request_schemas() -> Map<String, Value> {
     let (mut all, mut input) = (Map::new(), settings().for_deserialize().into_generator());
     let generator = &mut input;
     add::<SubmissionBody>(generator, "SubmissionBody", &mut all);
+    add::<VerificationBody>(generator, "VerificationBody", &mut all);
     add::<PlanCheckBody>(generator, "PlanCheckBody", &mut all);
     add::<CancelBody>(generator, "CancelBody", &mut all);
     add::<ResumeBody>(generator, "ResumeBody", &mut all);

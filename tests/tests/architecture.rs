@@ -89,6 +89,7 @@ fn dependencies_follow_the_table() {
                 "millrace-runtime",
                 "millrace-agent",
                 "millrace-client",
+                "millrace-verification",
             ],
         ),
         (

@@ -59,7 +59,7 @@ pub struct RunArguments {
 }
 
 /// The capabilities that a plan may use in a cluster without capability files.
-const BUILT_IN: [&str; 4] = ["echo", "producer", "research", "worker"];
+const BUILT_IN: [&str; 5] = ["echo", "producer", "research", "verify", "worker"];
 
 /// The default models, chosen by the API keys in the environment.
 fn choose_models_from_environment() -> Option<ModelSelection> {

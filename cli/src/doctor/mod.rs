@@ -4,6 +4,7 @@
 //! start, `warn` that it can.
 
 mod credentials;
+mod verifier;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -46,6 +47,7 @@ Each line is ok, warn (a run can start) or missing (a run can't start; exit code
 Examples:
   millrace doctor
   millrace doctor --fetch --model openai:gpt-5.2
+  millrace doctor --model verifier=ollama:bespoke-minicheck
   millrace doctor --nats nats://nats.example.org:4222";
 
 /// The arguments of `millrace doctor`.
@@ -60,7 +62,7 @@ pub struct DoctorArguments {
     /// MILLRACE_NATS_CA, MILLRACE_NATS_CERT and MILLRACE_NATS_KEY (files)
     #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL")]
     nats: Option<String>,
-    /// Language model to check, as for `millrace run`
+    /// Language model to check, as for `millrace run`. verifier=MODEL is also probed, with 32 claims whose answers are known
     #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
     model: Vec<String>,
     /// If no nats-server is found, fetch one into the cache now
@@ -125,6 +127,7 @@ async fn check_environment(arguments: &DoctorArguments) -> Vec<CheckResult> {
         ]);
     }
     checks.push(check_model_selection(&arguments.model));
+    checks.extend(verifier::check_verifier(&arguments.model).await);
     checks
 }
 

@@ -175,7 +175,8 @@ mod tests {
         assert_eq!(cut(&marked, &placed[0]), "Der Ofen ist heiß [1].[^v1]");
         assert_eq!(cut(&marked, &placed[2]), "Er ist neu [2].");
         // A text that was marked before keeps its footnotes.
-        let again = place_statements(&marked, &is_mark, vec![statement("Er ist neu.", StatementVerdict::Partly)]);
+        let again =
+            place_statements(&marked, &is_mark, vec![statement("Er ist neu.", StatementVerdict::Partly)]);
         let (marked, _) = mark_statements(&marked, again);
         assert!(marked.contains("heiß [1].[^v1] Er ist neu [2].[^v2]"), "{marked}");
     }

@@ -17,6 +17,7 @@ use millrace_protocol::registry::{QueuePlace, RunSummary};
 use millrace_protocol::result::{SourceKind, TaskResult, Usage};
 use millrace_protocol::safe_text::{self, markdown_line};
 use millrace_protocol::wait::ProviderWaitJson;
+use millrace_verification::VerificationCounts;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -171,6 +172,9 @@ pub struct RunResult<'a> {
     answer: Option<AnswerState>,
     /// The result of the deliverable's task: text in `output`, structured output in `data`.
     result: Option<&'a TaskResult>,
+    /// The numbers of the statements of the deliverable, by verdict and finder; absent if they were not verified.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verification: Option<VerificationCounts>,
     /// The number of tasks, by state.
     task_counts: TaskCounts,
     /// All tasks, with all attempts.
@@ -340,6 +344,9 @@ impl<'a> RunResult<'a> {
             answered: deliverable.map(|(id, _)| plan.task(id).is_none_or(Task::is_answered)),
             answer: result.map(AnswerState::of),
             result,
+            verification: result
+                .filter(|result| !result.statements.is_empty())
+                .map(|result| VerificationCounts::of(&result.statements)),
             task_counts: TaskCounts::new(|state| plan.task_count_in_state(state)),
             tasks: tasks_of_plan(plan, false),
             turns: &history.turns,

@@ -15,6 +15,7 @@ mod sessions;
 pub mod steering;
 pub mod submission;
 mod tokens;
+pub mod verifications;
 pub mod webhooks;
 
 use schemars::JsonSchema;
@@ -37,6 +38,7 @@ pub use steering::{
 };
 pub use submission::SubmissionBody;
 pub use tokens::{AuditList, CallerJson, LoginBody, TokenBody, TokenList};
+pub use verifications::VerificationBody;
 pub use webhooks::{
     DeliveryList, PushConfigBody, PushConfigList, SecretBody, WebhookBody, WebhookList, WebhookPatchBody,
 };
@@ -59,6 +61,7 @@ pub fn routes() -> ApiRoutes {
         .merge(sessions::routes())
         .merge(retention::routes())
         .merge(submission::routes())
+        .merge(verifications::routes())
         .merge(plans::routes())
         .merge(events::routes())
         .merge(log::routes())

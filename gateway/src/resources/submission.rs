@@ -37,6 +37,7 @@ use millrace_runtime::work::registry;
 use millrace_strict_yaml::{FileDescription, YamlMistake, YamlMistakes, parse_yaml};
 use millrace_views::CommandOutcome;
 use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa_axum::routes;
@@ -51,7 +52,7 @@ use crate::problem::{Mistake, Problem, ProblemKind};
 use crate::state::{Gateway, find_blob};
 
 /// The maximum size of a submission with its documents: some thousand documents of usual size.
-const MAX_SUBMISSION: usize = 512 * 1024 * 1024;
+pub const MAX_SUBMISSION: usize = 512 * 1024 * 1024;
 
 pub fn routes() -> ApiRoutes {
     ApiRoutes::new().scoped(Scope::Submit, routes!(submit_run)).limit_body(MAX_SUBMISSION)
@@ -63,50 +64,50 @@ pub fn routes() -> ApiRoutes {
 pub struct SubmissionBody {
     /// The question to answer or the work to do; may be omitted if the plan has an objective.
     #[serde(skip_serializing_if = "Option::is_none")]
-    objective: Option<String>,
+    pub(super) objective: Option<String>,
     /// Your own tasks: a plan as in a plan file (`millrace schema plan`), as JSON, or as YAML in a string.
     #[serde(skip_serializing_if = "Option::is_none")]
-    plan: Option<Value>,
+    pub(super) plan: Option<Value>,
     /// The planning mode: `llm`, `hybrid` or `fixed`. By default that of the plan, or else `fixed` with a plan and `llm` without.
     #[serde(skip_serializing_if = "Option::is_none")]
-    mode: Option<PlanningMode>,
+    pub(super) mode: Option<PlanningMode>,
     /// When the planner is called.
     #[serde(skip_serializing_if = "Option::is_none")]
-    consult: Option<PlannerConsultMode>,
+    pub(super) consult: Option<PlannerConsultMode>,
     /// The budget of the run, as in a plan file, such as `{"tokens": "200k", "time": "30m"}`; it replaces that of the plan.
     #[serde(skip_serializing_if = "Option::is_none")]
-    budget: Option<Value>,
+    pub(super) budget: Option<Value>,
     /// `true` if the first failed task ends the run.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    fail_fast: bool,
+    pub(super) fail_fast: bool,
     /// `true` if a person must approve the plan before its first task starts.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    approve_plan: bool,
+    pub(super) approve_plan: bool,
     /// The consequence of verdicts on statements; by default that of the plan, or else of each capability.
     #[serde(skip_serializing_if = "Option::is_none")]
-    verification: Option<VerificationPolicy>,
+    pub(super) verification: Option<VerificationPolicy>,
     /// Criteria for the deliverable, one sentence each, in addition to those of the plan.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    criteria: Vec<String>,
+    pub(super) criteria: Vec<String>,
     /// The models of agents, as `[CAPABILITY=]provider:model`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    models: Vec<String>,
+    pub(super) models: Vec<String>,
     /// Ended runs to follow up on: their results and files are documents of this run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    after: Vec<String>,
+    pub(super) after: Vec<String>,
     /// Labels, to find the run by: a value for each name.
     #[serde(skip_serializing_if = "Labels::is_empty")]
-    labels: Labels,
+    pub(super) labels: Labels,
     /// The session: the run starts when the runs that were submitted to the session before it have ended, and sees their results
     /// and files.
     #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<SessionId>,
+    pub(super) session: Option<SessionId>,
     /// Documents that are in the blob store already, in addition to those that are uploaded with this request.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    documents: Vec<DocumentReference>,
+    pub(super) documents: Vec<DocumentReference>,
     /// A receiver of A2A notifications about the status of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    push_config: Option<PushConfigBody>,
+    pub(super) push_config: Option<PushConfigBody>,
 }
 
 /// A document in the blob store.
@@ -138,8 +139,8 @@ async fn submit_run(
     ClientTrace(trace_parent): ClientTrace,
     request: Request,
 ) -> Result<Response, EarlyReply> {
-    let (body, uploaded) = read_request(&gateway, request).await?;
-    submit(&gateway, (body, uploaded), key, trace_parent).await
+    let described = read_request(&gateway, request).await?;
+    submit(&gateway, described, key, trace_parent).await
 }
 
 /// Submits a run with documents that are stored already.
@@ -206,7 +207,7 @@ async fn find_submission(gateway: &Gateway, run: &RunId) -> Result<Option<u64>, 
     }
 }
 
-fn invalid_run(pointer: &str, message: impl ToString) -> Problem {
+pub fn invalid_run(pointer: &str, message: impl ToString) -> Problem {
     let message = message.to_string();
     let place = if pointer.is_empty() { String::new() } else { format!("{pointer}: ") };
     Problem::new(ProblemKind::InvalidRun, format!("{place}{message}"))
@@ -350,11 +351,11 @@ const RUN_PART: &str = "run";
 /// The name of the parts that are documents.
 const DOCUMENT_PART: &str = "documents";
 
-/// Reads the body of the request. Documents are stored as they arrive.
-pub async fn read_request(
+/// Reads the body of the request: a description, and documents, which are stored as they arrive.
+pub async fn read_request<T: DeserializeOwned>(
     gateway: &Gateway,
     request: Request,
-) -> Result<(SubmissionBody, Vec<Document>), Problem> {
+) -> Result<(T, Vec<Document>), Problem> {
     if !media_type(request.headers()).eq_ignore_ascii_case("multipart/form-data") {
         let Json(body) = Json::from_request(request, &()).await?;
         return Ok((body, Vec::new()));
@@ -364,10 +365,10 @@ pub async fn read_request(
     within_time(UPLOAD_TIME, read_parts(gateway, parts)).await?
 }
 
-async fn read_parts(
+async fn read_parts<T: DeserializeOwned>(
     gateway: &Gateway,
     mut parts: Multipart,
-) -> Result<(SubmissionBody, Vec<Document>), Problem> {
+) -> Result<(T, Vec<Document>), Problem> {
     let (mut body, mut documents) = (None, Vec::new());
     while let Some(part) = parts.next_field().await.map_err(part_problem)? {
         match part.name() {

@@ -6,6 +6,7 @@ use axum::body::to_bytes;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
+use millrace_protocol::plan::Document;
 use millrace_protocol::token::{Scope, ScopeSet};
 use millrace_protocol::trace_context::TraceParent;
 use schemars::JsonSchema;
@@ -25,7 +26,8 @@ use crate::resources::files::{FileQuery, read_file};
 use crate::resources::questions::{self, send_answer};
 use crate::resources::runs;
 use crate::resources::steering::{CommandQuery, Steering, steer};
-use crate::resources::submission::{store_document, submit};
+use crate::resources::submission::{SubmissionBody, store_document, submit};
+use crate::resources::verifications::VerificationBody;
 
 /// The maximum size of a reply.
 const MAX_REPLY: usize = 32 * 1024 * 1024;
@@ -80,13 +82,35 @@ impl Operator {
         documents: Vec<SubmittedDocument>,
         key: Option<&str>,
     ) -> Result<String, Problem> {
+        self.submit_described(documents, key, |_| {
+            parse_json(millrace_views::to_value(description).to_string().as_bytes())
+        })
+        .await
+    }
+
+    /// Submits the run of a verification, as `POST /verifications` does, and returns its id.
+    pub async fn submit_verification(
+        &self,
+        body: VerificationBody,
+        documents: Vec<SubmittedDocument>,
+        key: Option<&str>,
+    ) -> Result<String, Problem> {
+        self.submit_described(documents, key, |stored| body.into_submission(stored)).await
+    }
+
+    async fn submit_described(
+        &self,
+        documents: Vec<SubmittedDocument>,
+        key: Option<&str>,
+        describe: impl FnOnce(&[Document]) -> Result<SubmissionBody, Problem>,
+    ) -> Result<String, Problem> {
         let access = self.with(Scope::Submit)?;
         let key = IdempotencyKey::of_text(key)?;
-        let body = parse_json(millrace_views::to_value(description).to_string().as_bytes())?;
         let mut stored = Vec::with_capacity(documents.len());
         for SubmittedDocument { path, content } in documents {
             stored.push(store_document(&access, path, &content).await?);
         }
+        let body = describe(&stored)?;
         let submitted = submit(&access, (body, stored), key, self.trace).await;
         Ok(value_of::<SubmittedRun>(submitted).await?.run)
     }

@@ -32,11 +32,7 @@ impl AnswerCheck<TaskResult> for TextCheck<'_> {
         Some(begin_text_verification(&text.output, "", self.0))
     }
 
-    fn conclude(
-        &self,
-        text: TaskResult,
-        statements: Vec<VerifiedStatement>,
-    ) -> Result<TaskResult, String> {
+    fn conclude(&self, text: TaskResult, statements: Vec<VerifiedStatement>) -> Result<TaskResult, String> {
         Ok(TaskResult { statements, ..text })
     }
 }
@@ -60,7 +56,8 @@ impl AgentHost {
             return Err(TaskError::new(ErrorKind::InvalidTask, NO_DOCUMENTS).into());
         };
         let verifier = self.open_verifier(order)?;
-        let model = verifier.as_ref().map_or_else(|| Arc::new(Extractive) as Arc<dyn Model>, Verifier::share_model);
+        let model =
+            verifier.as_ref().map_or_else(|| Arc::new(Extractive) as Arc<dyn Model>, Verifier::share_model);
         let toolbox = Toolbox::default();
         let brief = AgentBrief {
             system: String::new(),

@@ -10,10 +10,10 @@ use rmcp::service::Peer;
 use tokio::time::Instant;
 
 use super::values::{
-    AnswerArguments, AnswerResult, CancelArguments, CapabilitiesResult, CommandResult, EventsArguments,
-    EventsResult, FileArguments, FilesResult, ListRunsArguments, MAX_EVENTS, MAX_WAIT, MessageArguments,
-    NoArguments, QuestionsArguments, ResumeArguments, RetryArguments, RunArguments, RunsResult,
-    StartRunArguments, StartedRun, WaitArguments,
+    AnswerArguments, AnswerResult, CancelArguments, CapabilitiesResult, CommandResult, DocumentArgument,
+    EventsArguments, EventsResult, FileArguments, FilesResult, ListRunsArguments, MAX_EVENTS, MAX_WAIT,
+    MessageArguments, NoArguments, QuestionsArguments, ResumeArguments, RetryArguments, RunArguments,
+    RunsResult, StartRunArguments, StartedRun, VerificationResult, VerifyArguments, WaitArguments,
 };
 use crate::extract::{IdempotencyKey, Json, Path, Query};
 use crate::problem::Problem;
@@ -22,6 +22,7 @@ use crate::resources::runs::{self, ListQuery};
 use crate::resources::steering::{
     CancelBody, CommandQuery, MessageBody, ResumeBody, RetryBody, Steering, steer,
 };
+use crate::resources::verifications::VerificationBody;
 use crate::resources::{cluster, files};
 use crate::standards::api::{
     Operator, RunEvent, RunEvents, SubmittedDocument, read_content, read_report, value_of,
@@ -65,11 +66,15 @@ fn count(tasks: usize) -> f64 {
 }
 
 pub async fn start_run(call: Call, mut arguments: StartRunArguments) -> Result<StartedRun, Problem> {
-    let documents = std::mem::take(&mut arguments.documents).into_iter();
-    let documents =
-        documents.map(|one| SubmittedDocument { path: one.path, content: one.text.into_bytes() }).collect();
+    let documents = to_submitted(std::mem::take(&mut arguments.documents));
     let run = call.operator.submit_run(&arguments, documents, arguments.key.as_deref()).await?;
     Ok(StartedRun { run })
+}
+
+fn to_submitted(documents: Vec<DocumentArgument>) -> Vec<SubmittedDocument> {
+    let submitted =
+        |one: DocumentArgument| SubmittedDocument { path: one.path, content: one.text.into_bytes() };
+    documents.into_iter().map(submitted).collect()
 }
 
 pub async fn wait_for_run(
@@ -78,6 +83,31 @@ pub async fn wait_for_run(
 ) -> Result<RunView, Problem> {
     let deadline = Instant::now() + Duration::from_secs(timeout_seconds.min(MAX_WAIT));
     RunView::wait(&call.operator, &run, deadline, RunView::needs_client, &call.progress).await
+}
+
+pub async fn verify_text(call: Call, arguments: VerifyArguments) -> Result<VerificationResult, Problem> {
+    let VerifyArguments { text, documents, models, budget, after, key, timeout_seconds } = arguments;
+    // Before the run is submitted: its verdicts could not be read.
+    call.operator.with(Scope::Read)?;
+    let body = VerificationBody {
+        text,
+        models,
+        budget: budget.map(Into::into),
+        after,
+        ..VerificationBody::default()
+    };
+    let run = call.operator.submit_verification(body, to_submitted(documents), key.as_deref()).await?;
+    let operator = call.operator.clone();
+    let RunView { run, state, errors, .. } =
+        wait_for_run(call, WaitArguments { run, timeout_seconds }).await?;
+    let mut verified = VerificationResult { run, state, summary: None, statements: Vec::new(), errors };
+    if verified.state == "completed" {
+        let access = operator.with(Scope::Read)?;
+        let (_, _, result) = runs::require_deliverable(&access, &verified.run).await?;
+        verified.summary = Some(result.summary);
+        verified.statements = result.statements.into_iter().map(Into::into).collect();
+    }
+    Ok(verified)
 }
 
 pub async fn get_run(call: Call, RunArguments { run }: RunArguments) -> Result<RunView, Problem> {

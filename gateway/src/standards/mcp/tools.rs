@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::calls::{
     Call, answer_question, cancel_run, get_report, get_run, list_capabilities, list_files, list_questions,
     list_runs, message_run, pause_run, read_events, read_file, resume_run, retry_task, start_run,
-    wait_for_run,
+    verify_text, wait_for_run,
 };
 use crate::problem::Problem;
 
@@ -110,7 +110,7 @@ impl McpTool {
 }
 
 /// The tools, in the order of the list.
-static TOOLS: LazyLock<[McpTool; 16]> = LazyLock::new(|| {
+static TOOLS: LazyLock<[McpTool; 17]> = LazyLock::new(|| {
     [
         McpTool::new(
             (START_RUN, Scope::Submit, Effect::Additive),
@@ -123,6 +123,13 @@ static TOOLS: LazyLock<[McpTool; 16]> = LazyLock::new(|| {
             "Wait until a run has ended, has a question for the user, or is paused, at most 50 seconds, and return its state. Call it again \
              while `end` is absent and `open_questions` is empty.",
             wait_for_run,
+        ),
+        McpTool::new(
+            ("verify_text", Scope::Submit, Effect::Additive),
+            "Verify a text: compare each of its statements with documents, and return the verdicts with their lines and reasons. It is a run; \
+             it waits at most 50 seconds. If its state is not ended then, call it again with the same arguments and key, or use wait_for_run \
+             and get_report, whose footnotes are the verdicts.",
+            verify_text,
         ),
         McpTool::new(
             ("get_run", Scope::Read, Effect::None),

@@ -1,7 +1,7 @@
 //! The arguments and the structured results of the tools. Their JSON Schemas are what models see, so every field says what to write or what it is.
 
 use millrace_protocol::question::AnswerKind;
-use millrace_protocol::result::VerificationPolicy;
+use millrace_protocol::result::{SourceLines, StatementVerdict, VerificationPolicy, VerifiedStatement};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::feed::EventLevel;
 use crate::resources::EditBody;
 use crate::standards::api::RunEvent;
+use crate::standards::run_view::ErrorView;
 
 /// The longest wait of a call in seconds: many clients give up after a minute.
 pub const MAX_WAIT: u64 = 50;
@@ -63,6 +64,33 @@ pub struct DocumentArgument {
     pub path: String,
     /// The text.
     pub text: String,
+}
+
+/// The arguments of `verify_text`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VerifyArguments {
+    /// The text, as Markdown, of at most 256 KiB. It may cite documents, as `[handbook.md:14]`, as links or as footnotes.
+    pub text: String,
+    /// The documents that the statements are compared with.
+    #[serde(default)]
+    pub documents: Vec<DocumentArgument>,
+    /// Optional: the models, such as `verifier=openai:gpt-5.2`; `verifier=none` lets no model judge.
+    #[serde(default)]
+    pub models: Vec<String>,
+    /// Optional: limits, such as `{"tokens": "200k", "time": "30m", "cost": 2.5}`.
+    #[serde(default)]
+    pub budget: Option<Map<String, Value>>,
+    /// Optional: ids of ended runs whose results and files are documents too.
+    #[serde(default)]
+    pub after: Vec<String>,
+    /// Optional: a key of your choice. A repeated call with the same key and arguments waits for the same verification.
+    #[serde(default)]
+    pub key: Option<String>,
+    /// The longest wait in seconds, 50 by default and at most.
+    #[serde(default = "longest_wait")]
+    #[schemars(range(min = 0, max = 50))]
+    pub timeout_seconds: u64,
 }
 
 /// The arguments of tools that need a run only.
@@ -260,6 +288,49 @@ pub struct NoArguments {}
 pub struct StartedRun {
     /// The id of the run.
     pub run: String,
+}
+
+/// The result of `verify_text`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct VerificationResult {
+    /// The id of the run that verifies the text.
+    pub run: String,
+    /// Its state: the verdicts are there when it is `completed`.
+    pub state: String,
+    /// The numbers of statements by verdict, in a sentence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summary: Option<String>,
+    /// The statements in order, with their verdicts.
+    pub statements: Vec<VerdictResult>,
+    /// The last errors of the run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<ErrorView>,
+}
+
+/// A statement with its verdict.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct VerdictResult {
+    /// Its words.
+    pub text: String,
+    /// `supported`, `partly`, `contradicted` or `unsupported` by the documents, or `unverified`: there is no judgement.
+    pub verdict: StatementVerdict,
+    /// The lines that decided it, such as `handbook.md:14-16`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lines: Vec<String>,
+    /// The reason.
+    pub reason: String,
+}
+
+impl From<VerifiedStatement> for VerdictResult {
+    fn from(statement: VerifiedStatement) -> Self {
+        let VerifiedStatement { text, verdict, lines, reason, .. } = statement;
+        let show = |SourceLines { source, first_line, last_line }: SourceLines| match first_line == last_line
+        {
+            true => format!("{source}:{first_line}"),
+            false => format!("{source}:{first_line}-{last_line}"),
+        };
+        Self { text, verdict, lines: lines.into_iter().map(show).collect(), reason }
+    }
 }
 
 /// The result of a command.
