@@ -91,6 +91,7 @@ export const operations = {
   streamAllEvents: {"method":"GET","path":"/events","query":["after","level","types","runs","label"],"hasKey":false,"response":"stream","accept":["text/event-stream"]},
   streamEvents: {"method":"GET","path":"/runs/{run}/events","query":["after","level","types","task"],"hasKey":false,"response":"stream","accept":["text/event-stream"]},
   submitRun: {"method":"POST","path":"/runs","query":[],"hasKey":true,"response":"json","accept":["application/json"]},
+  submitVerification: {"method":"POST","path":"/verifications","query":[],"hasKey":true,"response":"json","accept":["application/json"]},
   sweep: {"method":"POST","path":"/retention/sweep","query":[],"hasKey":false,"response":"json","accept":["application/json"]},
   testWebhook: {"method":"POST","path":"/webhooks/{webhook}/test","query":[],"hasKey":false,"response":"json","accept":["application/json"]},
   waitForRun: {"method":"GET","path":"/runs/{run}/wait","query":["timeout"],"hasKey":false,"response":"json","accept":["application/json"]},

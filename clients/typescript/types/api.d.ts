@@ -234,6 +234,8 @@ export type RunData = {
   answered?: boolean | null
   /** The result of the deliverable's task: text in `output`, structured output in `data`. */
   result: TaskResult | null
+  /** The numbers of the statements of the deliverable, by verdict and finder; absent if they were not verified. */
+  verification?: VerificationCounts | null
   /** The number of tasks, by state. */
   task_counts: TaskCounts
   /** All tasks, with all attempts. */
@@ -417,6 +419,28 @@ export type Artifact = {
 }
 
 export type FilePath = string
+
+/** The counts of a text's statements. */
+export type VerificationCounts = {
+  /** All of them, those that were taken out too. */
+  statements: number
+  /** Those that the sources say. */
+  supported: number
+  /** Of these, those that are quotations. */
+  by_quotation: number
+  /** Of these, those that a model called so, by model. */
+  by_model: Record<string, number>
+  /** Those that the sources say in part. */
+  partly: number
+  /** Those whose opposite the sources say. */
+  contradicted: number
+  /** Those that the sources do not say. */
+  unsupported: number
+  /** Those without a judgement. */
+  unverified: number
+  /** Those that were taken out of the text. */
+  removed: number
+}
 
 /** A task with its attempts. */
 export type TaskJson = {
@@ -3841,6 +3865,30 @@ export type PushAuthenticationBody = {
   credentials?: string | null
 }
 
+/** A text to verify with documents. */
+export type VerificationBody = {
+  /**
+   * The text, as Markdown, of at most 256 KiB. Its marks may be those of reports, links to documents and footnotes; a statement
+   * without marks is compared with all documents.
+   */
+  text: string
+  /** The models, as `[ROLE=]provider:model`: that of the role `verifier` judges the statements, and `verifier=none` lets no model do so. */
+  models?: string[]
+  /** The budget of the run, as in a plan file, such as `{"tokens": "200k", "time": "30m"}`. */
+  budget?: unknown
+  /** Ended runs: their results and files are documents too. */
+  after?: string[]
+  /** Labels, to find the run by: a value for each name. */
+  labels?: Record<string, string>
+  /**
+   * The session: the run starts when the runs that were submitted to the session before it have ended, and their results and files
+   * are documents too.
+   */
+  session?: SessionId | null
+  /** Documents that are in the blob store already, in addition to those that are uploaded with this request. */
+  documents?: DocumentReference[]
+}
+
 /** A plan to check. */
 export type PlanCheckBody = {
   /** The plan as in a plan file: YAML or JSON in a string, whose lines the mistakes name; or an object. */
@@ -4818,6 +4866,18 @@ export interface Operations {
   submitRun: {
     arguments: {
       body?: SubmissionBody | FormData
+      /** A key by which a repetition is recognised; random by default. */
+      idempotencyKey?: string
+    }
+    response: SubmittedRun
+  }
+  /**
+   * Verify the statements of a text with documents: JSON, or `multipart/form-data` with the part `run` (JSON) and a part `documents` with a
+   * file name for each document. It starts a run; the verdicts are the `statements` of its result.
+   */
+  submitVerification: {
+    arguments: {
+      body?: VerificationBody | FormData
       /** A key by which a repetition is recognised; random by default. */
       idempotencyKey?: string
     }

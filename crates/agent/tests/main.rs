@@ -4,6 +4,7 @@
 
 mod answers;
 mod extractive;
+mod given_text;
 mod judge;
 mod pages;
 mod planner;

@@ -237,6 +237,8 @@ class RunResult(_RunResultRequired, total=False):
     """The provider that the run waits for, or for which it is paused."""
     answered: bool | None
     """`false` if the deliverable does not answer its question; absent as long as there is no deliverable."""
+    verification: VerificationCounts | None
+    """The numbers of the statements of the deliverable, by verdict and finder; absent if they were not verified."""
 
 
 class EarlierRun(TypedDict):
@@ -390,6 +392,28 @@ class Artifact(TypedDict):
     """The size of its content in bytes."""
     sha256: str
     """The SHA-256 of its content in hexadecimal."""
+
+
+class VerificationCounts(TypedDict):
+    """The counts of a text's statements."""
+    statements: int
+    """All of them, those that were taken out too."""
+    supported: int
+    """Those that the sources say."""
+    by_quotation: int
+    """Of these, those that are quotations."""
+    by_model: dict[str, int]
+    """Of these, those that a model called so, by model."""
+    partly: int
+    """Those that the sources say in part."""
+    contradicted: int
+    """Those whose opposite the sources say."""
+    unsupported: int
+    """Those that the sources do not say."""
+    unverified: int
+    """Those without a judgement."""
+    removed: int
+    """Those that were taken out of the text."""
 
 
 class _TaskJsonRequired(TypedDict):
@@ -5634,6 +5658,33 @@ class PushAuthenticationBody(_PushAuthenticationBodyRequired, total=False):
     """The header `Authorization` of requests to a receiver."""
     credentials: str | None
     """The credentials."""
+
+
+class _VerificationBodyRequired(TypedDict):
+    text: str
+    """The text, as Markdown, of at most 256 KiB. Its marks may be those of reports, links to documents and
+    footnotes; a statement without marks is compared with all documents.
+    """
+
+
+class VerificationBody(_VerificationBodyRequired, total=False):
+    """A text to verify with documents."""
+    models: list[str]
+    """The models, as `[ROLE=]provider:model`: that of the role `verifier` judges the statements, and
+    `verifier=none` lets no model do so.
+    """
+    budget: Any
+    """The budget of the run, as in a plan file, such as `{"tokens": "200k", "time": "30m"}`."""
+    after: list[str]
+    """Ended runs: their results and files are documents too."""
+    labels: dict[str, str]
+    """Labels, to find the run by: a value for each name."""
+    session: SessionId | None
+    """The session: the run starts when the runs that were submitted to the session before it have ended, and
+    their results and files are documents too.
+    """
+    documents: list[DocumentReference]
+    """Documents that are in the blob store already, in addition to those that are uploaded with this request."""
 
 
 class _PlanCheckBodyRequired(TypedDict):

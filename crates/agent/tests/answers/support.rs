@@ -14,7 +14,7 @@ use millrace_agent::sources::{OrderInputError, OrderInputs};
 use millrace_agent::spec::AgentSpec;
 use millrace_agent::turn::MemoryHost;
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
-use millrace_protocol::plan::{Document, DocumentSet, Work};
+use millrace_protocol::plan::{Document, DocumentSet, ResourceAmounts, Work};
 use millrace_protocol::result::{TaskResult, VerificationPolicy};
 use millrace_protocol::wire;
 use millrace_protocol::work::{InputResult, Order};
@@ -98,6 +98,8 @@ pub struct ScriptedTask<'a> {
     pub policy: Option<VerificationPolicy>,
     /// `true` if the result is the deliverable of the run.
     pub is_final: bool,
+    /// The reservation of a verification.
+    pub allowance: ResourceAmounts,
     pub journal: MemoryHost,
     pub folder: TempDir,
 }
@@ -133,6 +135,7 @@ impl<'a> ScriptedTask<'a> {
             verifier_error: None,
             policy: None,
             is_final: false,
+            allowance: ResourceAmounts::default(),
             journal: MemoryHost::default(),
             folder: tempfile::tempdir().unwrap(),
         }
@@ -159,6 +162,25 @@ impl<'a> ScriptedTask<'a> {
     }
 
     pub async fn run(&mut self) -> Result<TaskResult, SessionError> {
+        let spec = AgentSpec::parse(self.capability.as_bytes(), &BuiltInToolNames).unwrap();
+        let (store, order, host) = self.prepare(spec.about.name.clone());
+        let env = SessionEnvironment::new(Arc::new(store), &mut self.journal);
+        let session = AgentSession::prepare(&host, &spec, &order, env).await.unwrap();
+        session.run_work().await
+    }
+
+    /// Verifies a text, which no model of the task has written.
+    pub async fn verify(&mut self, text: &str) -> Result<TaskResult, SessionError> {
+        let (store, order, host) = self.prepare(Capability::new("verify").unwrap());
+        let env = SessionEnvironment {
+            allowance: self.allowance,
+            ..SessionEnvironment::new(Arc::new(store), &mut self.journal)
+        };
+        host.verify_text(&order, text.to_owned(), env).await
+    }
+
+    /// Writes the scripts, and returns the store, the order and the host of the task.
+    fn prepare(&self, capability: Capability) -> (Store, Order, AgentHost) {
         let is_turn = |reply: &&Value| reply.get("calls").is_some() || reply.get("text").is_some();
         let turn = |reply: &Value| {
             Some(reply).filter(is_turn).cloned().unwrap_or_else(|| json!({ "answer": reply }))
@@ -173,7 +195,6 @@ impl<'a> ScriptedTask<'a> {
             store.results.insert(TaskId::new(*id).unwrap(), result.clone());
         }
         let set = store.add_documents(&self.documents);
-        let spec = AgentSpec::parse(self.capability.as_bytes(), &BuiltInToolNames).unwrap();
         let run = RunId::new("r").unwrap();
         let work = Work::Task { task: TaskId::new("t").unwrap(), attempt: 1 };
         let input = |(id, _): &(&str, TaskResult)| InputResult {
@@ -200,14 +221,12 @@ impl<'a> ScriptedTask<'a> {
             verification: self.policy,
             mission: self.mission.into(),
             inputs: self.inputs.iter().map(input).collect(),
-            documents: Some(set),
+            documents: Some(set).filter(|_| !self.documents.is_empty()),
             own_model: Some(format!("script:{}", script.display())),
-            ..Order::new(run.clone(), run.lane(1), work, self.objective, spec.about.name.clone())
+            ..Order::new(run.clone(), run.lane(1), work, self.objective, capability)
         };
         let factory = ModelFactory { record_file: Some(self.cassette()), ..ModelFactory::default() };
         let host = AgentHost::new(HostSettings { factory, ..HostSettings::default() }).unwrap();
-        let env = SessionEnvironment::new(Arc::new(store), &mut self.journal);
-        let session = AgentSession::prepare(&host, &spec, &order, env).await.unwrap();
-        session.run_work().await
+        (store, order, host)
     }
 }
