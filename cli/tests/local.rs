@@ -677,6 +677,57 @@ fn doctor_reports_a_missing_server_and_exits_with_4() {
     assert!(!root.path().join("XDG_DATA_HOME").exists(), "checks create nothing");
 }
 
+/// The script of a verifier that says of each claim of the probe how probable it is: by its answer, or always the same.
+fn verifier_script(knows: bool) -> String {
+    let probe: Vec<Value> =
+        serde_json::from_str(include_str!("../../crates/verification/data/probe.json")).unwrap();
+    let rule = |claim: &Value, yes: f64| {
+        let reply = json!({"text": "Yes", "first_token": {"Yes": yes, "No": 1.0 - yes}});
+        json!({"when": {"last": format!("Claim: {}", claim.as_str().unwrap())}, "reply": reply})
+    };
+    let low = if knows { 0.1 } else { 0.9 };
+    let rules: Vec<Value> =
+        probe.iter().flat_map(|pair| [rule(&pair["true"], 0.9), rule(&pair["false"], low)]).collect();
+    json!({"ability": "small", "rules": rules, "ledger": "verifier.ledger"}).to_string()
+}
+
+#[test]
+fn doctor_says_whether_a_verifier_is_believed_and_probes_it_once() {
+    for (knows, status, parts) in [
+        (
+            true,
+            "ok",
+            ["believed: script:", "told 100% of claims", "(32 of 32 answered)", "answered with Yes or No"],
+        ),
+        (false, "warn", ["not believed: script:", "told 50% of claims", "chance is 50%", "70% are needed"]),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let script = root.path().join("verifier.yaml");
+        fs::write(&script, verifier_script(knows)).unwrap();
+        let model = format!("verifier=script:{}", script.display());
+        let check = |more: &[&str]| {
+            let arguments = [&["--model", &model], more].concat();
+            let output = doctor_command(root.path(), Path::new("/usr/bin"), &arguments).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let report: Value = serde_json::from_str(&check(&["--json"])).unwrap();
+        let verifier = find_check_result(&report, "verifier");
+        let found = verifier["found"].as_str().unwrap();
+        assert_eq!(verifier["status"], status, "{verifier}");
+        assert!(parts.iter().all(|part| found.contains(part)) && found.ends_with("; probed now"), "{found}");
+        assert_eq!(verifier["advice"].to_string().contains("choose a stronger model"), !knows, "{verifier}");
+        let again = check(&[]);
+        assert!(again.contains("; remembered from an earlier probe\n"), "{again}");
+        let ledger = fs::read_to_string(root.path().join("verifier.ledger")).unwrap();
+        assert_eq!(ledger.lines().count(), 32, "one probe");
+    }
+    let root = tempfile::tempdir().unwrap();
+    let output =
+        doctor_command(root.path(), Path::new("/usr/bin"), &["--model", "verifier=none"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("none: only quotations and figures are verified"), "{text}");
+}
+
 #[test]
 fn without_pip_the_error_lists_three_solutions() {
     let root = tempfile::tempdir().unwrap();

@@ -9,6 +9,7 @@ mod gateway_access;
 mod gateway_fuzz;
 mod gateway_identity;
 mod gateway_tenants;
+mod gateway_verification;
 mod gateway_webhooks;
 mod python_client;
 mod standards;

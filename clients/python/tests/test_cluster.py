@@ -89,6 +89,24 @@ def test_run_is_submitted_followed_and_read(kind: str, gateway: Gateway) -> None
 
 
 @both
+def test_text_is_verified_with_documents(kind: str, gateway: Gateway) -> None:
+    text = "The kiln fires at 1,240 degrees. It was sold in 1987. It is old.\n"
+    kiln = ("kiln.md", b"# Kiln\n\nThe kiln fires at 1,240 degrees.\n")
+    options: dict[str, Any] = {"models": ["verifier=none"], "idempotency_key": f"verify-{kind}"}
+    verified = call(kind, gateway.url, "verify", text, documents=[kiln], timeout=60, **options)
+    assert [one["verdict"] for one in verified.statements] == ["supported", "unsupported", "unverified"]
+    assert verified.statements[0]["lines"] == [{"source": "kiln.md", "first_line": 3, "last_line": 3}]
+    counts = verified.counts
+    assert (counts["statements"], counts["by_quotation"], counts["unverified"]) == (3, 1, 1)
+    assert verified.output.startswith("The kiln fires at 1,240 degrees. It was sold in 1987.[^v1] It is old.[^v2]")
+    assert call(kind, gateway.url, "verify", text, documents=[kiln], **options) == verified
+    with pytest.raises(errors.InvalidRun, match="documents"):
+        call(kind, gateway.url, "verify", text)
+    with pytest.raises(errors.NoDeliverable):
+        call(kind, gateway.url, "verify", text, documents=[("blank.md", b" ")])
+
+
+@both
 def test_cluster_is_described(kind: str, gateway: Gateway) -> None:
     assert call(kind, gateway.url, "health")["supervisors"] == 1
     assert call(kind, gateway.url, "version")["type"] == "version"

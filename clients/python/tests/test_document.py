@@ -118,6 +118,16 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         push_config={"url": "https://receiver.example/"},
     )
     call(client.submit, "o", documents=[("a", b"b")])
+    call(
+        client.verify,
+        "It is hot.",
+        documents=[{"path": "a", "sha256": "b"}],
+        models=["verifier=none"],
+        budget={"tokens": 1},
+        after=[run, "r-0"],
+        labels={"team": "search"},
+        session="chat",
+    )
     labels = ["team=search", "owner"]
     call(client.runs, "running", label=labels, session="chat", since="2h", until="1h", text="x", limit=5)
     call(client.questions, history=True)

@@ -216,8 +216,16 @@ fn containers_have_least_privileges_and_private_ports() {
         }
     }
     // The services that call models, and those with published ports.
-    let meant =
-        ["worker-research", "worker-worker", "worker-producer", "planner", "critic", "gateway", "grafana"];
+    let meant = [
+        "worker-research",
+        "worker-worker",
+        "worker-producer",
+        "worker-verify",
+        "planner",
+        "critic",
+        "gateway",
+        "grafana",
+    ];
     assert_eq!(outward, meant.map(str::to_owned).into());
 }
 

@@ -19,7 +19,7 @@ use super::overlay::{
 };
 
 /// The capabilities of the overlays, each with its identity.
-const CAPABILITIES: [&str; 4] = ["planner", "producer", "research", "worker"];
+const CAPABILITIES: [&str; 5] = ["planner", "producer", "research", "verify", "worker"];
 
 /// The program's help for the command line in the manifests: it fails if the program rejects the arguments.
 fn run_help(container: &WorkloadContainer<'_>) -> String {

@@ -62,7 +62,7 @@ async def wait_for_end(client: Client, run: str) -> Any:
 
 async def check_tools(client: Client) -> None:
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    assert len(tools) == 16, tools
+    assert len(tools) == 17, tools
     assert tools["get_run"].annotations.read_only_hint and tools["cancel_run"].annotations.destructive_hint
     assert all(tool.output_schema for name, tool in tools.items() if name not in ("get_report", "read_file"))
     templates = (await client.list_resource_templates()).resource_templates
@@ -118,6 +118,7 @@ async def check_tools(client: Client) -> None:
     assert "there is no run" in await refusal(client, "get_run", run="unknown")
     assert "unknown field" in await refusal(client, "get_run", run=run, deep=True)
     assert "objective" in await refusal(client, "start_run")
+    assert "documents" in await refusal(client, "verify_text", text="It is hot.")
 
 
 class StartedTask(Result):

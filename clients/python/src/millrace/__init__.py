@@ -16,6 +16,7 @@ from ._follow import Event
 from ._requests import answer_body
 from ._retry import RetryPolicy
 from ._sync import Client, EventStream, Question, Run
+from ._verification import Verification
 from .errors import GatewayUnreachable, MillraceError, ProblemError, Refused, StreamError, WaitTimeout
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "RetryPolicy",
     "Run",
     "StreamError",
+    "Verification",
     "WaitTimeout",
     "answer_body",
 ]

@@ -128,6 +128,30 @@ def submission(
     return Request("POST", "/runs", body=body, documents=tuple(uploads), key=key or new_key())
 
 
+def verification(
+    text: str,
+    documents: Iterable[Document],
+    models: Iterable[str],
+    budget: Mapping[str, Any] | None,
+    after: Iterable[str],
+    labels: Mapping[str, str] | None,
+    session: str | None,
+    key: str | None,
+) -> Request:
+    """Returns the request that verifies a text."""
+    uploads, references = read_documents(documents)
+    body = body_of(
+        text=text,
+        models=list(models) or None,
+        budget=budget,
+        after=list(after) or None,
+        labels=dict(labels or {}) or None,
+        session=session,
+        documents=references or None,
+    )
+    return Request("POST", "/verifications", body=body, documents=tuple(uploads), key=key or new_key())
+
+
 def read_documents(documents: Iterable[Document]) -> tuple[list[tuple[str, bytes]], list[DocumentReference]]:
     """Reads documents. A file has its name, and a file in a folder its path below it; hidden files are left out."""
     if isinstance(documents, (str, bytes)):

@@ -22,8 +22,10 @@ from .._requests import (
     quote_part,
     quote_parts,
     submission,
+    verification,
 )
 from .._retry import RetryPolicy
+from .._verification import Verification, verification_of
 from ..types import (
     Admission,
     AnswerBody,
@@ -37,8 +39,6 @@ from ..types import (
     ClusterJsonStatus,
     ClusterJsonWorkers,
     Consult,
-    DeliveryJson,
-    DeliveryList,
     EndReason,
     Health,
     LimitLine,
@@ -63,19 +63,18 @@ from ..types import (
     TokenList,
     VerificationPolicy,
     Version,
-    WebhookJson,
-    WebhookList,
 )
 from .question import AsyncQuestion
 from .run import AsyncRun
 from .stream import AsyncEventStream
 from .transport import AsyncTransport
+from .webhooks import AsyncWebhooks
 
 QuestionOrId = Union[AsyncQuestion, str]
 RunOrId = Union[AsyncRun, str]
 
 
-class AsyncClient:
+class AsyncClient(AsyncWebhooks):
     """A client of Millrace's HTTP API.
 
     `timeout` limits each step of a request in seconds, `stream_timeout` the silence of an event stream, in which
@@ -163,6 +162,32 @@ class AsyncClient:
         )
         reply = cast(SubmittedRun, (await self._transport.send(request)).json())
         return AsyncRun(self._transport, reply["run"], reply["sequence"])
+
+    async def verify(
+        self,
+        text: str,
+        *,
+        documents: Iterable[Document] = (),
+        models: Iterable[str] = (),
+        budget: Mapping[str, Any] | None = None,
+        after: Iterable[RunOrId] = (),
+        labels: Mapping[str, str] | None = None,
+        session: str | None = None,
+        idempotency_key: str | None = None,
+        timeout: float | None = None,
+    ) -> Verification:
+        """Verifies the statements of a text with documents, waits for the verdicts and returns them.
+
+        It is a run: `documents` and the other arguments are those of `submit`, and the model of the role `verifier`
+        judges (`models=["verifier=ollama:bespoke-minicheck"]`). Raises `WaitTimeout` if it takes longer than
+        `timeout` seconds, and `NoDeliverable` if it fails.
+        """
+        earlier = [run if isinstance(run, str) else run.id for run in after]
+        request = verification(text, documents, models, budget, earlier, labels, session, idempotency_key)
+        reply = cast(SubmittedRun, (await self._transport.send(request)).json())
+        run = AsyncRun(self._transport, reply["run"], reply["sequence"])
+        state = await run.wait(timeout)
+        return verification_of(state, state.get("result") or await run.result())
 
     def run(self, id: str) -> AsyncRun:
         """Returns a run by its id, without a request. A unique prefix and `latest` are ids too."""
@@ -398,87 +423,6 @@ class AsyncClient:
         """Revokes a token; every gateway refuses it within a second."""
         await self._transport.send(Request("DELETE", f"/tokens/{quote_part(id)}"))
 
-    async def webhooks(self) -> list[WebhookJson]:
-        """Lists the webhooks, oldest first, without their secrets."""
-        return cast(WebhookList, await self._read("/webhooks"))["webhooks"]
-
-    async def webhook(self, id: str) -> WebhookJson:
-        """Reads a webhook."""
-        return cast(WebhookJson, await self._read(f"/webhooks/{quote_part(id)}"))
-
-    async def create_webhook(
-        self,
-        url: str,
-        *,
-        events: Iterable[str] | None = None,
-        labels: Iterable[str] = (),
-        description: str | None = None,
-        secret: str | None = None,
-    ) -> WebhookJson:
-        """Creates a webhook. Its `secret`, by which its receiver verifies messages, is in this result only."""
-        body = body_of(
-            url=url,
-            events=None if events is None else list(events),
-            labels=list(labels),
-            description=description,
-            secret=secret,
-        )
-        return cast(WebhookJson, (await self._transport.send(Request("POST", "/webhooks", body=body))).json())
-
-    async def change_webhook(
-        self,
-        id: str,
-        *,
-        url: str | None = None,
-        events: Iterable[str] | None = None,
-        labels: Iterable[str] | None = None,
-        description: str | None = None,
-        enabled: bool | None = None,
-    ) -> WebhookJson:
-        """Changes a webhook, or enables or disables it. `None` keeps a field."""
-        body = body_of(
-            url=url,
-            events=None if events is None else list(events),
-            labels=None if labels is None else list(labels),
-            description=description,
-            enabled=enabled,
-        )
-        request = Request("PATCH", f"/webhooks/{quote_part(id)}", body=body)
-        return cast(WebhookJson, (await self._transport.send(request)).json())
-
-    async def delete_webhook(self, id: str) -> None:
-        """Deletes a webhook; its undelivered messages are dropped."""
-        await self._transport.send(Request("DELETE", f"/webhooks/{quote_part(id)}"))
-
-    async def rotate_webhook_secret(
-        self, id: str, *, secret: str | None = None, keep_earlier_for: str | None = None
-    ) -> WebhookJson:
-        """Replaces the secret of a webhook; for a time messages are signed with both. The new one is in this result only."""
-        body = body_of(secret=secret, keep_earlier_for=keep_earlier_for)
-        request = Request("POST", f"/webhooks/{quote_part(id)}/secret", body=body)
-        return cast(WebhookJson, (await self._transport.send(request)).json())
-
-    async def test_webhook(self, id: str) -> DeliveryJson:
-        """Sends a test message to the receiver of a webhook, and returns its delivery."""
-        request = Request("POST", f"/webhooks/{quote_part(id)}/test")
-        return cast(DeliveryJson, (await self._transport.send(request)).json())
-
-    async def deliveries(
-        self, webhook: str, *, state: str | None = None, limit: int | None = None, cursor: str | None = None
-    ) -> DeliveryList:
-        """Lists deliveries of a webhook, those that have changed last first."""
-        query = query_of(state=state, limit=limit, cursor=cursor)
-        return cast(DeliveryList, await self._read(f"/webhooks/{quote_part(webhook)}/deliveries", query))
-
-    async def delivery(self, webhook: str, id: str) -> DeliveryJson:
-        """Reads a delivery."""
-        return cast(DeliveryJson, await self._read(f"/webhooks/{quote_part(webhook)}/deliveries/{quote_part(id)}"))
-
-    async def redeliver(self, webhook: str, id: str) -> DeliveryJson:
-        """Delivers a message again, with the same id."""
-        request = Request("POST", f"/webhooks/{quote_part(webhook)}/deliveries/{quote_part(id)}/redeliver")
-        return cast(DeliveryJson, (await self._transport.send(request)).json())
-
     async def audit(self, after: int = 0) -> AuditList:
         """Lists administrative actions after a sequence, oldest first, at most 1000."""
         return cast(AuditList, await self._read("/audit", query_of(after=after)))
@@ -490,9 +434,3 @@ class AsyncClient:
     async def openapi(self) -> dict[str, Any]:
         """Reads the OpenAPI document of the gateway."""
         return cast("dict[str, Any]", await self._read("/openapi.json"))
-
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return (await self._transport.send(Request(method, path, body=body))).json()
-
-    async def _read(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        return (await self._transport.send(Request("GET", path, query or {}))).json()
