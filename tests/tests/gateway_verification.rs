@@ -149,7 +149,7 @@ async fn verification_that_has_nothing_to_compare_is_refused() {
         ),
         (
             gateway
-                .send(upload(&json!({"text": TEXT, "models": ["verifier=no"]}), &[("kiln.md", KILN)], "m"))
+                .send(upload(&json!({"text": TEXT, "models": ["none"]}), &[("kiln.md", KILN)], "m"))
                 .await,
             422,
             "models: ",

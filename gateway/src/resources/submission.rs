@@ -264,8 +264,22 @@ fn refuse_mistakes(mistakes: Vec<Mistake>) -> Result<(), Problem> {
 
 /// Parses a plan by the rules of plan files: JSON is YAML, and a string may have any YAML.
 fn parse_plan(plan: &Value) -> Result<PlanFile, Problem> {
-    let text = plan.as_str().map_or_else(|| format!("{plan:#}"), str::to_owned);
+    let text = plan.as_str().map_or_else(|| escape_for_yaml(&format!("{plan:#}")), str::to_owned);
     parse_plan_file(text.as_bytes()).map_err(|mistakes| invalid_run("plan", mistakes))
+}
+
+/// Escapes the characters that strings of JSON may have and YAML refuses or takes for the end of a line.
+fn escape_for_yaml(json: &str) -> String {
+    let is_refused = |c: char| (c.is_control() && c != '\n') || ('\u{2028}'..='\u{2029}').contains(&c);
+    let is_mark = |c: char| matches!(c, '\u{feff}' | '\u{fffe}' | '\u{ffff}');
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        match is_refused(c) || is_mark(c) {
+            true => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => text.push(c),
+        }
+    }
+    text
 }
 
 /// Parses a budget by the rules of plan files.
@@ -445,6 +459,10 @@ mod tests {
         let yaml = Value::from("tasks:\n- {id: a, objective: o, capability: echo}\n");
         assert_eq!(parse_plan(&json).unwrap().tasks, parse_plan(&yaml).unwrap().tasks);
         assert!(parse_plan(&serde_json::json!({"task": []})).is_err());
+        let text = "a\u{0}\u{7f}\u{85}\r\n\t\u{2028}\u{feff}\u{ffff}ü😀\"\\";
+        let task = serde_json::json!({"id": "a", "objective": "o", "capability": "echo", "parameters": {"text": text}});
+        let plan = parse_plan(&serde_json::json!({ "tasks": [task] })).unwrap();
+        assert_eq!(plan.tasks[0].parameters.get("text").unwrap(), text);
         assert_eq!(parse_budget(&serde_json::json!({"tokens": "2k"})).unwrap().amounts.tokens, Some(2_000));
         assert!(parse_budget(&serde_json::json!({"token": 1})).is_err());
     }
