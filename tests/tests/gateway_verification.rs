@@ -148,9 +148,7 @@ async fn verification_that_has_nothing_to_compare_is_refused() {
             "at most 256 KiB",
         ),
         (
-            gateway
-                .send(upload(&json!({"text": TEXT, "models": ["none"]}), &[("kiln.md", KILN)], "m"))
-                .await,
+            gateway.send(upload(&json!({"text": TEXT, "models": ["none"]}), &[("kiln.md", KILN)], "m")).await,
             422,
             "models: ",
         ),

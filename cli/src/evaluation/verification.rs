@@ -27,7 +27,8 @@ const MIDDLE: f64 = 0.5;
 /// Probes a verifier, unless its calibration is remembered.
 pub async fn probe_verifier(verifier: &Verifier) -> Result<(), CommandError> {
     let mut usage = Usage::default();
-    let calibration = verifier.recall_or_probe(&mut usage).await.map_err(CommandError::unusable_environment)?;
+    let calibration =
+        verifier.recall_or_probe(&mut usage).await.map_err(CommandError::unusable_environment)?;
     if calibration.answered == 0 {
         return Err(CommandError::unusable_environment(anyhow!(
             "{}; choose another model with --model verifier=MODEL",
