@@ -64,7 +64,7 @@ fn write_claims(user: &CliUser) {
         [("true", 0.9), ("false", 0.1)].map(|(name, yes)| rule(pair[name].as_str().unwrap(), yes))
     });
     let own = CLAIMS.iter().map(|(claim, _, _, yes)| rule(claim.trim_start_matches("- "), *yes));
-    // The model that is asked directly sees the claim as it is written.
+    // A direct request has the claim with its markup.
     let item = rule(CLAIMS[5].0, CLAIMS[5].3);
     let rules: Vec<Value> = own.chain([item]).chain(known).collect();
     let script = json!({"ability": "small", "ledger": "ledger.jsonl", "rules": rules});
@@ -101,7 +101,7 @@ fn questions_are_answered_from_the_articles_of_their_file() {
 }
 
 #[test]
-fn perfect_verifier_recognises_all_claims_and_is_asked_once() {
+fn perfect_verifier_recognises_all_claims_with_one_request_each() {
     let user = CliUser::new();
     write_claims(&user);
     let arguments = ["eval", "claims.jsonl", "--model", "verifier=script:verifier.yaml", "--json"];

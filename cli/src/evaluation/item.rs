@@ -1,5 +1,4 @@
-//! The items of an evaluation: what a sample is made of. Objectives are answered by runs and by the model alone, claims are judged by
-//! the verifier and by its model alone.
+//! The items of an evaluation. Runs and the model alone answer objectives; the verifier and its model alone judge claims.
 
 use std::fmt::Debug;
 
@@ -31,7 +30,7 @@ pub trait EvaluationItem: Debug {
     /// `true` if it has samples that are measured in this way.
     fn is_measured_by(&self, method: SampleMethod) -> bool;
 
-    /// Everything beside the configuration that determines a sample.
+    /// Returns the parts of the fingerprint that do not depend on the configuration.
     fn fingerprint_parts(
         &self,
         method: SampleMethod,

@@ -198,7 +198,7 @@ impl<'a> Evaluation<'a, Claim> {
                     self.measure_in_parallel(&mut asked, results, ask).await?;
                     methods.push((SampleMethod::Direct, asked.score));
                 }
-                None => note!("{} has no model that verifies, so none is asked directly", configuration.name),
+                None => note!("{} has no verifier; the direct requests are left out", configuration.name),
             }
         }
         Ok(ConfigurationScores { name: configuration.name.to_string(), methods })

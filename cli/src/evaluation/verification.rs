@@ -1,5 +1,5 @@
-//! Samples of claims: the verifier's verdicts on a claim, with its evidence as the only document, and the answer of the verifier's model
-//! to the claim and the whole evidence in one prompt. They need no cluster.
+//! Samples of claims: the verifier's verdicts on a claim, with its evidence as the only document, and the reply of the verifier's model
+//! to a direct request with the claim and the whole evidence. They need no cluster.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::view::separate_thousands;
 
 /// The path of the evidence.
 const EVIDENCE: &str = "evidence.txt";
-/// The probability from which a claim counts as supported when the model is asked directly.
+/// The least probability of a supported claim in a direct request.
 const MIDDLE: f64 = 0.5;
 
 /// Probes a verifier, unless its calibration is remembered.

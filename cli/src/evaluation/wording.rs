@@ -53,12 +53,12 @@ pub struct Wording {
 #[derive(Debug, Clone)]
 pub struct AnswerText {
     normalized: String,
-    /// `true` if it stands as whole words in the text that it is from.
+    /// `true` if the source text has it as whole words.
     has_whole_words: bool,
 }
 
 impl AnswerText {
-    /// An answer from a text.
+    /// An answer, with the text that contains it.
     pub fn new(answer: &str, context: &Wording) -> Self {
         let answer = Self { normalized: normalize(answer).to_lowercase(), has_whole_words: true };
         let has_whole_words = context.has_answer(&answer);

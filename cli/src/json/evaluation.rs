@@ -130,7 +130,7 @@ pub struct EvaluationConfigurationJson<'a> {
     wrong: u32,
     /// The number of samples of questions that the documents do not answer.
     unanswerable: u32,
-    /// Those of them whose deliverable says so, says that nothing was found, or has a mark on every statement.
+    /// Those of them whose deliverable states this, states that nothing was found, or has a mark on every statement.
     not_answered: u32,
     /// Those of them that were answered all the same.
     unfounded: u32,

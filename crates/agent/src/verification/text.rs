@@ -150,6 +150,15 @@ mod tests {
         assert_eq!(marks["log.txt:1"], lines("log.txt", 1, 1));
     }
 
+    #[test]
+    fn invented_figures_are_in_no_document_and_not_in_the_question() {
+        let text = "The kiln at Osterby fires at 1,240 °C [1]. It was built in 1913 [1]. It has 12 rooms.\n\n## Sources\n\n\
+            - [1] Kiln: docs/kiln.md, line 3\n";
+        let invented = find_invented_figures(text, "Does it have 12 rooms?", &corpus());
+        let texts: Vec<&str> = invented.iter().map(|one| one.text.as_str()).collect();
+        assert_eq!(texts, ["It was built in 1913."]);
+    }
+
     #[tokio::test]
     async fn text_is_verified_without_a_model_as_far_as_code_can() {
         let text = "The kiln at Osterby fires at 1,240 °C [1]. It was built in 1913 [1]. The lamp is old.\n\n## Sources\n\n\
