@@ -232,6 +232,8 @@ export type RunData = {
   deliverable: DeliverableJson | null
   /** `false` if the deliverable does not answer its question; absent as long as there is no deliverable. */
   answered?: boolean | null
+  /** The relation of the deliverable to its question; absent where the deliverable is not read. */
+  answer?: AnswerState | null
   /** The result of the deliverable's task: text in `output`, structured output in `data`. */
   result: TaskResult | null
   /** The numbers of the statements of the deliverable, by verdict and finder; absent if they were not verified. */
@@ -307,6 +309,9 @@ export type TaskId = string
  * that it matches.
  */
 export type DeliverableRule = "final" | "detailed" | "producer" | "any"
+
+/** The relation of a deliverable to its question. */
+export type AnswerState = "answered" | "not_in_sources" | "nothing_found" | "not_verified"
 
 /** The result of a task. `output` cites sources by their ids, as `[S1]`. */
 export type TaskResult = {

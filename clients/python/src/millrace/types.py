@@ -237,6 +237,8 @@ class RunResult(_RunResultRequired, total=False):
     """The provider that the run waits for, or for which it is paused."""
     answered: bool | None
     """`false` if the deliverable does not answer its question; absent as long as there is no deliverable."""
+    answer: AnswerState | None
+    """The relation of the deliverable to its question; absent where the deliverable is not read."""
     verification: VerificationCounts | None
     """The numbers of the statements of the deliverable, by verdict and finder; absent if they were not verified."""
 
@@ -6008,6 +6010,9 @@ DeliverableRule = Literal["final", "detailed", "producer", "any"]
 """The rule that chose the deliverable among the completed tasks: the first rule that matches a task, and the
 newest task that it matches.
 """
+
+AnswerState = Literal["answered", "not_in_sources", "nothing_found", "not_verified"]
+"""The relation of a deliverable to its question."""
 
 SourceKind = Literal["document", "web", "code", "data", "other"]
 """The kind of a source."""
