@@ -137,8 +137,8 @@ fn scalers_watch_the_queue_of_their_deployment() {
         let expected = match overlay.name.as_str() {
             "local" => (0, 0),
             // That of gateways is by CPU.
-            "production-hpa" => (0, 6),
-            _ => (5, 1),
+            "production-hpa" => (0, 7),
+            _ => (6, 1),
         };
         assert_eq!((by_keda, by_kubernetes), expected, "{}", overlay.name);
         for container in overlay

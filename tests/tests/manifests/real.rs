@@ -306,7 +306,7 @@ async fn smallest_overlay_starts_completes_a_run_and_stops() {
         .long_running_containers()
         .into_iter()
         .partition(|container| container.process_role() == "nats");
-    assert_eq!((servers.len(), processes.len()), (1, 8));
+    assert_eq!((servers.len(), processes.len()), (1, 9));
     // In a cluster the order of starts is random: processes that start before NATS exit and are restarted.
     for container in processes.into_iter().chain(servers) {
         node.start_container(container);
