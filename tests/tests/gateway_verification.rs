@@ -116,6 +116,17 @@ async fn text_is_verified_over_http_once_for_a_key() {
     let run = gateway.post("/verifications", &body).await.json()["run"].as_str().unwrap().to_owned();
     assert_eq!(gateway.wait_for_end(&run).await["verification"]["supported"], 2);
     assert_eq!(request_count(&cluster), calls + 2);
+
+    // The largest text passes through the log, the queue and the worker.
+    let line = "The kiln at Osterby fires at 1,240 °C, and in 1987 it was sold to the town with its tools and its house.\n\n";
+    let text = line.repeat(256 * 1024 / line.len());
+    let body = json!({"text": text, "models": ["verifier=none"], "documents": [stored]});
+    let run = gateway.post("/verifications", &body).await.json()["run"].as_str().unwrap().to_owned();
+    let counts = gateway.wait_for_end(&run).await["verification"].take();
+    assert_eq!(
+        (counts["statements"].as_u64().unwrap() as usize, &counts["unsupported"]),
+        (text.len() / line.len(), &counts["statements"])
+    );
     gateway.stop();
     cluster.stop_all();
 }
