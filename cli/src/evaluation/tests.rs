@@ -346,8 +346,8 @@ fn verdicts_tell_verified_facts_from_marked_ones() {
 fn ends_without_an_answer_are_told_apart() {
     let file = load(VALID).unwrap();
     let kind = |answer| AnswerSample::new(&objective(&file, "leave"), &record(answer)).kind;
-    let nothing =
-        format!("# How many days of leave do staff have?\n\n{}\n", millrace_agent::builtin::NO_PASSAGE);
+    let end = &millrace_verification::Phrases::choose("Wie viele Tage Urlaub haben sie?", "").no_passage;
+    let nothing = format!("# How many days of leave do staff have?\n\n{end}\n");
     assert_eq!(kind(Some(&nothing)), AnswerKind::NothingFound);
     assert_eq!(
         kind(Some("# How many days of leave do staff have?\n\n## Sources\n\n- [1] a\n")),

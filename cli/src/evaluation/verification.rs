@@ -10,7 +10,7 @@ use millrace_agent::model::{Model, ModelError};
 use millrace_agent::verification::{Verifier, verify_text};
 use millrace_protocol::result::{Finder, StatementVerdict, Usage, VerifiedStatement};
 use millrace_protocol::safe_text::markdown_line;
-use millrace_verification::{Calibration, ask_directly, read_direct_reply};
+use millrace_verification::{Calibration, Phrases, ask_directly, read_direct_reply};
 
 use super::ceiling::is_fault_of_environment;
 use super::cluster::SampleEnd;
@@ -32,7 +32,7 @@ pub async fn probe_verifier(verifier: &Verifier) -> Result<(), CommandError> {
     if calibration.answered == 0 {
         return Err(CommandError::unusable_environment(anyhow!(
             "{}; choose another model with --model verifier=MODEL",
-            calibration.describe_disbelief()
+            calibration.describe_disbelief(Phrases::english())
         )));
     }
     if usage.model_calls > 0 {
@@ -40,7 +40,7 @@ pub async fn probe_verifier(verifier: &Verifier) -> Result<(), CommandError> {
         note!("the probe of {} took {} calls and {tokens} tokens", calibration.model, usage.model_calls);
     }
     if !calibration.is_believed() {
-        note!("{}; its verdicts are not used", calibration.describe_disbelief());
+        note!("{}; its verdicts are not used", calibration.describe_disbelief(Phrases::english()));
     }
     Ok(())
 }

@@ -159,6 +159,21 @@ async fn invented_figure_is_sent_back_once_and_then_marked() {
 }
 
 #[tokio::test]
+async fn footnotes_are_in_the_language_of_the_question() {
+    for (question, invented, footnote) in [
+        ("Wie schwer ist der Tarn 20?", "Er wiegt 9,7 kg", "nicht belegt: Keine Quelle enthält „9,7 kg“."),
+        ("Tarn 20 有多重？", "它重 9.7 kg", "无依据: 没有来源包含“9.7 kg”。"),
+    ] {
+        let answer = json!({"output": format!("{invented} [P2:4].")});
+        let mut work =
+            ScriptedTask { is_final: true, ..ScriptedTask::research("small", question, vec![answer]) };
+        let result = work.run().await.unwrap();
+        assert_eq!(result.output, format!("{invented} [S1].[^v1]\n\n[^v1]: {footnote}\n"));
+        assert!(footnote.ends_with(&result.statements[0].reason), "{}", result.statements[0].reason);
+    }
+}
+
+#[tokio::test]
 async fn policy_decides_what_becomes_of_statements_without_support() {
     let question = "What is the Tarn 20 like?";
     let answer =
@@ -479,4 +494,7 @@ async fn research_without_sources_says_so_and_asks_no_model() {
     let result = work.run().await.unwrap();
     assert!(result.output.starts_with("No sources: "), "{}", result.output);
     assert_eq!((result.answered, work.requests().len()), (Some(false), 0));
+    (work.journal, work.objective) = (MemoryHost::default(), "Wie schwer ist der Tarn 20?");
+    let result = work.run().await.unwrap();
+    assert!(result.output.starts_with("Keine Quellen: "), "{}", result.output);
 }

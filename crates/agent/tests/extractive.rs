@@ -306,6 +306,19 @@ async fn a_search_without_a_passage_claims_nothing_about_the_documents() {
 }
 
 #[tokio::test]
+async fn ends_are_in_the_language_of_the_question() {
+    let run =
+        run("Fabrikanın yeni sahibi kim ve neden kapandı?", files(&[("soup.md", "# Soup\n\nBoil it.\n")]))
+            .await;
+    assert_all_pass(&run);
+    let report = run.report();
+    let output = &report.output;
+    assert!(output.contains("Soruyla ortak kelimesi olan bir bölüm bulunamadı."), "{output}");
+    assert!(output.contains("dil modeli olmadan derlendi."), "{output}");
+    assert_eq!(report.answered, Some(false));
+}
+
+#[tokio::test]
 async fn a_heading_with_the_words_of_the_question_is_quoted_with_the_text_below_it() {
     let text = "# Handbook\n\nThe river is closed in winter for repairs of the wheel.\n";
     let run = run("Summarise the handbook", files(&[("handbook.md", text)])).await;

@@ -22,7 +22,7 @@ pub use date::Date;
 pub use derive::{Derivation, derive_figure};
 use number::Number;
 pub use unit::Unit;
-pub use words::{detect_language, is_unspaced};
+pub use words::{LanguageGuess, detect_language, guess_language, is_unspaced};
 use words::{factors_at, units_at, units_before};
 
 /// The relative difference of two equal quantities: rounding errors of a conversion.

@@ -32,6 +32,7 @@ const DETECTED: &[(&str, &str)] = &[
     ("vie", "vi"),
     ("ind", "id"),
     ("cmn", "zh"),
+    ("jpn", "ja"),
     ("kat", "ka"),
     ("hye", "hy"),
     ("aze", "az"),
@@ -79,11 +80,27 @@ static WORDS: LazyLock<WordTable> = LazyLock::new(|| {
     table
 });
 
+/// The likely language of a text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LanguageGuess {
+    /// Its code, such as `de`.
+    pub code: &'static str,
+    /// From 0 to 1.
+    pub confidence: f64,
+    pub is_reliable: bool,
+}
+
+/// Returns the likely language of a text that has letters.
+pub fn guess_language(text: &str) -> Option<LanguageGuess> {
+    let found = whatlang::detect(text)?;
+    let code = found.lang().code();
+    let code = DETECTED.iter().find(|(known, _)| *known == code).map_or(&code[..2], |(_, language)| language);
+    Some(LanguageGuess { code, confidence: found.confidence(), is_reliable: found.is_reliable() })
+}
+
 /// Returns the code of a text's language, if it can be detected.
 pub fn detect_language(text: &str) -> Option<&'static str> {
-    let found = whatlang::detect(text).filter(whatlang::Info::is_reliable)?;
-    let code = found.lang().code();
-    Some(DETECTED.iter().find(|(known, _)| *known == code).map_or(&code[..2], |(_, language)| language))
+    guess_language(text).filter(|guess| guess.is_reliable).map(|guess| guess.code)
 }
 
 /// Returns the units whose name a text begins with, and the length of the longest name.

@@ -21,8 +21,10 @@
 
 mod counts;
 mod figure;
+mod language;
 mod lines;
 mod marks;
+mod phrases;
 mod probe;
 mod question;
 mod quotation;
@@ -33,6 +35,7 @@ mod verifier;
 pub use counts::VerificationCounts;
 pub use lines::{CitedLines, Sources};
 pub use marks::{mark_statements, place_statements, remove_refuted_statements};
+pub use phrases::Phrases;
 pub use probe::{Calibration, probe_questions};
 pub use question::{Form, Question, ask_directly, read_direct_reply};
 pub use quotation::normalize;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use millrace_protocol::result::{StatementVerdict, VerifiedStatement};
 
 use crate::lines::CharacterPositions;
+use crate::phrases::Phrases;
 use crate::statement::split_statements;
 
 /// Finds statements again in a text that was renumbered or got a title since. One that is gone counts as removed.
@@ -79,8 +80,12 @@ fn widen_cut(letters: &[char], statement: Range<usize>) -> Range<usize> {
     statement.start - blanks..statement.end
 }
 
-/// Adds a footnote to each statement that is not verified. The positions of the statements are those in the marked text.
-pub fn mark_statements(text: &str, statements: Vec<VerifiedStatement>) -> (String, Vec<VerifiedStatement>) {
+/// Adds a footnote to each statement that is not verified, in the language of the phrases. The positions of the statements are those in the marked text.
+pub fn mark_statements(
+    text: &str,
+    statements: Vec<VerifiedStatement>,
+    phrases: &Phrases,
+) -> (String, Vec<VerifiedStatement>) {
     let (mut marked, mut notes) = (String::with_capacity(text.len()), String::new());
     let (mut placed, mut count) = (Vec::with_capacity(statements.len()), last_footnote(text));
     let (mut letters, mut done, mut added) = (text.chars(), 0, 0);
@@ -94,7 +99,7 @@ pub fn mark_statements(text: &str, statements: Vec<VerifiedStatement>) -> (Strin
             let mark = format!("[^v{count}]");
             marked.push_str(&mark);
             let reason = one.reason.split_whitespace().collect::<Vec<_>>().join(" ");
-            notes.push_str(&format!("{mark}: {}: {reason}\n", one.outcome()));
+            notes.push_str(&format!("{mark}: {}: {reason}\n", phrases.describe_outcome(&one)));
             let characters = u32::try_from(mark.len()).unwrap_or_default();
             (length, added) = (length + characters, added + characters);
         }
@@ -169,7 +174,7 @@ mod tests {
         };
         assert_eq!(cut(text, &placed[0]), "Der Ofen ist heiß [1].");
         assert!(placed[1].removed && cut(text, &placed[1]).is_empty());
-        let (marked, placed) = mark_statements(text, placed);
+        let (marked, placed) = mark_statements(text, placed, Phrases::english());
         assert!(marked.contains("heiß [1].[^v1] Er ist neu [2].\n"), "{marked}");
         assert!(marked.ends_with("\n\n[^v1]: not supported: No line says it.\n"), "{marked}");
         assert_eq!(cut(&marked, &placed[0]), "Der Ofen ist heiß [1].[^v1]");

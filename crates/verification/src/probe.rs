@@ -5,6 +5,7 @@ use millrace_models::model::Reply;
 use millrace_protocol::result::SourceLines;
 use serde::{Deserialize, Serialize};
 
+use crate::phrases::Phrases;
 use crate::question::{Case, Form, Question, read_reply, write_question};
 
 /// The least balanced accuracy at which a model is believed. With 32 claims, a guess reaches it once in 50 times.
@@ -120,16 +121,11 @@ impl Calibration {
     }
 
     /// The reason, for a person, that the model is not believed.
-    pub fn describe_disbelief(&self) -> String {
+    pub fn describe_disbelief(&self, phrases: &Phrases) -> String {
         let percent = (self.accuracy * 100.0).round();
         match self.answered {
-            0 => format!("{} answered none of {} claims with known answers", self.model, self.claims),
-            _ => format!(
-                "{} told {percent}% of claims with known answers right, which is not enough to be believed (chance is 50%, \
-                 {}% are needed)",
-                self.model,
-                MIN_ACCURACY * 100.0
-            ),
+            0 => phrases.describe_no_answers(&self.model, self.claims),
+            _ => phrases.describe_low_accuracy(&self.model, percent, MIN_ACCURACY * 100.0),
         }
     }
 }

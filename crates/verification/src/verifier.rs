@@ -10,6 +10,7 @@ use millrace_protocol::result::{Finder, SourceLines, StatementVerdict, VerifiedS
 
 use crate::figure::{FigureIndex, FigurePlaces};
 use crate::lines::{CharacterPositions, CitedLines, Sources};
+use crate::phrases::Phrases;
 use crate::probe::Calibration;
 use crate::question::{Case, Judgement, Question, read_reply, write_question};
 use crate::quotation::{QuotableTexts, inside_quotes};
@@ -19,8 +20,6 @@ use crate::statement::{Context, MarkedText, Statement, split_statements};
 const MAX_PASSAGES: usize = 2_400;
 /// The most passages that search adds.
 const MAX_FOUND: usize = 4;
-/// The reason for a statement if the reply of the model can't be used.
-const NO_VERDICT: &str = "The model gave no verdict.";
 
 /// The verification of a text.
 pub struct Verification {
@@ -28,6 +27,7 @@ pub struct Verification {
     statements: Vec<State>,
     /// Verdicts of models on statements of earlier texts.
     known: Vec<VerifiedStatement>,
+    phrases: &'static Phrases,
 }
 
 /// A statement, with its verdict as soon as there is one.
@@ -66,11 +66,17 @@ impl Verification {
     ) -> Self {
         let marked = split_statements(text, is_mark);
         let (figures, texts) = (FigureIndex::new(sources), QuotableTexts::new(sources));
-        let comparison =
-            Comparison { sources, figures, texts, lines: RefCell::default(), question, marked: &marked };
+        let phrases = Phrases::choose(question, text);
+        let lines = RefCell::default();
+        let comparison = Comparison { sources, figures, texts, lines, question, marked: &marked, phrases };
         let statements =
             marked.statements.iter().map(|statement| comparison.compare(statement, text)).collect();
-        Self { text: text.to_owned(), statements, known: known.into_iter().collect() }
+        Self { text: text.to_owned(), statements, known: known.into_iter().collect(), phrases }
+    }
+
+    /// The phrases in the language of the reasons.
+    pub fn phrases(&self) -> &'static Phrases {
+        self.phrases
     }
 
     /// Leaves out the statements that code did not decide.
@@ -125,7 +131,7 @@ impl Verification {
     /// The verdicts, in the order of the statements. `reason` explains the missing verdicts; `None` if the model gave
     /// no verdict on them.
     pub fn finish(self, reason: Option<&str>) -> Vec<VerifiedStatement> {
-        let reason = reason.unwrap_or(NO_VERDICT);
+        let reason = reason.unwrap_or(&self.phrases.no_verdict);
         let mut characters = CharacterPositions::new(&self.text);
         let mut place = |range: &Range<usize>, one: VerifiedStatement| {
             let (start, end) = (characters.before(range.start), characters.before(range.end));
@@ -137,7 +143,7 @@ impl Verification {
                 State::Decided(range, verdict) => place(&range, verdict),
                 State::Open(open) => {
                     let range = open.range.clone();
-                    place(&range, open.conclude(reason))
+                    place(&range, open.conclude(reason, self.phrases))
                 }
             })
             .collect()
@@ -152,7 +158,7 @@ impl OpenStatement {
         is_by_model && known.text == self.text && known.lines.iter().all(is_cited)
     }
 
-    fn conclude(self, reason: &str) -> VerifiedStatement {
+    fn conclude(self, reason: &str, phrases: &Phrases) -> VerifiedStatement {
         let unplaced = decided(&self.text, StatementVerdict::Unverified, None, Vec::new(), reason.to_owned());
         let Some((judgement, decider)) = self.judgement else {
             let lines = self.case.passages.first().map(|(lines, _)| lines.clone());
@@ -170,7 +176,7 @@ impl OpenStatement {
             judgement.passages.iter().filter_map(|at| Some(self.case.passages.get(*at)?.0.clone())).collect();
         let first = self.case.passages.first().map(|(lines, _)| lines.clone());
         let lines = if named.is_empty() { first.into_iter().collect() } else { named };
-        let mut reason = judgement.reason.unwrap_or_else(|| describe_verdict(verdict, &lines));
+        let mut reason = judgement.reason.unwrap_or_else(|| phrases.describe_verdict(verdict, &lines));
         for calculation in &self.derived {
             reason.push_str(&format!(" {calculation}."));
         }
@@ -182,26 +188,6 @@ impl OpenStatement {
             probability: judgement.probability,
             ..unplaced
         }
-    }
-}
-
-/// The reason for a verdict of a model that gives none.
-fn describe_verdict(verdict: StatementVerdict, lines: &[SourceLines]) -> String {
-    let place = lines.first().map_or_else(|| "the sources".to_owned(), describe_lines);
-    match verdict {
-        StatementVerdict::Supported => format!("The model finds it in {place}."),
-        StatementVerdict::Partly => format!("The model finds a part of it in {place}."),
-        StatementVerdict::Contradicted => format!("The model finds the opposite in {place}."),
-        StatementVerdict::Unsupported => format!("The model does not find it in {place}."),
-        StatementVerdict::Unverified => NO_VERDICT.to_owned(),
-    }
-}
-
-fn describe_lines(lines: &SourceLines) -> String {
-    let SourceLines { source, first_line, last_line } = lines;
-    match first_line == last_line {
-        true => format!("{source}, line {first_line}"),
-        false => format!("{source}, lines {first_line}–{last_line}"),
     }
 }
 
@@ -234,6 +220,7 @@ struct Comparison<'a> {
     lines: RefCell<BTreeMap<String, Rc<Vec<&'a str>>>>,
     question: &'a str,
     marked: &'a MarkedText,
+    phrases: &'static Phrases,
 }
 
 impl<'a> Comparison<'a> {
@@ -254,7 +241,7 @@ impl<'a> Comparison<'a> {
         let places = self.figures.find(&statement.text, &cited_sources, &near, self.question);
         let (lines, derived) = match places {
             FigurePlaces::Invented(invented) => {
-                let reason = format!("No source has {}.", list_words(&invented));
+                let reason = self.phrases.describe_missing_figures(&invented);
                 let verdict = StatementVerdict::Unsupported;
                 return State::Decided(
                     range,
@@ -264,7 +251,7 @@ impl<'a> Comparison<'a> {
             FigurePlaces::Found { lines, derived } => (lines, derived),
         };
         if let Some(missing) = self.texts.find_missing_quotation(&statement.text, &cited_sources) {
-            let reason = format!("No source has the words “{missing}”.");
+            let reason = self.phrases.describe_missing_quotation(&missing);
             let verdict = StatementVerdict::Unsupported;
             return State::Decided(
                 range,
@@ -273,7 +260,7 @@ impl<'a> Comparison<'a> {
         }
         let passages = self.add_passages(passages, lines.into_iter().chain(hits));
         if passages.is_empty() {
-            let reason = "No source has lines about it.".to_owned();
+            let reason = self.phrases.no_lines.clone();
             let verdict = decided(&statement.text, StatementVerdict::Unverified, None, Vec::new(), reason);
             return State::Decided(range, verdict);
         }
@@ -322,14 +309,14 @@ impl<'a> Comparison<'a> {
             None => self.texts.find_sentences(&statement.text, near),
         };
         if let Some(place) = place {
-            let reason = format!("{} has it word for word.", describe_lines(&place));
+            let reason = self.phrases.describe_quotation(&place);
             let finder = Some(Finder::Quotation);
             return Some(decided(&statement.text, StatementVerdict::Supported, finder, vec![place], reason));
         }
         if (is_whole && !is_block_quote) || !self.texts.is_complete() {
             return None;
         }
-        let reason = "No source has these words.".to_owned();
+        let reason = self.phrases.missing_words.clone();
         let verdict = StatementVerdict::Unsupported;
         Some(decided(&statement.text, verdict, Some(Finder::Quotation), Vec::new(), reason))
     }
@@ -435,8 +422,4 @@ fn passage_text(all: &[&str], lines: &SourceLines) -> String {
     let is_in_table = own.first().is_some_and(|line| is_row(&line));
     let head = above.iter().rev().take_while(is_row).last().filter(|_| is_in_table);
     heading.into_iter().chain(head).chain(own).copied().collect::<Vec<_>>().join("\n")
-}
-
-fn list_words(words: &[String]) -> String {
-    words.iter().map(|word| format!("“{word}”")).collect::<Vec<_>>().join(", ")
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use millrace_models::model::{Reply, TokenProbability};
 use millrace_protocol::result::{Finder, SourceLines, StatementVerdict, VerifiedStatement};
 use millrace_verification::{
-    Calibration, CitedLines, Form, Question, Sources, Verification, VerificationCounts, probe_questions,
+    Calibration, CitedLines, Form, Phrases, Question, Sources, Verification, VerificationCounts,
+    probe_questions,
 };
 
 const HANDBOOK: &str = "# Kiln\n\nThe kiln at Osterby fires at 1,240 °C. It was rebuilt on October 30, 2031.\n\
@@ -218,12 +219,16 @@ fn calibrate(form: Form, answer: impl Fn(usize, &Question) -> Reply) -> Calibrat
 fn model_without_skill_is_found_out() {
     let always_no = calibrate(Form::Single, |_, _| yes(0.02));
     assert!(!always_no.is_believed(), "{always_no:?}");
-    assert!(always_no.describe_disbelief().contains("50%"), "{}", always_no.describe_disbelief());
+    assert!(
+        always_no.describe_disbelief(Phrases::english()).contains("50%"),
+        "{}",
+        always_no.describe_disbelief(Phrases::english())
+    );
     // True and false claims alternate; a shy model is sure of nothing, and still tells them apart.
     let shy = calibrate(Form::Single, |at, _| yes(if at % 2 == 0 { 0.2 } else { 0.01 }));
     assert!(shy.is_believed() && shy.threshold < 0.2, "{shy:?}");
     let mute = calibrate(Form::Single, |_, _| Reply { text: "I can't say.".into(), ..Reply::default() });
-    assert!(!mute.is_believed() && mute.describe_disbelief().contains("none of 32 claims"));
+    assert!(!mute.is_believed() && mute.describe_disbelief(Phrases::english()).contains("none of 32 claims"));
     let broken = calibrate(Form::Several, |_, _| Reply { text: "{".into(), ..Reply::default() });
     assert!(!broken.is_believed());
 }

@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use millrace_agent::answers::remove_source_list;
-use millrace_agent::builtin::NO_PASSAGE;
 use millrace_protocol::result::{StatementVerdict, VerifiedStatement};
-use millrace_verification::normalize;
+use millrace_verification::{Phrases, normalize};
 use regex::Regex;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -141,7 +140,7 @@ fn find_kind(record: &SampleRecord, body: &str) -> AnswerKind {
         AnswerKind::Missing
     } else if text.is_empty() {
         AnswerKind::Empty
-    } else if body.contains(NO_PASSAGE) {
+    } else if Phrases::all().any(|phrases| body.contains(&phrases.no_passage)) {
         AnswerKind::NothingFound
     } else if !record.answered || states_no_answer(&text) {
         AnswerKind::NotAnswered

@@ -2,4 +2,4 @@
 
 mod extractive;
 
-pub use extractive::{Extractive, NO_PASSAGE};
+pub use extractive::Extractive;

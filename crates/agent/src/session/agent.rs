@@ -9,7 +9,7 @@ use millrace_protocol::result::{
     CapabilityDescription, ErrorKind, TaskError, TaskResult, VerificationPolicy, VerifiedStatement,
 };
 use millrace_protocol::work::{Assignment, Order};
-use millrace_verification::{mark_statements, place_statements, remove_refuted_statements};
+use millrace_verification::{Phrases, mark_statements, place_statements, remove_refuted_statements};
 
 use super::environment::{
     SessionEnvironment, SessionError, invalid_order_error, read_beginning, restore_prompt,
@@ -57,8 +57,6 @@ const READ: &str = "read_document";
 const LIST: &str = "list_completed_tasks";
 const GET: &str = "get_task_result";
 const THINK: &str = "think";
-/// The output of a result whose statements were all taken out.
-const EVERYTHING_REMOVED: &str = "Nothing is left of the answer: the sources refute all of its statements.";
 /// The beginning of the names of built-in models.
 const BUILT_IN_MODEL: &str = "builtin:";
 
@@ -137,7 +135,7 @@ impl<'a> AgentSession<'a> {
         // The built-in model answers from documents only, and says itself that there are none.
         let has_memory = !model.name().starts_with(BUILT_IN_MODEL);
         if is_new && has_memory && self.has_no_sources() {
-            return Ok(no_sources_result());
+            return Ok(no_sources_result(&order.objective));
         }
         let ability = beginning.ability;
         let task = WorkTask {
@@ -209,7 +207,7 @@ impl<'a> AgentSession<'a> {
                 let statements = take(&mut work.answer.statements);
                 let result = findings::resolve_findings(&work.answer, list_sources().as_ref());
                 let result = result.map_err(repeated_check_error)?;
-                let result = add_verdicts(result, statements, policy, order.is_final)?;
+                let result = add_verdicts(result, statements, policy, &order.objective, order.is_final)?;
                 Ok(complete_result(result, work))
             }
             AnswerForm::Report => {
@@ -222,7 +220,7 @@ impl<'a> AgentSession<'a> {
                 let mut work = conversation.drive(host, &checker).await?.into_result()?;
                 let statements = take(&mut work.answer.statements);
                 let result = results.resolve_citations(&work.answer).map_err(repeated_check_error)?;
-                let result = add_verdicts(result, statements, policy, order.is_final)?;
+                let result = add_verdicts(result, statements, policy, &order.mission, order.is_final)?;
                 Ok(complete_result(result, work))
             }
             AnswerForm::Text => {
@@ -500,8 +498,10 @@ fn add_verdicts(
     mut result: TaskResult,
     statements: Vec<VerifiedStatement>,
     policy: VerificationPolicy,
+    question: &str,
     is_final: bool,
 ) -> Result<TaskResult, TaskError> {
+    let phrases = Phrases::choose(question, &result.output);
     let is_mark = |mark: &str| result.sources.iter().any(|source| source.id == mark);
     let mut statements = place_statements(&result.output, &is_mark, statements);
     match policy {
@@ -509,7 +509,7 @@ fn add_verdicts(
         VerificationPolicy::Remove if statements.iter().any(|one| one.is_refuted() && !one.removed) => {
             (result.output, statements) = remove_refuted_statements(&result.output, statements);
             if statements.iter().all(|one| one.removed) {
-                result.output = EVERYTHING_REMOVED.to_owned();
+                result.output = phrases.everything_removed.clone();
                 result.answered = Some(false);
             }
             // It may say what was taken out.
@@ -519,7 +519,7 @@ fn add_verdicts(
         VerificationPolicy::Require => require_support(&statements)?,
     }
     let (output, statements) = match is_final {
-        true => mark_statements(&result.output, statements),
+        true => mark_statements(&result.output, statements, phrases),
         false => (result.output.clone(), statements),
     };
     Ok(TaskResult { output, statements, ..result })
@@ -544,13 +544,10 @@ fn require_support(statements: &[VerifiedStatement]) -> Result<(), TaskError> {
 }
 
 /// The result of a question that there is nothing to answer from.
-fn no_sources_result() -> TaskResult {
-    let summary = "No sources: the run has no documents, and web pages are not read here.";
-    let output = format!(
-        "{summary} The question was not answered, since an answer from a model's memory can't be checked. Add documents \
-         with --docs, or allow the web with --web."
-    );
-    TaskResult { summary: summary.into(), output, answered: Some(false), ..TaskResult::default() }
+fn no_sources_result(question: &str) -> TaskResult {
+    let Phrases { no_sources, no_sources_advice, .. } = Phrases::choose(question, "");
+    let output = format!("{no_sources} {no_sources_advice}");
+    TaskResult { summary: no_sources.clone(), output, answered: Some(false), ..TaskResult::default() }
 }
 
 /// The answer passed this check a moment ago, and the documents can't have changed since.

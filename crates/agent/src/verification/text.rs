@@ -11,9 +11,6 @@ use crate::citations::read_line_range;
 use crate::corpus::{Corpus, Document};
 use crate::model::{ModelError, Request};
 
-/// The reason for statements without a verdict if there is no verifier.
-const NO_MODEL: &str = "No model verifies this text.";
-
 /// A text with the verdicts on its statements.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VerifiedText {
@@ -34,7 +31,7 @@ pub async fn verify_text(
     let mut verification = begin_text_verification(text, "", corpus);
     let mut usage = Usage::default();
     let reason = match verifier.filter(|_| !verification.is_decided()) {
-        None => Some(NO_MODEL.to_owned()),
+        None => Some(verification.phrases().no_text_verifier.clone()),
         Some(verifier) => {
             let calibration = verifier.recall_or_probe(&mut usage).await?;
             match calibration.is_believed() {
@@ -46,7 +43,7 @@ pub async fn verify_text(
                     }
                     None
                 }
-                false => Some(calibration.describe_disbelief()),
+                false => Some(calibration.describe_disbelief(verification.phrases())),
             }
         }
     };
@@ -167,6 +164,6 @@ mod tests {
         let verdicts: Vec<StatementVerdict> = verified.statements.iter().map(|one| one.verdict).collect();
         use StatementVerdict::{Supported, Unsupported, Unverified};
         assert_eq!(verdicts, [Supported, Unsupported, Unverified]);
-        assert_eq!(verified.statements[2].reason, NO_MODEL);
+        assert_eq!(verified.statements[2].reason, "No model verifies this text.");
     }
 }

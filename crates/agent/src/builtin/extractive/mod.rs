@@ -33,8 +33,6 @@ use crate::roles::{PRODUCER, RESEARCH, read_task_from_request};
 
 use crate::spec::AnswerForm;
 
-pub use research::NO_PASSAGE;
-
 pub(super) use crate::critic::standing::{CITATIONS, NOT_EMPTY, QUOTATIONS};
 
 /// The model `builtin:extractive`: deterministic and offline; the same documents give the same answers on any machine.

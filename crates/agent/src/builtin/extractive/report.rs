@@ -4,6 +4,7 @@
 use millrace_protocol::ids::TaskId;
 use millrace_protocol::result::{Quotation, Source};
 use millrace_protocol::safe_text::markdown_line;
+use millrace_verification::Phrases;
 use serde_json::json;
 
 use super::conversation::{self, ToolExchange, has_tool, list_tool_exchanges};
@@ -37,10 +38,6 @@ pub(super) fn reply_to_report_task(request: &Request, task: &WorkTask) -> Reply 
     let shown: Vec<ResultView> = read.iter().filter_map(|exchange| exchange.parse_result()).collect();
     conversation::reply_with_answer(&ReportParts::from_results(&entries, shown).into_report(task))
 }
-
-/// The notice that no language model wrote the report.
-const CLOSING: &str =
-    "\nCompiled from verbatim quotations, selected by keywords, without a language model.\n";
 
 #[derive(Default)]
 struct ReportParts {
@@ -146,9 +143,11 @@ impl ReportParts {
         }
         let unanswered = self.sections.iter().filter(|section| !section.is_answered);
         let unanswered: Vec<&str> = unanswered.map(|section| section.heading.as_str()).collect();
-        output.push_str(CLOSING);
+        // No language model wrote the report.
+        let phrases = Phrases::choose(&task.objective, "");
+        output.push_str(&format!("\n{}\n", phrases.closing));
         if has_headings && !unanswered.is_empty() {
-            output.push_str(&format!("\nNothing was found for: {}\n", unanswered.join(" ")));
+            output.push_str(&format!("\n{}\n", phrases.describe_unanswered(&unanswered.join(" "))));
         }
         Report {
             title: Some(shorten_to_heading(&task.objective)),

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::result::Quotation;
 use millrace_protocol::safe_text::markdown_line;
+use millrace_verification::Phrases;
 use serde_json::json;
 
 use super::conversation::{self, NumberedLines, PassageHit, ToolExchange, has_tool, list_tool_exchanges};
@@ -230,7 +231,7 @@ fn answer_question(
     let chosen = read.choose_passages(task);
     let notes = read.write_notes(task, &chosen);
     if chosen.is_empty() {
-        return no_passage_findings(&notes);
+        return no_passage_findings(&task.objective, &notes);
     }
     let (quotations, output) = format_quotations(&chosen);
     let mut paths: Vec<&str> = Vec::new();
@@ -279,21 +280,19 @@ fn no_documents_findings(task: &WorkTask) -> Findings {
     }
 }
 
-/// The answer if no passage was found. Another wording may find one.
-fn no_passage_findings(notes: &str) -> Findings {
-    let advice = "Use words that would occur in an answer, or name a language model (--model).";
-    let notes = [notes, advice].into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join(" ");
+/// The answer if no passage was found. Another wording may find one: a search by words can't know that the documents have no answer.
+fn no_passage_findings(question: &str, notes: &str) -> Findings {
+    let Phrases { no_passage, no_passage_advice, .. } = Phrases::choose(question, "");
+    let notes =
+        [notes, no_passage_advice].into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join(" ");
     Findings {
-        summary: NO_PASSAGE.into(),
-        output: format!("{NO_PASSAGE}\n"),
+        summary: no_passage.clone(),
+        output: format!("{no_passage}\n"),
         notes: Some(notes),
         answered: Some(false),
         ..Findings::default()
     }
 }
-
-/// The end of a search without a passage. A search by words can't know that the documents have no answer.
-pub const NO_PASSAGE: &str = "No passage was found that shares words with the question.";
 
 /// The quotations, and the text that shows each below its document with its number.
 fn format_quotations(chosen: &[CandidatePassage]) -> (Vec<Passage>, String) {

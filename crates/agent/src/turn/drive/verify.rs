@@ -7,7 +7,7 @@ use futures::stream::{Stream, StreamExt};
 use millrace_models::limits::estimate_sent_tokens;
 use millrace_protocol::plan::{ResourceAmounts, ResourceKind};
 use millrace_protocol::result::Usage;
-use millrace_verification::{Calibration, Verification};
+use millrace_verification::{Calibration, Phrases, Verification};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tracing::debug;
@@ -21,9 +21,6 @@ use crate::verification::Verifier;
 
 /// The step that holds the calibration of the verifier.
 const VERIFIER_STEP: &str = "verifier";
-/// Reasons for statements without a judgement.
-const NO_VERIFIER: &str = "No model verifies this run.";
-const NO_BUDGET: &str = "The remaining budget of the attempt does not pay for its verdict.";
 
 /// The record of a calibration, with the usage of its probe.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -71,9 +68,10 @@ impl<A: Answer> Driver<'_, A> {
         machine: &mut Machine<A>,
         verification: &mut Verification,
     ) -> Result<Option<String>, DriveError> {
-        let calibration = match self.probe_or_replay(machine).await? {
+        let phrases = verification.phrases();
+        let calibration = match self.probe_or_replay(machine, phrases).await? {
             Ok(calibration) if calibration.is_believed() => calibration,
-            Ok(calibration) => return Ok(Some(calibration.describe_disbelief())),
+            Ok(calibration) => return Ok(Some(calibration.describe_disbelief(phrases))),
             Err(reason) => return Ok(Some(reason)),
         };
         let questions = verification.questions(&calibration);
@@ -110,7 +108,7 @@ impl<A: Answer> Driver<'_, A> {
             step.reply.iter().for_each(|reply| verification.answer(&questions[number], reply, &calibration));
             refusal = step.error.or(refusal);
         }
-        Ok(if has_room { refusal } else { Some(NO_BUDGET.to_owned()) })
+        Ok(if has_room { refusal } else { Some(phrases.no_budget.clone()) })
     }
 
     /// The place among `names` of the next recorded step; `None` if it is another one, or if there is none.
@@ -124,6 +122,7 @@ impl<A: Answer> Driver<'_, A> {
     async fn probe_or_replay(
         &mut self,
         machine: &mut Machine<A>,
+        phrases: &Phrases,
     ) -> Result<Result<Calibration, String>, DriveError> {
         let name = [VERIFIER_STEP.to_owned()];
         if self.next_recorded(&name).await?.is_some()
@@ -135,17 +134,15 @@ impl<A: Answer> Driver<'_, A> {
         }
         let is_over = self.host.peek().await?.is_some();
         let Some(verifier) = self.conversation.verifier.as_ref().filter(|_| !is_over) else {
-            return Ok(Err(NO_VERIFIER.to_owned()));
+            return Ok(Err(phrases.no_verifier.clone()));
         };
         if let Some(model) = verifier.model().uncounted_cost().filter(|_| machine.limits_cost()) {
-            return Ok(Err(format!(
-                "The cost of {model} can't be counted, and the cost of the attempt is limited."
-            )));
+            return Ok(Err(phrases.describe_uncounted_cost(model)));
         }
         let began = Instant::now();
         let (calibration, spent) = match verifier.remembered_calibration() {
             Some(calibration) => (calibration, UsageTotals::default()),
-            None => match self.probe(machine, verifier).await? {
+            None => match self.probe(machine, verifier, phrases).await? {
                 Ok(probed) => probed,
                 Err(reason) => return Ok(Err(reason)),
             },
@@ -162,12 +159,13 @@ impl<A: Answer> Driver<'_, A> {
         &mut self,
         machine: &Machine<A>,
         verifier: &Verifier,
+        phrases: &Phrases,
     ) -> Result<Result<(Calibration, UsageTotals), String>, DriveError> {
         let requests = verifier.probe_requests();
         let left = machine.amounts_left_for_calls();
         let (affordable, has_room) = select_affordable(requests.iter().enumerate().collect(), left);
         if !has_room {
-            return Ok(Err(NO_BUDGET.to_owned()));
+            return Ok(Err(phrases.no_budget.clone()));
         }
         let (mut replies, mut spent) = (Vec::new(), UsageTotals::default());
         let mut running = verifier.ask_side_by_side(affordable, self.conversation.hooks.as_ref());
