@@ -251,7 +251,7 @@ impl<'a> Comparison<'a> {
             FigurePlaces::Found { lines, derived } => (lines, derived),
         };
         if let Some(missing) = self.texts.find_missing_quotation(&statement.text, &cited_sources) {
-            let reason = self.phrases.describe_missing_quotation(&missing);
+            let reason = self.phrases.describe_missing_quotation(missing);
             let verdict = StatementVerdict::Unsupported;
             return State::Decided(
                 range,
