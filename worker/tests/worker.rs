@@ -565,11 +565,14 @@ async fn a_worker_registers_itself_and_its_capabilities() {
         registry::read_heartbeats(&cluster.bus).await.unwrap().pop()
     })
     .await;
-    assert_eq!((beat.id.as_str(), beat.slots.len(), beat.pid), ("w", 5, std::process::id()));
+    assert_eq!(
+        (beat.id.as_str(), beat.slots.len(), beat.pid),
+        ("w", builtin::NAMES.len(), std::process::id())
+    );
     let names: Vec<_> = registry::read_capability_names(&cluster.bus).await.unwrap().into_iter().collect();
     assert_eq!(
         names.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
-        ["echo", "planner", "producer", "research", "worker"]
+        ["echo", "planner", "producer", "research", "verify", "worker"]
     );
     worker.stop().await;
 }

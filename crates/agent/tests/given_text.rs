@@ -31,7 +31,7 @@ async fn given_text_gets_verdicts_and_footnotes() {
         TEXT.trim_end().replace("9.7 kg.", "9.7 kg.[^v1]").replace("It is light.", "It is light.[^v2]");
     assert!(result.output.starts_with(&marked), "{}", result.output);
     assert!(result.output.contains("\n[^v1]: not supported: No source has “9.7 kg”.\n"), "{}", result.output);
-    // The probe and three statements; nobody wrote an answer.
+    // 32 claims of the probe and three statements: no request for an answer.
     assert_eq!((result.usage.model_calls, work.verifier_requests()), (32 + 3, 32 + 3));
     assert_eq!(work.requests().len(), work.verifier_requests());
 }

@@ -263,8 +263,8 @@ fn has_work_in_progress(plan: &Plan) -> bool {
     plan.open_task_count() > plan.task_count_in_state(TaskState::Pending)
 }
 
-/// The capabilities that a planner sees. `echo` is for tests and `verify` for texts of users: they are visible only if there is
-/// nothing else.
+/// The capabilities that a planner sees. `echo` is for tests and `verify` for texts of users: they are visible only if no
+/// other capability is offered.
 fn filter_visible_offers(offers: &[CapabilityOffer]) -> Vec<&CapabilityOffer> {
     let is_own = |name: &Capability| [PLANNER, CRITIC].contains(&name.as_str());
     let all: Vec<&CapabilityOffer> = offers.iter().filter(|offer| !is_own(&offer.about.name)).collect();

@@ -20,7 +20,7 @@ use crate::verification::{Verifier, begin_text_verification};
 const NO_DOCUMENTS: &str =
     "the run has no documents with text to compare the statements with; submit the text with its documents";
 
-/// The check of a text that nobody can correct.
+/// The check of a given text: it has no author who could correct it, so it passes with any verdicts.
 struct TextCheck<'a>(&'a Corpus);
 
 impl AnswerCheck<TaskResult> for TextCheck<'_> {

@@ -93,7 +93,7 @@ impl Verifier {
         Ok(replies)
     }
 
-    /// Returns the remembered calibration, or that of a new probe, whose usage is added.
+    /// Returns the remembered calibration, or probes the model and adds the usage of the probe.
     ///
     /// # Errors
     /// The model can't be reached, or refuses all requests.

@@ -55,7 +55,7 @@ impl<A: Answer> Machine<A> {
         }
     }
 
-    /// Begins with an answer that is given: its model is asked for none. Call it before the first step.
+    /// Begins with a given answer instead of a request to its model. Call it before the first step.
     #[must_use]
     pub(in crate::turn) fn with_given_answer(mut self, answer: A) -> Self {
         self.state = MachineState::Checking(answer);
