@@ -7,7 +7,7 @@ use millrace_local_cluster::folders;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::result::Usage;
 use millrace_protocol::subject::VERIFIER;
-use millrace_verification::{Calibration, Form};
+use millrace_verification::{Calibration, Form, Phrases};
 use millrace_views::CheckResult;
 
 use crate::view::print_stderr_line;
@@ -49,7 +49,7 @@ pub(super) async fn check_verifier(texts: &[String]) -> Option<CheckResult> {
 
 fn describe(calibration: &Calibration) -> String {
     if !calibration.is_believed() {
-        return format!("not believed: {}", calibration.describe_disbelief());
+        return format!("not believed: {}", calibration.describe_disbelief(Phrases::english()));
     }
     let Calibration { model, form, threshold, accuracy, answered, claims } = calibration;
     let form = match form {

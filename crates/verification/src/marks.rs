@@ -182,7 +182,7 @@ mod tests {
         // A text that was marked before keeps its footnotes.
         let again =
             place_statements(&marked, &is_mark, vec![statement("Er ist neu.", StatementVerdict::Partly)]);
-        let (marked, _) = mark_statements(&marked, again);
+        let (marked, _) = mark_statements(&marked, again, Phrases::english());
         assert!(marked.contains("heiß [1].[^v1] Er ist neu [2].[^v2]"), "{marked}");
     }
 
@@ -192,7 +192,8 @@ mod tests {
         let is_mark = |mark: &str| mark == "1";
         let words = ["day: Monday; opens: 9:00", "day: Sunday", "run kiln", "salt & ash &"];
         let verdicts = words.map(|words| statement(words, StatementVerdict::Unverified)).to_vec();
-        let (marked, _) = mark_statements(text, place_statements(text, &is_mark, verdicts));
+        let (marked, _) =
+            mark_statements(text, place_statements(text, &is_mark, verdicts), Phrases::english());
         let expected = "| Monday | 9:00 [1][^v1] |\n| Sunday[^v2] | |\n\n- run `kiln`[^v3]\n- salt &amp; ash &amp;[^v4]\n";
         assert!(marked.contains(expected), "{marked}");
     }

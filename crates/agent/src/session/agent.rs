@@ -5,11 +5,9 @@ use std::collections::BTreeSet;
 use std::mem::take;
 use std::sync::Arc;
 
-use millrace_protocol::result::{
-    CapabilityDescription, ErrorKind, TaskError, TaskResult, VerificationPolicy, VerifiedStatement,
-};
+use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::work::{Assignment, Order};
-use millrace_verification::{Phrases, mark_statements, place_statements, remove_refuted_statements};
+use millrace_verification::Phrases;
 
 use super::environment::{
     SessionEnvironment, SessionError, invalid_order_error, read_beginning, restore_prompt,
@@ -27,6 +25,7 @@ use super::prompts::{built_in_instructions, choose_max_output_tokens, format_sec
 
 use super::rerun::EarlierAttempts;
 use super::tools::{self, ToolContext};
+use super::verdicts::add_verdicts;
 
 use crate::answers::labels::PassageLabels;
 use crate::answers::{FindingsChecker, NumberedResults, ReportChecker, findings, report};
@@ -487,60 +486,6 @@ fn open_agent_files(spec: &AgentSpec, files: Arc<dyn Files>) -> Result<AgentFile
 pub(super) fn complete_result<A>(result: TaskResult, work: AnsweredWork<A>) -> TaskResult {
     let UsageTotals { usage, models } = work.spent;
     TaskResult { usage, models, artifacts: work.artifacts, ..result }
-}
-
-/// Adds the verdicts on its statements to a result, with the consequences of the policy. The one that is delivered marks those that are
-/// not verified.
-///
-/// # Errors
-/// The policy requires that all statements are supported, and one is not.
-fn add_verdicts(
-    mut result: TaskResult,
-    statements: Vec<VerifiedStatement>,
-    policy: VerificationPolicy,
-    question: &str,
-    is_final: bool,
-) -> Result<TaskResult, TaskError> {
-    let phrases = Phrases::choose(question, &result.output);
-    let is_mark = |mark: &str| result.sources.iter().any(|source| source.id == mark);
-    let mut statements = place_statements(&result.output, &is_mark, statements);
-    match policy {
-        VerificationPolicy::Mark => {}
-        VerificationPolicy::Remove if statements.iter().any(|one| one.is_refuted() && !one.removed) => {
-            (result.output, statements) = remove_refuted_statements(&result.output, statements);
-            if statements.iter().all(|one| one.removed) {
-                result.output = phrases.everything_removed.clone();
-                result.answered = Some(false);
-            }
-            // It may say what was taken out.
-            result.summary = findings::summarize_output(&result.output);
-        }
-        VerificationPolicy::Remove => {}
-        VerificationPolicy::Require => require_support(&statements)?,
-    }
-    let (output, statements) = match is_final {
-        true => mark_statements(&result.output, statements, phrases),
-        false => (result.output.clone(), statements),
-    };
-    Ok(TaskResult { output, statements, ..result })
-}
-
-/// # Errors
-/// A statement is neither supported nor supported in part.
-fn require_support(statements: &[VerifiedStatement]) -> Result<(), TaskError> {
-    let open: Vec<&VerifiedStatement> = statements.iter().filter(|one| one.is_open()).collect();
-    let Some(first) = open.first() else { return Ok(()) };
-    let VerifiedStatement { text, reason, .. } = first;
-    Err(TaskError::new(
-        ErrorKind::Other,
-        format!(
-            "verification: {} of {} statements are not supported, and the run requires that all are; the first is {}: \
-             “{text}” {reason}",
-            open.len(),
-            statements.len(),
-            first.outcome()
-        ),
-    ))
 }
 
 /// The result of a question that there is nothing to answer from.

@@ -31,6 +31,7 @@ mod rerun;
 mod review;
 mod text;
 pub mod tools;
+mod verdicts;
 
 pub use agent::AgentSession;
 pub use environment::{MemoryFile, SessionEnvironment, SessionError};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use millrace_protocol::result::{ErrorKind, TaskError, TaskResult, VerifiedStatement};
 use millrace_protocol::work::Order;
-use millrace_verification::{Verification, VerificationCounts, mark_statements};
+use millrace_verification::{Phrases, Verification, VerificationCounts, mark_statements};
 
 use super::agent::complete_result;
 use super::environment::{SessionEnvironment, SessionError};
@@ -82,7 +82,7 @@ impl AgentHost {
         let mut work = conversation.drive_given_answer(given, env.host, &check).await?.into_result()?;
         let TaskResult { output, statements, .. } = std::mem::take(&mut work.answer);
         let summary = VerificationCounts::of(&statements).to_string();
-        let (output, statements) = mark_statements(&output, statements);
+        let (output, statements) = mark_statements(&output, statements, Phrases::choose("", &output));
         Ok(complete_result(TaskResult { summary, output, statements, ..TaskResult::default() }, work))
     }
 }
