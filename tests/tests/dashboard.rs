@@ -210,6 +210,7 @@ async fn verdicts_on_statements_are_shown_in_the_report_and_beside_it() {
     browser.wait_for_text(".report", "The result of echo").await;
     browser.wait_until_read().await;
     assert_eq!(browser.evaluate("return document.querySelector('aside.source')").await, Value::Null);
+    verdicts::run_without_refuted_statements(&cluster);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1005,8 +1005,12 @@ async fn commands_of_the_page_lead_from_submission_to_report() {
         std::fs::read_to_string(millrace_tests::pages::repository_folder().join("docs/api.md")).unwrap();
     let scripts: Vec<&str> =
         page.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(scripts.len(), 2);
+    assert_eq!(scripts.len(), 3);
     let folder = tempfile::tempdir().unwrap();
+    let licence = "examples/licences/MIT.txt";
+    std::fs::create_dir_all(folder.path().join(licence).parent().unwrap()).unwrap();
+    let source = millrace_tests::pages::repository_folder().join(licence);
+    std::fs::copy(source, folder.path().join(licence)).unwrap();
     std::fs::write(folder.path().join("notes.md"), "# Notes\n").unwrap();
     let output = tokio::task::spawn_blocking({
         let (script, folder) = (scripts.join("\n"), folder.path().to_owned());

@@ -145,8 +145,14 @@ def test_questions_are_answered(kind: str, gateway: Gateway) -> None:
     ]
     run = call(kind, gateway.url, "submit", "ask", plan={"tasks": tasks})
     wait_until("three questions", lambda: len(call(kind, gateway.url, "run.questions", run.id)) == 3)
-    questions = call(kind, gateway.url, "questions")
-    open_questions = {question.task: question for question in questions if question.run == run.id}
+
+    def listed() -> dict[str, Any]:
+        questions = call(kind, gateway.url, "questions")
+        return {question.task: question for question in questions if question.run == run.id}
+
+    # The list of all runs follows the log.
+    wait_until("three questions in the list of all runs", lambda: len(listed()) == 3)
+    open_questions = listed()
     assert (open_questions["asks"].kind, open_questions["asks"].text) == ("input", "Which region?")
     assert open_questions["approved"].tool == "echo_action" and open_questions["approved"].status == "open"
 

@@ -110,6 +110,7 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         budget={"tokens": 1},
         fail_fast=True,
         approve_plan=True,
+        verification="remove",
         criteria=["c"],
         models=["m"],
         after=[run, "r-0"],

@@ -67,11 +67,18 @@ impl LocalCluster {
 
     /// Runs a command of `millrace` and returns its output.
     pub fn run(&self, arguments: &[&str]) -> String {
+        self.run_to_code(arguments, 0).0
+    }
+
+    /// Runs a command that ends with this exit code. Returns what it prints to standard output and to standard error.
+    pub fn run_to_code(&self, arguments: &[&str], code: i32) -> (String, String) {
         let mut command = remove_millrace_variables(Command::new(millrace_program()));
         command.args(arguments).arg("--data").arg(self.data()).stdin(Stdio::null());
         let output = command.output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        let [printed, notes] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {notes}");
+        (printed, notes)
     }
 
     /// Gets a resource of the API.

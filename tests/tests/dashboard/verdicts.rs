@@ -63,6 +63,27 @@ pub async fn run_on_terminal(cluster: &LocalCluster) -> String {
     list["runs"][0]["run"].as_str().unwrap().to_owned()
 }
 
+/// Runs it once more without the statements that the sources refute, for somebody who demands more verified ones than it has.
+pub fn run_without_refuted_statements(cluster: &LocalCluster) {
+    let documents = ["kiln.md", "rules.md"].map(|name| fixture(name).display().to_string());
+    let policy = ["--verification", "remove", "--min-verified", "90%"];
+    let run = ["run", "What is known of the kiln?", "--docs", &documents[0], "--docs", &documents[1]];
+    let (printed, notes) = cluster.run_to_code(&[&run[..], &policy[..]].concat(), 3);
+    assert!(
+        !printed.contains("1913") && !printed.contains("burner") && !printed.contains("Sunday"),
+        "{printed}"
+    );
+    assert!(
+        printed.contains("| Monday | 9:00 [S1] |") && printed.contains("afternoon [S1].[^v1]"),
+        "{printed}"
+    );
+    assert!(notes.contains("3 removed; --min-verified asks for 90%"), "{notes}");
+    assert!(
+        notes.contains("removed, not supported: “It was built in 1913.” No source has “1913”."),
+        "{notes}"
+    );
+}
+
 /// Moves the mouse to the first element that a selector names.
 pub async fn point_at(browser: &Browser, selector: &str) {
     let script = "const one = document.querySelector(arguments[0]); one.scrollIntoView({ block: 'center' }); \
