@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millrace_protocol::ids::{Capability, RunId};
 use millrace_protocol::plan::{EndReason, JournalKey, Submission, TaskSpec};
@@ -56,7 +56,9 @@ impl Victim {
 }
 
 fn start_cluster(python: &Path) -> TestCluster {
-    let mut cluster = TestCluster::with_server_only(ClusterSetup::default());
+    // The journals are read from the lane after the end of the run.
+    let setup = ClusterSetup { linger: Duration::from_secs(120), ..ClusterSetup::default() };
+    let mut cluster = TestCluster::with_server_only(setup);
     cluster.start_process(ProcessRole::Supervisor, "supervisor-1", &[]);
     for name in WORKERS {
         let (python, server): (PathBuf, String) = (python.into(), cluster.server.url.clone());
