@@ -74,6 +74,25 @@ impl Verification {
         Self { text: text.to_owned(), statements, known: known.into_iter().collect(), phrases }
     }
 
+    /// The verification of one claim: that a text answers a question. The text is its only source.
+    pub fn of_answer(question: &str, text: &str) -> Self {
+        let claim = format!("The document answers this question: {question}");
+        let words: String = text.chars().take(MAX_PASSAGES).collect();
+        let last_line = u32::try_from(words.lines().count()).unwrap_or(u32::MAX);
+        let lines = SourceLines { source: "answer".into(), first_line: 1, last_line };
+        let case = Case { claim: claim.clone(), context: String::new(), passages: vec![(lines, words)] };
+        let open = OpenStatement {
+            range: 0..claim.len(),
+            text: claim.clone(),
+            case,
+            derived: Vec::new(),
+            cited: Vec::new(),
+            judgement: None,
+        };
+        let phrases = Phrases::choose(question, text);
+        Self { text: claim, statements: vec![State::Open(open)], known: Vec::new(), phrases }
+    }
+
     /// The phrases in the language of the reasons.
     pub fn phrases(&self) -> &'static Phrases {
         self.phrases

@@ -1,19 +1,22 @@
-//! The checks of a judge's answer: its form, and the verdicts on the statements of a result that its worker did not verify. A judge that
-//! accepts a result with refuted statements gets them once, with the reasons, and judges again.
+//! The checks of a judge's answer: its form, and what the verifier says. Of a result that its worker did not verify it judges the
+//! statements; a judge that accepts refuted ones gets them once, with the reasons, and judges again. If a small judge rejects a verified
+//! result only because it does not answer, the verifier is asked whether it does: small models tell that no better than chance in the
+//! form of a judgement, but well in the form of a claim.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use millrace_protocol::ids::TaskId;
-use millrace_protocol::result::{TaskResult, VerifiedStatement};
+use millrace_protocol::result::{StatementVerdict, TaskResult, VerifiedStatement};
 use millrace_verification::Verification;
 
-use super::form::{Judgement, JudgementValidator};
+use super::form::{CriterionJudgement, Judgement, JudgementValidator};
+use super::standing::ANSWERS;
 use super::{ReviewTask, sheet};
 use crate::answers::remove_source_list;
 use crate::corpus::Corpus;
 use crate::material::{NOTICE, prefix_lines_with_bar};
+use crate::model::ModelAbility;
 use crate::turn::AnswerCheck;
 use crate::verification::{LineSources, cited_lines};
 
@@ -33,6 +36,7 @@ impl LateVerdicts {
 /// Checks the answers of one judge.
 pub(crate) struct JudgementCheck<'a> {
     form: JudgementValidator<'a>,
+    ability: ModelAbility,
     sheet: &'a ReviewTask,
     corpus: Option<&'a Corpus>,
     late: &'a LateVerdicts,
@@ -41,13 +45,23 @@ pub(crate) struct JudgementCheck<'a> {
 
 impl<'a> JudgementCheck<'a> {
     pub fn new(
-        task: &'a TaskId,
+        ability: ModelAbility,
         sheet: &'a ReviewTask,
         corpus: Option<&'a Corpus>,
         late: &'a LateVerdicts,
     ) -> Self {
-        let form = JudgementValidator::new(task, &sheet.criteria);
-        Self { form, sheet, corpus, late, has_verified: AtomicBool::new(false) }
+        let form = JudgementValidator::new(&sheet.task_id, &sheet.criteria);
+        Self { form, ability, sheet, corpus, late, has_verified: AtomicBool::new(false) }
+    }
+
+    /// The question whether the result answers, if a small judge denies only this of a result whose statements are all supported.
+    fn ask_whether_it_answers(&self, judgement: &Judgement) -> Option<Verification> {
+        let ReviewTask { result, objective, .. } = self.sheet;
+        let denies_only_this = judgement.criteria.iter().all(|one| one.met || one.criterion == ANSWERS);
+        let is_supported = |one: &VerifiedStatement| one.verdict == StatementVerdict::Supported;
+        let is_verified = !result.statements.is_empty() && result.statements.iter().all(is_supported);
+        let is_due = self.ability.is_small() && denies_only_this && is_verified;
+        is_due.then(|| Verification::of_answer(objective, remove_source_list(&result.output)))
     }
 }
 
@@ -57,10 +71,13 @@ impl AnswerCheck<Judgement> for JudgementCheck<'_> {
     }
 
     fn begin_verification(&self, judgement: &Judgement) -> Option<Verification> {
+        if !judgement.passed {
+            return self.ask_whether_it_answers(judgement);
+        }
         let result = &self.sheet.result;
         let corpus = self.corpus.filter(|corpus| corpus.has_sources())?;
         // A result without sources claims none.
-        let is_due = judgement.passed && result.statements.is_empty() && !result.sources.is_empty();
+        let is_due = result.statements.is_empty() && !result.sources.is_empty();
         if !is_due || self.has_verified.swap(true, Ordering::Relaxed) {
             return None;
         }
@@ -80,6 +97,9 @@ impl AnswerCheck<Judgement> for JudgementCheck<'_> {
         judgement: Judgement,
         statements: Vec<VerifiedStatement>,
     ) -> Result<Judgement, String> {
+        if !judgement.passed {
+            return Ok(add_opinion(judgement, &statements));
+        }
         let is_refuted = statements.iter().any(VerifiedStatement::is_refuted);
         let verdicts = sheet::describe_verdicts(&statements);
         *self.late.0.lock().unwrap_or_else(PoisonError::into_inner) = statements;
@@ -92,4 +112,22 @@ impl AnswerCheck<Judgement> for JudgementCheck<'_> {
             false => Ok(judgement),
         }
     }
+}
+
+/// Adds the verdict on the claim that the result answers to a judgement that denies only this. If it is supported, the result passes.
+fn add_opinion(judgement: Judgement, claims: &[VerifiedStatement]) -> Judgement {
+    let Some(claim) = claims.iter().find(|claim| claim.verdict == StatementVerdict::Supported) else {
+        return judgement;
+    };
+    let criteria =
+        judgement.criteria.into_iter().map(|one| CriterionJudgement { gap: None, met: true, ..one });
+    let percent = claim
+        .probability
+        .map(|one| format!(" with a probability of {:.0}%", one * 100.0))
+        .unwrap_or_default();
+    let reasoning = format!(
+        "The verifier finds that it answers{percent}. The judge, a small model, said: {}",
+        judgement.reasoning
+    );
+    Judgement { criteria: criteria.collect(), reasoning, feedback: None, passed: true, ..judgement }
 }

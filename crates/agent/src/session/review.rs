@@ -275,7 +275,7 @@ impl PanelReview<'_> {
             verifier: self.verifier.clone(),
             ..Conversation::new(brief, model, toolbox)
         };
-        let check = JudgementCheck::new(self.task, &sheet, self.evidence.corpus.as_deref(), &self.late);
+        let check = JudgementCheck::new(ability, &sheet, self.evidence.corpus.as_deref(), &self.late);
         let judged = conversation.drive(host, &check).await?.into_result()?;
         Ok((judged.answer.to_verdict(), judged.spent))
     }
