@@ -11,7 +11,7 @@ use millrace_models::provider::default_model_selection;
 
 use super::cluster::SampleEnd;
 use super::input::file::{Configuration, Objective};
-use super::invention::find_unmarked_figures;
+use super::invention::find_unmarked_numbers;
 use super::store::SampleRecord;
 use crate::exit::CommandError;
 use crate::submission::parse_model_preferences;
@@ -66,7 +66,7 @@ pub async fn measure_ceiling(
         Err(_) => (None, Default::default(), format!("no reply within {timeout:?}")),
     };
     usage.model_calls = 1;
-    let invented = answer.as_deref().map(|answer| find_unmarked_figures(answer, &[], objective, corpus));
+    let invented = answer.as_deref().map(|answer| find_unmarked_numbers(answer, &[], objective, corpus));
     let record = SampleRecord::of_model(answer, detail, usage, elapsed);
     SampleEnd::Finished(SampleRecord { invented: invented.unwrap_or_default(), ..record })
 }

@@ -20,11 +20,12 @@ use millrace_protocol::plan::{
 use millrace_protocol::result::{SourceKind, TaskResult};
 use millrace_protocol::work::InputResult;
 use millrace_runtime::Bus;
+use millrace_views::AnswerState;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::input::file::{Configuration, Objective};
-use super::invention::find_unmarked_figures;
+use super::invention::find_unmarked_numbers;
 use super::selection::SampleJob;
 use super::setup::SampleConditions;
 use super::store::{ResultsFolder, SampleRecord};
@@ -212,14 +213,14 @@ impl ClusterSampler<'_> {
         // The built-in model quotes and adds places, which no document has.
         let written = result.as_ref().filter(|_| usage.model_calls > 0);
         let find_invented = |result: &TaskResult| {
-            find_unmarked_figures(&result.output, &result.statements, objective, self.corpus)
+            find_unmarked_numbers(&result.output, &result.statements, objective, self.corpus)
         };
         Ok(SampleEnd::Finished(SampleRecord {
             at: Timestamp::now(),
             run: Some(run.clone()),
             end: Some(end.reason),
             detail: end.detail.clone(),
-            answered: result.as_ref().is_none_or(|result| result.is_answered()),
+            state: result.as_ref().map_or(AnswerState::Answered, AnswerState::of),
             invented: written.map(find_invented).unwrap_or_default(),
             statements: result.as_ref().map(|result| result.statements.clone()).unwrap_or_default(),
             answer: result.map(|result| result.output),

@@ -1,48 +1,77 @@
-//! Figures that an answer invents: in a statement that carries no mark, and in no document.
+//! Numbers that an answer invents: in a statement that carries no mark, and in no document. They are compared digit by digit, not by
+//! the code that verifies answers, so that this measure does not share its mistakes. Pure.
+
+use std::collections::HashSet;
+use std::sync::LazyLock;
 
 use millrace_agent::corpus::Corpus;
-use millrace_agent::verification::find_invented_figures;
-use millrace_protocol::result::{Finder, StatementVerdict, VerifiedStatement};
-use millrace_protocol::safe_text::markdown_line;
+use millrace_protocol::result::{StatementVerdict, VerifiedStatement};
+use regex::Regex;
 
 use super::input::file::Objective;
+use super::wording::Wording;
 
-/// Returns the statements of an answer without a mark that have a figure which no document has. `statements` are those that were
-/// verified; an answer without any has no marks.
-pub fn find_unmarked_figures(
+/// Returns the numbers in digits, in the statements of an answer without a mark, that neither a document nor the question has.
+/// `statements` are those that were verified; an answer without any has no marks.
+pub fn find_unmarked_numbers(
     answer: &str,
     statements: &[VerifiedStatement],
     objective: &Objective,
     corpus: &Corpus,
 ) -> Vec<String> {
-    let is_unmarked = |one: &&VerifiedStatement| {
-        one.verdict == StatementVerdict::Supported && !matches!(one.found_by, Some(Finder::Quotation))
-    };
-    let text = match statements {
-        [] => answer.to_owned(),
+    let texts: Vec<&str> = match statements {
+        [] => vec![answer],
         statements => {
-            let unmarked = statements.iter().filter(is_unmarked).map(|one| markdown_line(&one.text));
-            unmarked.collect::<Vec<_>>().join("\n\n")
+            let unmarked = statements.iter().filter(|one| one.verdict == StatementVerdict::Supported);
+            unmarked.map(|one| one.text.as_str()).collect()
         }
     };
-    if text.trim().is_empty() {
+    let stated: Vec<Number> = texts.into_iter().flat_map(read_numbers).collect();
+    if stated.is_empty() {
         return Vec::new();
     }
-    let invented = find_invented_figures(&text, &objective.text, corpus);
-    invented.into_iter().map(|one| one.text).collect()
+    let known = corpus.documents().iter().map(|document| document.text()).chain([objective.text.as_str()]);
+    let known: HashSet<String> = known
+        .flat_map(read_numbers)
+        .flat_map(|number| number.runs.into_iter().chain([number.digits]))
+        .collect();
+    let is_known =
+        |number: &Number| known.contains(&number.digits) || number.runs.iter().all(|run| known.contains(run));
+    stated.into_iter().filter(|number| !is_known(number)).map(|number| number.text).collect()
+}
+
+/// A number as it is written: `12,500.5`.
+struct Number {
+    text: String,
+    /// Its digits: `125005`.
+    digits: String,
+    /// The same without what is between them: `12`, `500`, `5`.
+    runs: Vec<String>,
+}
+
+fn read_numbers(text: &str) -> Vec<Number> {
+    static NUMBER: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"\p{Nd}+(?:[.,:/'’\u{a0}\u{202f}]\p{Nd}+)*").expect("a valid pattern"));
+    let text = Wording::read(text);
+    let numbers = NUMBER.find_iter(text.plain_text()).map(|found| {
+        let runs: Vec<String> = found.as_str().split(|c: char| !c.is_numeric()).map(str::to_owned).collect();
+        Number { text: found.as_str().to_owned(), digits: runs.concat(), runs }
+    });
+    numbers.collect()
 }
 
 #[cfg(test)]
 mod tests {
     use millrace_agent::corpus::InputFile;
+    use millrace_protocol::result::Finder;
 
     use super::*;
 
     #[test]
-    fn invented_figures_count_in_statements_without_a_mark() {
-        let bytes = b"The mill was built in 1811.\n".to_vec();
+    fn numbers_that_no_document_has_count_in_statements_without_a_mark() {
+        let bytes = b"The mill was built in 1811 for 12,500 crowns.\n".to_vec();
         let corpus = Corpus::build_or_load(vec![InputFile { path: "mill.md".into(), bytes }], None).unwrap();
-        let objective = Objective::new("How old is the mill?");
+        let objective = Objective::new("What happened to the 3 mills?");
         let statement = |text: &str, verdict| VerifiedStatement {
             text: text.into(),
             start: 0,
@@ -55,13 +84,13 @@ mod tests {
             removed: false,
         };
         let statements = [
-            statement("It was built in 1811.", StatementVerdict::Supported),
-            statement("It burnt down in 1845.", StatementVerdict::Supported),
+            statement("It was built in 1811 [S1].", StatementVerdict::Supported),
+            statement("All 3 burnt down in 1845, for 12.500 crowns.", StatementVerdict::Supported),
             statement("It was rebuilt in 1862.", StatementVerdict::Unsupported),
         ];
-        assert_eq!(find_unmarked_figures("", &statements, &objective, &corpus), ["It burnt down in 1845."]);
+        assert_eq!(find_unmarked_numbers("", &statements, &objective, &corpus), ["1845"]);
         let alone =
-            find_unmarked_figures("It is from 1811. It burnt down in 1845.", &[], &objective, &corpus);
-        assert_eq!(alone, ["It burnt down in 1845."]);
+            find_unmarked_numbers("From 1811, for 12500 or 13,500. Gone in 1845.", &[], &objective, &corpus);
+        assert_eq!(alone, ["13,500", "1845"]);
     }
 }

@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::EndReason;
 use millrace_protocol::result::{Usage, VerifiedStatement};
+use millrace_views::AnswerState;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -83,12 +84,12 @@ pub struct SampleRecord {
     pub detail: String,
     /// The text of the deliverable; `None` if there is none.
     pub answer: Option<String>,
-    /// `false` if the result states that it does not answer its question.
-    pub answered: bool,
+    /// The relation of the deliverable to the question, as the run's result has it.
+    pub state: AnswerState,
     /// The statements of the deliverable or of the claim, with their verdicts.
     #[serde(default)]
     pub statements: Vec<VerifiedStatement>,
-    /// The statements without a mark that have a figure which no document has.
+    /// The numbers in statements without a mark that no document has.
     #[serde(default)]
     pub invented: Vec<String>,
     pub citations: u32,
@@ -107,7 +108,7 @@ impl SampleRecord {
             end: None,
             detail,
             answer,
-            answered: true,
+            state: AnswerState::Answered,
             statements: Vec::new(),
             invented: Vec::new(),
             citations: 0,

@@ -3,6 +3,7 @@ use std::path::Path;
 use jiff::Timestamp;
 use millrace_protocol::plan::EndReason;
 use millrace_protocol::result::{StatementVerdict, Usage, VerifiedStatement};
+use millrace_views::AnswerState;
 
 use super::input::ItemOrigin;
 use super::input::file::{
@@ -232,7 +233,7 @@ fn record(answer: Option<&str>) -> SampleRecord {
         end: Some(EndReason::Completed),
         detail: String::new(),
         answer: answer.map(str::to_owned),
-        answered: true,
+        state: AnswerState::Answered,
         statements: Vec::new(),
         invented: Vec::new(),
         citations: 2,
@@ -262,7 +263,7 @@ fn samples_are_scored_by_facts_wrong_statements_and_honesty() {
     assert_eq!(score("parking", Some("It is in the yard.")), (AnswerKind::Answered, 0, 1));
     assert_eq!(score("parking", Some("No document mentions a car park.")), (AnswerKind::NotAnswered, 0, 0));
     let mut gap = record(Some("A passage about something else."));
-    gap.answered = false;
+    gap.state = AnswerState::NotInSources;
     assert_eq!(AnswerSample::new(&objective(&file, "parking"), &gap).kind, AnswerKind::NotAnswered);
 }
 

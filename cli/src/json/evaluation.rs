@@ -55,7 +55,7 @@ pub struct EvaluationSampleJson<'a> {
     wrong: &'a [String],
     /// The statements with an expected fact: those that carry a mark, of all.
     true_statements_marked: Share,
-    /// The statements without a mark that have a figure which no document has.
+    /// The numbers in statements without a mark that no document and not the question has.
     invented_figures: &'a [String],
     /// The number of citations.
     citations: u32,

@@ -37,23 +37,31 @@ type AddSchema = fn(&mut SchemaGenerator) -> Schema;
 /// Returns the schema of one line of the output of a command, or of an object by its name; `None` if there is no such
 /// command or object, or it prints no JSON.
 pub fn output_schema(name: &str) -> Option<Value> {
+    let (kind, mut types) = types_of_output(name)?;
+    types.push(add::<ErrorLine>);
+    let mut schema = union_schema(name, &types);
+    schema["description"] = kind.description().into();
+    Some(schema)
+}
+
+/// The types in the output of a command, without the error that each can print.
+fn types_of_output(name: &str) -> Option<(OutputKind, Vec<AddSchema>)> {
     use OutputKind::{Document, Lines};
     let event: AddSchema = add::<EventLine<'static>>;
     let result: AddSchema = add::<RunResult<'static>>;
     let outcome: AddSchema = add::<CommandOutcome<'static>>;
     let listed: AddSchema = add::<RunListLine<'static>>;
     let question: AddSchema = add::<QuestionLine<'static>>;
-    let error: AddSchema = add::<ErrorLine>;
-    let (kind, types): (OutputKind, Vec<AddSchema>) = match name {
+    let types: (OutputKind, Vec<AddSchema>) = match name {
         "event" => (Document, vec![event]),
         "result" => (Document, vec![result]),
-        "error" => (Document, vec![error]),
-        "run" | "resume" | "watch" | "submit" => (Lines, vec![event, question, result, outcome, error]),
-        "inbox" => (Lines, vec![question, error]),
-        "answer" => (Lines, vec![add::<AnswerLine<'static>>, error]),
-        "list" => (Lines, vec![listed, error]),
-        "sessions" => (Lines, vec![add::<SessionLine>, error]),
-        "up" => (Lines, vec![outcome, listed, error]),
+        "error" => (Document, Vec::new()),
+        "run" | "resume" | "watch" | "submit" => (Lines, vec![event, question, result, outcome]),
+        "inbox" => (Lines, vec![question]),
+        "answer" => (Lines, vec![add::<AnswerLine<'static>>]),
+        "list" => (Lines, vec![listed]),
+        "sessions" => (Lines, vec![add::<SessionLine>]),
+        "up" => (Lines, vec![outcome, listed]),
         "show" => (
             Lines,
             vec![
@@ -61,26 +69,25 @@ pub fn output_schema(name: &str) -> Option<Value> {
                 add::<TaskTranscript<'static>>,
                 add::<PlannerTranscript<'static>>,
                 add::<EntryLine<'static>>,
-                error,
             ],
         ),
         "down" | "cancel" | "pause" | "edit" | "retry" | "add" | "message" | "signal" | "nats-config" => {
-            (Document, vec![outcome, error])
+            (Document, vec![outcome])
         }
-        "status" | "workers" | "capabilities" => (Document, vec![add::<ClusterJson<'static>>, error]),
-        "logs" => (Lines, vec![add::<LogLineJson<'static>>, error]),
-        "files" | "memories" => (Lines, vec![add::<FileJson<'static>>, outcome, error]),
-        "token" => (Lines, vec![add::<TokenJson<'static>>, outcome, error]),
-        "webhook" => (Lines, vec![add::<WebhookJson<'static>>, add::<DeliveryJson<'static>>, outcome, error]),
-        "audit" => (Lines, vec![add::<AuditLine<'static>>, error]),
-        "delete" => (Lines, vec![add::<RunDeletionJson<'static>>, error]),
-        "prune" => (Document, vec![add::<PruneJson>, error]),
-        "retention" => (Document, vec![add::<RetentionJson>, outcome, error]),
-        "limits" => (Lines, vec![add::<LimitJson<'static>>, add::<Admission>, outcome, error]),
-        "replay" => (Lines, vec![add::<DecisionLine<'static>>, add::<ReplayJson<'static>>, error]),
-        "backup" | "restore" => (Document, vec![add::<BackupOutcome<'static>>, error]),
-        "config" => (Document, vec![add::<SettingsDocument>, error]),
-        "doctor" => (Document, vec![add::<DoctorJson<'static>>, error]),
+        "status" | "workers" | "capabilities" => (Document, vec![add::<ClusterJson<'static>>]),
+        "logs" => (Lines, vec![add::<LogLineJson<'static>>]),
+        "files" | "memories" => (Lines, vec![add::<FileJson<'static>>, outcome]),
+        "token" => (Lines, vec![add::<TokenJson<'static>>, outcome]),
+        "webhook" => (Lines, vec![add::<WebhookJson<'static>>, add::<DeliveryJson<'static>>, outcome]),
+        "audit" => (Lines, vec![add::<AuditLine<'static>>]),
+        "delete" => (Lines, vec![add::<RunDeletionJson<'static>>]),
+        "prune" => (Document, vec![add::<PruneJson>]),
+        "retention" => (Document, vec![add::<RetentionJson>, outcome]),
+        "limits" => (Lines, vec![add::<LimitJson<'static>>, add::<Admission>, outcome]),
+        "replay" => (Lines, vec![add::<DecisionLine<'static>>, add::<ReplayJson<'static>>]),
+        "backup" | "restore" => (Document, vec![add::<BackupOutcome<'static>>]),
+        "config" => (Document, vec![add::<SettingsDocument>]),
+        "doctor" => (Document, vec![add::<DoctorJson<'static>>]),
         "eval" => (
             Lines,
             vec![
@@ -88,16 +95,13 @@ pub fn output_schema(name: &str) -> Option<Value> {
                 add::<EvaluationConfigurationJson<'static>>,
                 add::<EvaluationClaimJson<'static>>,
                 add::<EvaluationClaimsJson<'static>>,
-                error,
             ],
         ),
-        "verify" => (Document, vec![add::<VerificationJson<'static>>, error]),
-        "bench" => (Document, vec![add::<BenchJson>, error]),
+        "verify" => (Document, vec![add::<VerificationJson<'static>>]),
+        "bench" => (Document, vec![add::<BenchJson>]),
         _ => return None,
     };
-    let mut schema = union_schema(name, &types);
-    schema["description"] = kind.description().into();
-    Some(schema)
+    Some(types)
 }
 
 fn add<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {

@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 
 use millrace_agent::answers::remove_source_list;
 use millrace_protocol::result::{StatementVerdict, VerifiedStatement};
-use millrace_verification::{Phrases, normalize};
+use millrace_verification::normalize;
+use millrace_views::AnswerState;
 use regex::Regex;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -28,7 +29,7 @@ pub enum AnswerKind {
     NotAnswered,
     /// The deliverable states that a search found nothing.
     NothingFound,
-    /// The deliverable has no expected fact, and all of its statements carry a mark.
+    /// The deliverable has no expected fact, and none of its statements is verified.
     NotVerified,
     /// The deliverable says nothing.
     Empty,
@@ -134,20 +135,19 @@ pub fn delivered(record: &SampleRecord) -> impl Iterator<Item = &VerifiedStateme
 
 /// The kind of an answer without an expected fact and a wrong statement.
 fn find_kind(record: &SampleRecord, body: &str) -> AnswerKind {
-    let is_marked = |one: &VerifiedStatement| one.verdict != StatementVerdict::Supported;
     let text = Wording::read(body);
     if record.answer.is_none() {
-        AnswerKind::Missing
-    } else if text.is_empty() {
-        AnswerKind::Empty
-    } else if Phrases::all().any(|phrases| body.contains(&phrases.no_passage)) {
-        AnswerKind::NothingFound
-    } else if !record.answered || states_no_answer(&text) {
-        AnswerKind::NotAnswered
-    } else if !record.statements.is_empty() && delivered(record).all(is_marked) {
-        AnswerKind::NotVerified
-    } else {
-        AnswerKind::Answered
+        return AnswerKind::Missing;
+    }
+    if text.is_empty() {
+        return AnswerKind::Empty;
+    }
+    match record.state {
+        AnswerState::NothingFound => AnswerKind::NothingFound,
+        AnswerState::NotInSources => AnswerKind::NotAnswered,
+        AnswerState::NotVerified => AnswerKind::NotVerified,
+        AnswerState::Answered if states_no_answer(&text) => AnswerKind::NotAnswered,
+        AnswerState::Answered => AnswerKind::Answered,
     }
 }
 
@@ -196,7 +196,7 @@ pub struct AnswerSums {
     pub wrong: u32,
     /// The statements with an expected fact: those that carry a mark, of all.
     pub marked: Share,
-    /// The statements without a mark that have a figure which no document has.
+    /// The numbers in statements without a mark that no document has.
     pub invented: u32,
     /// The samples of questions that the documents answer, by kind.
     pub answerable: BTreeMap<AnswerKind, u32>,

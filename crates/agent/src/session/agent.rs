@@ -12,40 +12,27 @@ use millrace_verification::Phrases;
 use super::environment::{
     SessionEnvironment, SessionError, invalid_order_error, read_beginning, restore_prompt,
 };
-
 use super::host::AgentHost;
 use super::inputs::{self, InputExcerpt, SessionInputs};
-
 use super::memory::AttemptSkills;
 use super::memory::{mount_memories, read_memory_section};
-
 use super::models::{ModelConsultants, RunModels};
-
 use super::prompts::{built_in_instructions, choose_max_output_tokens, format_sections, render_instructions};
-
 use super::rerun::EarlierAttempts;
 use super::tools::{self, ToolContext};
 use super::verdicts::add_verdicts;
 
 use crate::answers::labels::PassageLabels;
 use crate::answers::{FindingsChecker, NumberedResults, ReportChecker, findings, report};
-
 use crate::corpus::Corpus;
 use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, CompositeFiles, Files};
-
 use crate::hooks::{AttemptHooks, HookContext};
-
 use crate::model::{AnswerSchema, Model, ModelAbility};
-
 use crate::roles::{self, DocumentList, WorkTask};
-
 use crate::spec::{AgentSpec, AnswerForm, RevisionMode, Template, ToolReference};
-
 use crate::state::{StateRules, create_state_tools};
-
 use crate::tool::{ChildTasks, Tool, Toolbox, describe_wait_end};
-
 use crate::turn::{
     AgentBrief, Answer, AnsweredWork, AttemptName, ContinuedConversation, Conversation, ForkedConversation,
     JsonAnswer, PlainText, ReadLines, RecordedBeginning, UsageTotals, format_fork_task,

@@ -18,7 +18,7 @@ use crate::model::{Model, ModelError, Reply, Request};
 pub(crate) use memory::CalibrationMemory;
 pub(crate) use sources::{LineSources, cited_lines};
 pub(crate) use text::begin_text_verification;
-pub use text::{VerifiedText, find_invented_figures, verify_text};
+pub use text::{VerifiedText, verify_text};
 
 /// The largest text, in bytes, that a run verifies: each of its statements may cost a request.
 pub const MAX_TEXT: usize = 256 * 1024;

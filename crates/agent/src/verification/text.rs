@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_protocol::result::{Finder, SourceLines, Usage, VerifiedStatement};
+use millrace_protocol::result::{SourceLines, Usage, VerifiedStatement};
 use millrace_verification::{CitedLines, Verification};
 
 use super::{LineSources, Verifier};
@@ -48,13 +48,6 @@ pub async fn verify_text(
         }
     };
     Ok(VerifiedText { statements: verification.finish(reason.as_deref()), usage })
-}
-
-/// Returns the statements of a text with a figure that no document and not the question has.
-pub fn find_invented_figures(text: &str, question: &str, corpus: &Corpus) -> Vec<VerifiedStatement> {
-    let verification = begin_text_verification(text, question, corpus).without_open_statements();
-    let is_invented = |one: &VerifiedStatement| one.found_by == Some(Finder::Figure);
-    verification.finish(None).into_iter().filter(is_invented).collect()
 }
 
 /// Splits a text, reads its marks, and decides what code can decide about its statements.
@@ -145,15 +138,6 @@ mod tests {
         assert_eq!(marks["1"], lines("docs/kiln.md", 3, 4));
         assert_eq!(marks["docs/kiln.md#L4"], lines("docs/kiln.md", 4, 4));
         assert_eq!(marks["log.txt:1"], lines("log.txt", 1, 1));
-    }
-
-    #[test]
-    fn invented_figures_are_in_no_document_and_not_in_the_question() {
-        let text = "The kiln at Osterby fires at 1,240 °C [1]. It was built in 1913 [1]. It has 12 rooms.\n\n## Sources\n\n\
-            - [1] Kiln: docs/kiln.md, line 3\n";
-        let invented = find_invented_figures(text, "Does it have 12 rooms?", &corpus());
-        let texts: Vec<&str> = invented.iter().map(|one| one.text.as_str()).collect();
-        assert_eq!(texts, ["It was built in 1913."]);
     }
 
     #[tokio::test]

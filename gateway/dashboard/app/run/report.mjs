@@ -77,7 +77,7 @@ function Deliverable({ run, query, result }) {
         ${(result.artifacts ?? []).length > 0 && html`<section class="no-print"><h3>Files</h3><ul>${result.artifacts.map((/** @type {any} */ file) => html`<li key=${file.path}><a href=${address(["runs", run.run, "files"], { path: file.path, version: file.version })}>${file.path}</a> <span class="muted">${bytes(file.bytes)}, version ${file.version}</span></li>`)}</ul></section>`}
       </div></article>
     ${chosen ? html`<${SourcePanel} key=${chosen.id} run=${run.run} source=${chosen} quotations=${quotations.filter((/** @type {any} */ one) => one.source === chosen.id)} line=${query.line} last=${query.last} />`
-      : statements.length > 0 && html`<${StatementPanel} run=${run.run} statements=${statements} sources=${sources} shown=${choice.shown} pinned=${choice.pinned} placed=${choice.placed} pin=${choice.pin} />`}
+      : statements.length > 0 && html`<${StatementPanel} run=${run.run} counts=${run.verification} statements=${statements} sources=${sources} shown=${choice.shown} pinned=${choice.pinned} placed=${choice.placed} pin=${choice.pin} />`}
   </div>`;
 }
 

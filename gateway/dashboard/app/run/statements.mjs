@@ -6,7 +6,7 @@ import { withQuery } from "../router.mjs";
 import { LongText, VirtualList } from "../ui/basics.mjs";
 import { Glyph, State, stateLabel, tone } from "../ui/states.mjs";
 import { LineList } from "./source.mjs";
-import { countStatements, describeCounts, isSupported, lineNumbers } from "./verdicts.mjs";
+import { describeCounts, isSupported, lineNumbers } from "./verdicts.mjs";
 
 /** The number of lines that are shown before and after those of a verdict. */
 const AROUND = 2;
@@ -38,6 +38,7 @@ export const statementClass = (statement) => `tone-${tone(statement.verdict)} is
 /**
  * @typedef {object} StatementPanelProperties
  * @property {string} run
+ * @property {import("./verdicts.mjs").Counts} counts
  * @property {any[]} statements
  * @property {any[]} sources
  * @property {number | null} shown The statement that is shown, by number.
@@ -47,7 +48,7 @@ export const statementClass = (statement) => `tone-${tone(statement.verdict)} is
  */
 
 /** @param {StatementPanelProperties} properties */
-export function StatementPanel({ run, statements, sources, shown, pinned, placed, pin }) {
+export function StatementPanel({ run, counts, statements, sources, shown, pinned, placed, pin }) {
   const [isFiltered, filter] = useState(false);
   const isOpen = useRef(!matchMedia("(max-width: 1000px)").matches);
   const toCheck = statements.filter((one) => !isSupported(one)).length;
@@ -63,7 +64,7 @@ export function StatementPanel({ run, statements, sources, shown, pinned, placed
       <div class="row segmented" role="group" aria-label="Statements">${choice(false, `All ${statements.length}`)}${choice(true, `To check ${toCheck}`)}</div>
       <div class="row">${step(before, "Previous")}${step(next, "Next")}</div></header>
     <div class="body stack">
-      <p class="counts words">${describeCounts(countStatements(statements))}</p>
+      <p class="counts words">${describeCounts(counts)}</p>
       <section class="stack" aria-live="polite" aria-label="The statement">${shown === null ? html`<p class="hint">Point at a statement, or move to its sign with the keyboard.</p>` : html`<${Verdict} key=${shown} run=${run} statement=${statements[shown]} number=${shown} sources=${sources} isPlaced=${placed.has(shown)} unpin=${pinned === null ? null : () => pin(null)} />`}</section>
       <details open=${isOpen.current}><summary>${isFiltered ? "Statements to check" : "All statements"}</summary>
         ${listed.length === 0 ? html`<p class="hint">The sources say all of them.</p>` : html`<${VirtualList} items=${listed} height=${ROW} max=${LIST} label="Statements" show=${isListed ? at : -1}

@@ -1,4 +1,4 @@
-// The verdicts on the statements of a deliverable: counts, and texts for people.
+// The verdicts on the statements of a deliverable: texts for people.
 
 /**
  * @typedef {object} Counts The fields of the API's counts.
@@ -15,22 +15,6 @@
 
 /** `true` if the sources say the whole statement. @param {any} statement */
 export const isSupported = (statement) => statement.verdict === "supported";
-
-/** The model of a verdict, or `null`. @param {any} statement */
-const modelOf = (statement) => /^model (.+)$/.exec(statement.found_by ?? "")?.[1] ?? null;
-
-/** @param {any[]} statements @returns {Counts} */
-export function countStatements(statements) {
-  const number = (/** @type {(one: any) => boolean} */ fits) => statements.filter(fits).length;
-  const of = (/** @type {string} */ verdict) => number((one) => one.verdict === verdict);
-  /** @type {Record<string, number>} */
-  const models = {};
-  for (const model of statements.filter(isSupported).map(modelOf)) if (model) models[model] = (models[model] ?? 0) + 1;
-  return {
-    statements: statements.length, supported: of("supported"), by_quotation: number((one) => isSupported(one) && one.found_by === "quotation"), by_model: models,
-    partly: of("partly"), contradicted: of("contradicted"), unsupported: of("unsupported"), unverified: of("unverified"), removed: number((one) => Boolean(one.removed)),
-  };
-}
 
 /** The counts as a sentence, as the commands print it. @param {Counts} counts */
 export function describeCounts(counts) {
