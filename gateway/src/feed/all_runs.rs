@@ -14,6 +14,7 @@ use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::labels::{LabelSelector, Labels};
 use millrace_runtime::Bus;
 use millrace_runtime::fault::{backoff, max_replica_lag};
+use millrace_runtime::log::follow::{LaneLog, LogTopics};
 use millrace_views::RunListLine;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -23,7 +24,6 @@ use super::filter::EventFilter;
 use super::frame::{Frame, FrameSink, KEEP_ALIVE, SLOW, StreamNotice, StreamStop, summary_frame};
 use super::hub::{LaneHub, LaneItem, Subscription};
 use super::labels::read_labels;
-use super::lane_log::LaneLog;
 use super::message::LaneMessage;
 use super::position::{EventCursor, StreamPosition};
 use crate::history::HistoryCache;
@@ -158,11 +158,12 @@ impl AllRunsStream {
                 self.position.lanes[usize::from(lane)] = EventCursor { sequence, index: u32::MAX };
             }
         }
+        let topics = if self.request.filter.has_steps() { LogTopics::All } else { LogTopics::Decisions };
         self.lanes = (0..bus.settings().lanes)
             .map(|lane| {
                 let seen = self.position.lanes[usize::from(lane)].sequence.saturating_sub(1);
-                let kind = (Lane(lane), self.request.filter.has_steps());
-                LaneState::Closed { log: LaneLog::new(&bus, hub.index(), kind, seen) }
+                let find_archived = hub.index().find_archived(&bus);
+                LaneState::Closed { log: LaneLog::new(&bus, find_archived, (Lane(lane), topics), seen) }
             })
             .collect();
         let started = StreamNotice::StreamStarted { last: self.position.to_string() };
@@ -247,7 +248,8 @@ impl AllRunsStream {
             let is_certain = since.elapsed() >= max_replica_lag(bus.settings().replicas);
             let part = log.next_part(|run| runs.is_empty() || runs.contains(run)).await?;
             let seen = log.seen();
-            self.send_messages(lane, &part.messages).await?;
+            let messages: Vec<_> = part.records.into_iter().filter_map(LaneMessage::from_record).collect();
+            self.send_messages(lane, &messages).await?;
             let cursor = &mut self.position.lanes[lane];
             if cursor.sequence < seen {
                 *cursor = EventCursor { sequence: seen, index: u32::MAX };
