@@ -4,6 +4,11 @@
 //! A part of the log between two sequences is complete if the lane was read up to the second one, and then the archives of the
 //! runs that were marked as archived by then: what is missing in the lane belongs to them. Archived messages are merged by their
 //! sequences, a few runs at a time.
+//!
+//! # Invariants
+//!
+//! - I311: A reader of the log of a lane gets each message once and in order, whichever runs are archived meanwhile.
+//!   (`crates/runtime/tests/archive.rs::reader_of_a_lane_gets_each_message_once_in_the_order_of_the_log`)
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -4,6 +4,11 @@
 //! **No gap.** A page of the lane is read before the summary of the run. A run is marked as archived before its messages are removed
 //! from the lane, so that a page is complete if the run is not marked after it. Otherwise the archive is joined with the page. The mark
 //! stays when the run is reopened. A decision also names the one before it, which shows a gap even if a replica has an older summary.
+//!
+//! # Invariants
+//!
+//! - I310: A reader of the log of a run gets each message once and in order, whatever is archived, reopened and archived again meanwhile.
+//!   (`crates/runtime/tests/archive.rs::reader_of_a_run_gets_each_message_once_whatever_was_archived_meanwhile`)
 
 use std::time::Duration;
 
