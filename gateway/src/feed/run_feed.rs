@@ -5,10 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_protocol::ids::RunId;
-use millrace_runtime::fault::max_replica_lag;
 use millrace_runtime::log::follow::{LogStep, LogTopics, RunLog, RunPosition};
 use millrace_runtime::{Bus, Fault};
-use tokio::time::Instant;
 
 use super::hub::{LaneHub, LaneItem, Subscription};
 use super::message::LaneMessage;
@@ -30,7 +28,6 @@ pub struct RunFeed {
 /// A subscription to the follower of the lane.
 struct Following {
     subscription: Subscription,
-    since: Instant,
     /// `true` if the log was read up to the beginning of the subscription.
     is_live: bool,
     /// `true` if the next step is the end of the log.
@@ -64,8 +61,7 @@ impl RunFeed {
             let Some(following) = &mut self.following else {
                 let lane = self.bus.lane_of_run(&self.run);
                 let subscription = self.hub.subscribe(lane, Some(self.run.clone())).await?;
-                let since = Instant::now();
-                self.following = Some(Following { subscription, since, is_live: false, is_at_end: false });
+                self.following = Some(Following { subscription, is_live: false, is_at_end: false });
                 continue;
             };
             if !following.is_live {
@@ -87,8 +83,8 @@ impl RunFeed {
 
     /// Reads the next messages of the log. Pauses at its end while a replica may lag.
     async fn read_log(&mut self) -> Result<FeedStep, Fault> {
-        let lag = max_replica_lag(self.bus.settings().replicas);
-        let mut caught_up = self.following.as_mut().filter(|following| following.since.elapsed() >= lag);
+        let following = self.following.as_mut();
+        let mut caught_up = following.filter(|following| following.subscription.has_readable_past(&self.bus));
         match self.log.next_part().await? {
             LogStep::Messages(records) => {
                 if let Some(following) = caught_up.filter(|_| self.log.is_at_end()) {
