@@ -152,15 +152,14 @@ async fn fold(bus: &Bus, state: &mut RunState, records: &[StreamRecord]) -> Resu
 pub async fn read_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunState, Fault> {
     let mut state = RunState::default();
     let mut records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
-    records.retain(|record| record.sequence <= at && record.is_decision());
+    records.retain(|record| record.sequence <= at);
     fold(bus, &mut state, &records).await?;
     Ok(state)
 }
 
 /// Returns the end state of a run as of sequence `at`.
 pub async fn read_end_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunEndState, Fault> {
-    let mut records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
-    records.retain(StreamRecord::is_decision);
+    let records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
     let mut end = RunEndState::No;
     for record in records.iter().take_while(|record| record.sequence <= at) {
         let decision: Decision = bus.decode_record(record).await?;

@@ -21,9 +21,7 @@ use crate::retry_transient;
 /// Calls `visit` with each decision of a run, oldest first, whether the run is in its lane or archived.
 pub async fn read_decisions(bus: &Bus, run: &RunId, mut visit: impl FnMut(&Decision)) -> Result<(), Fault> {
     for record in archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await? {
-        if record.is_decision() {
-            visit(&bus.decode_record(&record).await?);
-        }
+        visit(&bus.decode_record(&record).await?);
     }
     Ok(())
 }

@@ -401,14 +401,17 @@ pub async fn read_run_from_log_or_archive(
         .await
 }
 
-/// Returns the decisions of a run, oldest first, from its lane, its archive, or both. Forged ones are among them.
+/// Returns the decisions of a run, oldest first, from its lane, its archive, or both.
 pub async fn read_decisions_from_log_or_archive(
     bus: &Bus,
     lane: Lane,
     run: &RunId,
 ) -> Result<Vec<StreamRecord>, Fault> {
-    let filter = subject::topic_subject(lane, run, &Topic::Plan);
-    read_matching_from_log_or_archive(bus, lane, run, &[filter], |topic| *topic == Topic::Plan).await
+    let filters = [subject::topic_subject(lane, run, &Topic::Plan)];
+    let mut records =
+        read_matching_from_log_or_archive(bus, lane, run, &filters, |topic| *topic == Topic::Plan).await?;
+    records.retain(StreamRecord::is_decision);
+    Ok(records)
 }
 
 /// Returns the messages of a run on the subjects that `filters` match in the lane and `is_wanted` in the archive: those of each filter,
