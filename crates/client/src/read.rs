@@ -11,6 +11,7 @@ use millrace_protocol::registry::{RunSummary, SUBMISSION_IS_MISSING};
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::wire;
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
+use millrace_runtime::log::follow::find_message;
 use millrace_runtime::log::{has_submission, list_submitted_runs};
 use millrace_runtime::store::archive;
 use millrace_runtime::work::registry;
@@ -66,13 +67,9 @@ async fn read_result(
     task: &TaskId,
     at_sequence: u64,
 ) -> Result<Option<TaskResult>, Fault> {
-    let record =
-        archive::find_message(bus, bus.lane_of_run(run), run, at_sequence).await?.ok_or_else(|| {
-            Fault::unavailable(
-                format!("reading message {at_sequence} of run {run}"),
-                "the message is missing",
-            )
-        })?;
+    let record = find_message(bus, bus.lane_of_run(run), run, at_sequence).await?.ok_or_else(|| {
+        Fault::unavailable(format!("reading message {at_sequence} of run {run}"), "the message is missing")
+    })?;
     let garbage =
         |garbage| Fault::InvalidMessage { subject: task.to_string(), sequence: at_sequence, error: garbage };
     match bus.decode_record::<JournalEntry>(&record).await? {

@@ -17,6 +17,7 @@ use millrace_protocol::work::{InputResult, JournalEntry, Order, WorkOutcome};
 use millrace_runtime::Bus;
 use millrace_runtime::Fault;
 use millrace_runtime::fault::max_replica_lag;
+use millrace_runtime::log::follow::find_message;
 use millrace_runtime::log::read_topic;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::lane_stream;
@@ -47,7 +48,7 @@ impl ClusterReader {
     /// # Errors
     /// The result was removed or is invalid, the message is another one, or the server does not respond.
     pub async fn read_result(&self, input: &InputResult) -> Result<TaskResult, Fault> {
-        let record = archive::find_message(&self.bus, self.lane, &self.run, input.at_sequence).await?;
+        let record = find_message(&self.bus, self.lane, &self.run, input.at_sequence).await?;
         let record = record.ok_or_else(|| Fault::InvalidMessage {
             subject: lane_stream(self.lane),
             sequence: input.at_sequence,

@@ -441,20 +441,6 @@ pub async fn read_matching_from_log_or_archive(
     Ok(records)
 }
 
-/// Returns the message of a run with this sequence, from its lane or its archive; `None` if it was removed.
-pub async fn find_message(
-    bus: &Bus,
-    lane: Lane,
-    run: &RunId,
-    sequence: u64,
-) -> Result<Option<StreamRecord>, Fault> {
-    if let Some(record) = log::read_message(bus, lane, sequence).await? {
-        return Ok(Some(record));
-    }
-    let archived = read_archived_run(bus, run).await?.unwrap_or_default();
-    Ok(archived.into_iter().find(|record| record.sequence == sequence))
-}
-
 /// `true` if the lane holds a command of a run after sequence `after` that may reopen it.
 pub async fn has_reopening_command(bus: &Bus, lane: Lane, run: &RunId, after: u64) -> Result<bool, Fault> {
     for record in log::read_topic(bus, lane, run, &Topic::Control).await? {

@@ -10,7 +10,7 @@ mod lane;
 mod run;
 
 pub use lane::{ArchivedRun, FindArchived, LaneLog, LanePart};
-pub use run::{LogStep, RunFollower, RunLog, RunPosition};
+pub use run::{LogStep, RunFollower, RunLog, RunPosition, find_message};
 
 use crate::nats::record::StreamRecord;
 

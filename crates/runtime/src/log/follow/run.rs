@@ -21,11 +21,12 @@ use tokio::time::Instant;
 use super::LogTopics;
 use crate::Fault;
 use crate::fault::ReadRetries;
+use crate::log::read::read_message;
 use crate::nats::bus::Bus;
 use crate::nats::direct_get::PagedReader;
 use crate::nats::record::StreamRecord;
 use crate::nats::topology::lane_stream;
-use crate::store::archive::{has_reopening_command, is_submission, join_with_archive};
+use crate::store::archive::{has_reopening_command, is_submission, join_with_archive, read_archived_run};
 use crate::store::retention::read_deletion;
 use crate::work::registry::read_summary;
 
@@ -214,6 +215,20 @@ impl RunLog {
         };
         Ok(if is_complete { LogStep::Complete } else { LogStep::EndOfLog })
     }
+}
+
+/// Returns the message of a run with this sequence, from its lane or its archive; `None` if it was removed.
+pub async fn find_message(
+    bus: &Bus,
+    lane: Lane,
+    run: &RunId,
+    sequence: u64,
+) -> Result<Option<StreamRecord>, Fault> {
+    if let Some(record) = read_message(bus, lane, sequence).await? {
+        return Ok(Some(record));
+    }
+    let archived = read_archived_run(bus, run).await?.unwrap_or_default();
+    Ok(archived.into_iter().find(|record| record.sequence == sequence))
 }
 
 /// The pause between two reads of a lane.
