@@ -8,13 +8,9 @@ use jiff::Timestamp;
 use millrace_client::RunEndState;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, Plan};
-use millrace_protocol::registry::RunSummary;
-use millrace_protocol::subject::{self, Topic};
-use millrace_runtime::nats::direct_get::PagedReader;
+use millrace_runtime::log::follow::{LogStep, LogTopics, RunLog, RunPosition};
 use millrace_runtime::nats::record::StreamRecord;
-use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::store::archive;
-use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
 use millrace_views::history::RunHistory;
 
@@ -26,26 +22,10 @@ pub struct RunState {
     pub history: RunHistory,
     /// The sequence and the time of the last decision.
     pub last: Option<(u64, Timestamp)>,
-    /// The part of the run that was in the archive when it was read.
-    archive: ArchiveMark,
+    /// The position in the log up to which it was read.
+    position: RunPosition,
     /// The size of its decisions in bytes.
     size: usize,
-}
-
-/// The part of a run that the archive holds, as its summary says.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct ArchiveMark {
-    is_archived: bool,
-    span: Option<(u64, u64)>,
-}
-
-impl ArchiveMark {
-    fn from_summary(summary: Option<&RunSummary>) -> Self {
-        summary.map_or_else(Self::default, |summary| Self {
-            is_archived: summary.archived,
-            span: summary.archived_span,
-        })
-    }
 }
 
 impl RunState {
@@ -65,6 +45,7 @@ impl RunState {
         }
         self.history.add_decision(decision);
         self.last = Some((record.sequence, decision.at));
+        self.position.sequence = self.position.sequence.max(record.sequence);
         self.size += record.payload.len();
         true
     }
@@ -123,64 +104,37 @@ impl HistoryCache {
 
     /// Returns the history of a run up to its last decision.
     pub async fn read(&self, bus: &Bus, run: &RunId) -> Result<Arc<RunState>, Fault> {
-        let kept = self.lock().find(run);
-        let state = match kept {
-            Some(kept) => match continue_state(bus, run, kept).await? {
-                Some(state) => state,
-                None => read_state(bus, run).await?,
-            },
-            None => read_state(bus, run).await?,
-        };
+        let mut state = self.lock().find(run).unwrap_or_default();
+        if !add_new_decisions(bus, run, &mut state).await? {
+            state = Arc::default();
+            add_new_decisions(bus, run, &mut state).await?;
+        }
         self.keep(run.clone(), state.clone());
         Ok(state)
     }
 }
 
-/// Adds the decisions after a state; `None` if the log does not continue it.
-async fn continue_state(
-    bus: &Bus,
-    run: &RunId,
-    mut state: Arc<RunState>,
-) -> Result<Option<Arc<RunState>>, Fault> {
-    let records = read_plan_records(bus, run, state.sequence() + 1).await?;
-    // The order matters, as in `read_state`.
-    let archive = ArchiveMark::from_summary(registry::read_summary(bus, run).await?.as_ref());
-    if records.is_empty() {
-        // The rest of a run that was archived since is in the archive only.
-        return Ok((archive == state.archive).then_some(state));
-    }
-    let continued = Arc::make_mut(&mut state);
-    for record in &records {
-        let decision: Decision = bus.decode_record(record).await?;
-        if !continued.add_decision(record, &decision) {
-            return Ok(None);
+/// Adds the decisions after a state. Returns `false` if the log does not continue it.
+async fn add_new_decisions(bus: &Bus, run: &RunId, state: &mut Arc<RunState>) -> Result<bool, Fault> {
+    let mut log = RunLog::new(bus, run, LogTopics::Decisions, state.position);
+    loop {
+        match log.next_part().await? {
+            LogStep::Messages(records) => {
+                if !fold(bus, Arc::make_mut(state), &records).await? {
+                    return Ok(false);
+                }
+            }
+            LogStep::EndOfLog | LogStep::Complete => break,
+            LogStep::Deleted => return Ok(state.last.is_none()),
+        }
+        if log.is_at_end() {
+            break;
         }
     }
-    continued.archive = archive;
-    Ok((!archive.is_archived).then_some(state))
-}
-
-/// Reads the whole history of a run. The journals, which are most of its log, are read only if it is archived.
-async fn read_state(bus: &Bus, run: &RunId) -> Result<Arc<RunState>, Fault> {
-    let mut state = RunState::default();
-    let records = read_plan_records(bus, run, 1).await?;
-    // The order matters: a summary is marked as archived before messages are removed from the lane. If it is not marked after the
-    // read, the read was complete.
-    let summary = registry::read_summary(bus, run).await?;
-    let is_in_archive = summary.as_ref().is_some_and(archive::has_archive);
-    if !is_in_archive && fold(bus, &mut state, &records).await? && state.last.is_some() {
-        return Ok(Arc::new(state));
+    if state.position != log.position() {
+        Arc::make_mut(state).position = log.position();
     }
-    // After a loss of its newest bytes a server may hold the end of a run that it had removed.
-    let joined = archive::join_with_archive(bus, run, records, summary.as_ref()).await?;
-    if joined.archived_through == 0 {
-        return Ok(Arc::new(state));
-    }
-    let archive = ArchiveMark::from_summary(summary.as_ref());
-    let mut state = RunState { archive, ..RunState::default() };
-    let plan = joined.records.into_iter().filter(StreamRecord::is_decision).collect::<Vec<_>>();
-    fold(bus, &mut state, &plan).await?;
-    Ok(Arc::new(state))
+    Ok(true)
 }
 
 /// Folds decisions. Returns `false` if one does not follow the one before.
@@ -198,36 +152,20 @@ async fn fold(bus: &Bus, state: &mut RunState, records: &[StreamRecord]) -> Resu
 pub async fn read_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunState, Fault> {
     let mut state = RunState::default();
     let mut records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
-    records.retain(|record| record.sequence <= at && record.is_decision());
+    records.retain(|record| record.sequence <= at);
     fold(bus, &mut state, &records).await?;
     Ok(state)
 }
 
 /// Returns the end state of a run as of sequence `at`.
 pub async fn read_end_state_at(bus: &Bus, run: &RunId, at: u64) -> Result<RunEndState, Fault> {
-    let mut records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
-    records.retain(StreamRecord::is_decision);
+    let records = archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await?;
     let mut end = RunEndState::No;
     for record in records.iter().take_while(|record| record.sequence <= at) {
         let decision: Decision = bus.decode_record(record).await?;
         end = decision.events.iter().fold(end, RunEndState::after_event);
     }
     Ok(end)
-}
-
-/// Reads the decisions of a run in its lane, from a sequence on.
-async fn read_plan_records(bus: &Bus, run: &RunId, from: u64) -> Result<Vec<StreamRecord>, Fault> {
-    let lane = bus.lane_of_run(run);
-    let filter = subject::topic_subject(lane, run, &Topic::Plan);
-    let mut pages = PagedReader::new(bus.client(), lane_stream(lane), filter, from);
-    let mut all = Vec::new();
-    loop {
-        let records = pages.next_page().await?;
-        if records.is_empty() {
-            return Ok(all);
-        }
-        all.extend(records.into_iter().filter(StreamRecord::is_decision));
-    }
 }
 
 #[cfg(test)]

@@ -19,10 +19,12 @@ use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
+use futures::FutureExt;
 use itertools::{Itertools, kmerge_by};
 use jiff::{SignedDuration, Timestamp};
 use millrace_protocol::ids::{Lane, RunId, SessionId};
 use millrace_protocol::registry::RunSummary;
+use millrace_runtime::log::follow::{ArchivedRun, FindArchived};
 use millrace_runtime::log::{SubmittedRun, SubmittedRuns};
 use millrace_runtime::store::bucket::{BucketChange, BucketChanges, Entry};
 use millrace_runtime::work::registry;
@@ -140,6 +142,16 @@ impl IndexContent {
         if let Some(key) = old.archived_key() {
             self.archived.remove(&key);
         }
+    }
+
+    /// Returns the runs of a lane with archived messages after a sequence.
+    fn archived_after(&self, lane: Lane, sequence: u64) -> Vec<ArchivedRun> {
+        let after = (lane.0, sequence.saturating_add(1), 0)..=(lane.0, u64::MAX, u64::MAX);
+        let runs = self.archived.range(after).filter_map(|(_, _, revision)| self.by_revision.get(revision));
+        let archived = |run: &Arc<IndexedRun>| {
+            Some(ArchivedRun { run: run.summary.run.clone(), span: run.summary.archived_span? })
+        };
+        runs.filter_map(archived).collect()
     }
 
     /// The runs before `end` that a filter selects, newest first.
@@ -305,13 +317,17 @@ impl RunIndex {
         (archived.cloned().collect(), content.revision)
     }
 
-    /// Returns the runs of a lane with archived messages after a sequence.
-    pub fn archived_after(&self, lane: Lane, sequence: u64) -> Vec<Arc<IndexedRun>> {
-        let content = self.read();
-        let after = (lane.0, sequence.saturating_add(1), 0)..=(lane.0, u64::MAX, u64::MAX);
-        let runs =
-            content.archived.range(after).filter_map(|(_, _, revision)| content.by_revision.get(revision));
-        runs.cloned().collect()
+    /// Returns a function for readers of lanes, which finds the archived runs in this index.
+    pub fn find_archived(self: &Arc<Self>, bus: &Bus) -> FindArchived {
+        let sources = (self.clone(), bus.clone());
+        Arc::new(move |lane, sequence| {
+            let (index, bus) = sources.clone();
+            async move {
+                index.refresh(&bus).await?;
+                Ok(index.read().archived_after(lane, sequence))
+            }
+            .boxed()
+        })
     }
 
     /// Removes the messages that are in the archive. Messages after the archived part belong to a run that was reopened.

@@ -7,15 +7,13 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{AnswerCause, Decision, Event, InputAnswer, Refusal};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::wire::WireMessage;
+use millrace_runtime::log::follow::{LogStep, LogTopics, RunFollower, RunLog, RunPosition};
 use millrace_runtime::log::publish_message;
 use millrace_runtime::nats::record::StreamRecord;
-use millrace_runtime::store::archive;
 use millrace_runtime::store::retention::read_deletion;
 use millrace_runtime::work::registry;
-use millrace_runtime::{Bus, Fault, log};
+use millrace_runtime::{Bus, Fault};
 use tokio_util::sync::CancellationToken;
-
-use crate::follow::{FollowStep, RunFollower};
 
 /// Time without a decision after which the caller is notified.
 const QUIET: Duration = Duration::from_secs(3);
@@ -137,33 +135,22 @@ async fn await_decision_on_fact(
     fact: u64,
     on_quiet: &(dyn Fn() + Sync),
 ) -> Result<Option<(u64, FactAnswer)>, Fault> {
-    let lane = bus.lane_of_run(run);
-    let decisions = subject::topic_subject(lane, run, &Topic::Plan);
-    let mut follower = RunFollower::new(bus, run, decisions, fact);
-    follower.quiet = QUIET;
+    let log = RunLog::new(bus, run, LogTopics::Decisions, RunPosition::after(fact));
+    let mut follower = RunFollower::new(log, QUIET);
     let mut has_reported = false;
     loop {
         match follower.next_step().await? {
-            FollowStep::Messages(records) => match find_answer_in_records(bus, &records, fact).await? {
-                None => continue,
-                answer => return Ok(answer),
-            },
-            FollowStep::Archived(records) => {
-                let answer = find_answer_in_records(bus, &records, fact).await?;
-                // A command that may reopen the run stays in the lane until it is answered.
-                let is_pending = match log::read_message(bus, lane, fact).await? {
-                    Some(record) if answer.is_none() => archive::may_reopen_run(bus, &record).await?,
-                    Some(_) | None => false,
-                };
-                if !is_pending {
-                    return Ok(answer);
+            LogStep::Messages(records) => {
+                if let Some(answer) = find_answer_in_records(bus, &records, fact).await? {
+                    return Ok(Some(answer));
                 }
             }
-            FollowStep::Deleted => return Ok(None),
-            FollowStep::Quiet => {}
-        }
-        if !std::mem::replace(&mut has_reported, true) {
-            on_quiet();
+            LogStep::Complete | LogStep::Deleted => return Ok(None),
+            LogStep::EndOfLog => {
+                if !std::mem::replace(&mut has_reported, true) {
+                    on_quiet();
+                }
+            }
         }
     }
 }
@@ -174,11 +161,9 @@ async fn find_answer_in_records(
     fact: u64,
 ) -> Result<Option<(u64, FactAnswer)>, Fault> {
     for record in records {
-        if record.sequence > fact && record.is_decision() {
-            let decision: Decision = bus.decode_record(record).await?;
-            if let Some(answer) = find_answer_in_decision(&decision, fact) {
-                return Ok(Some((record.sequence, answer)));
-            }
+        let decision: Decision = bus.decode_record(record).await?;
+        if let Some(answer) = find_answer_in_decision(&decision, fact) {
+            return Ok(Some((record.sequence, answer)));
         }
     }
     Ok(None)

@@ -6,15 +6,13 @@ use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{Decision, JournalKey};
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::work::JournalEntry;
-use millrace_runtime::nats::direct_get::read_matching;
+use millrace_runtime::log::follow::{LogStep, LogTopics, RunFollower, RunLog, RunPosition};
 use millrace_runtime::nats::record::StreamRecord;
-use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::store::archive;
 use millrace_runtime::{Bus, Fault};
 use tokio::sync::mpsc;
 
-use crate::follow::{FollowStep, RunFollower};
-use crate::read_archived_records;
+use crate::follow::QUIET;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Journals {
@@ -84,20 +82,14 @@ pub async fn read_task(bus: &Bus, run: &RunId, journals: &Journals) -> Result<Ve
         Journals::Task(task) => subjects.extend(subject::journals_of_task(lane, run, task)),
         Journals::Planner => subjects.push(subject::journals_of_planner(lane, run)),
     }
-    let mut records = Vec::new();
+    let is_wanted = |topic: &Topic| match topic {
+        Topic::Plan => true,
+        Topic::Journal(journal) => journals.contains(journal),
+        Topic::Submitted | Topic::Control | Topic::Answer => false,
+    };
     // The plan is read first, so that the journals hold every entry before its last decision.
-    for subject in &subjects {
-        records.extend(read_matching(bus.client(), &lane_stream(lane), subject, 1).await?);
-        if records.is_empty() {
-            break;
-        }
-    }
-    // A run is marked as archived before its messages are removed, as in `read_run_anywhere`.
-    if let Some(archived) = read_archived_records(bus, run).await? {
-        records = archived;
-    } else if !archive::begins_with_first_decision(bus, &records).await? {
-        records = archive::read_run_from_log_or_archive(bus, lane, run).await?;
-    }
+    let mut records =
+        archive::read_matching_from_log_or_archive(bus, lane, run, &subjects, is_wanted).await?;
     records.sort_by_key(|record| record.sequence);
     decode(bus, &records, journals).await
 }
@@ -128,21 +120,20 @@ async fn follow_into(
     after: u64,
     sender: &mpsc::Sender<Result<Vec<TaskUpdate>, Fault>>,
 ) -> Result<(), Fault> {
-    let subject = subject::all_subjects_of_run(bus.lane_of_run(run), run);
-    let mut follower = RunFollower::new(bus, run, subject, after);
+    let log = RunLog::new(bus, run, LogTopics::All, RunPosition::after(after));
+    let mut follower = RunFollower::new(log, QUIET);
     loop {
         let step = tokio::select! {
             () = sender.closed() => return Ok(()),
             step = follower.next_step() => step?,
         };
-        let (records, is_last) = match step {
-            FollowStep::Messages(records) => (records, false),
-            FollowStep::Archived(records) => (records, true),
-            FollowStep::Deleted => return Ok(()),
-            FollowStep::Quiet => continue,
+        let records = match step {
+            LogStep::Messages(records) => records,
+            LogStep::EndOfLog => continue,
+            LogStep::Complete | LogStep::Deleted => return Ok(()),
         };
         let updates = decode(bus, &records, journals).await?;
-        if (!updates.is_empty() && sender.send(Ok(updates)).await.is_err()) || is_last {
+        if !updates.is_empty() && sender.send(Ok(updates)).await.is_err() {
             return Ok(());
         }
     }

@@ -30,8 +30,9 @@ pub use decision::{
     message_decision,
 };
 pub use earlier::{EarlierResults, EarlierRunError, read_earlier_run, read_results_of_run};
-pub use follow::{RunEndState, follow_run, read_archived_records, retry_transient};
+pub use follow::{RunEndState, follow_run};
 pub use journals::{Journals, ReceivedEntry, TaskUpdate, follow_task, read_task};
+pub use millrace_runtime::fault::retry_transient;
 pub use read::{
     FindError, author_name, find_run, format_clock, list_runs, list_runs_from_log, read_decisions,
     read_log_damage, read_plan, read_task_result,

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use millrace_protocol::ids::{Lane, RunId, TaskId};
+use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{AttemptEnd, Decision, Plan, apply_decision};
 use millrace_protocol::registry::{RunSummary, SUBMISSION_IS_MISSING};
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::wire;
 use millrace_protocol::work::{JournalEntry, WorkOutcome};
-use millrace_runtime::log::{has_submission, list_submitted_runs, read_message};
-use millrace_runtime::nats::record::StreamRecord;
+use millrace_runtime::log::follow::find_message;
+use millrace_runtime::log::{has_submission, list_submitted_runs};
 use millrace_runtime::store::archive;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
@@ -22,9 +22,7 @@ use crate::retry_transient;
 /// Calls `visit` with each decision of a run, oldest first, whether the run is in its lane or archived.
 pub async fn read_decisions(bus: &Bus, run: &RunId, mut visit: impl FnMut(&Decision)) -> Result<(), Fault> {
     for record in archive::read_decisions_from_log_or_archive(bus, bus.lane_of_run(run), run).await? {
-        if record.is_decision() {
-            visit(&bus.decode_record(&record).await?);
-        }
+        visit(&bus.decode_record(&record).await?);
     }
     Ok(())
 }
@@ -69,7 +67,9 @@ async fn read_result(
     task: &TaskId,
     at_sequence: u64,
 ) -> Result<Option<TaskResult>, Fault> {
-    let record = find_record(bus, bus.lane_of_run(run), run, at_sequence).await?;
+    let record = find_message(bus, bus.lane_of_run(run), run, at_sequence).await?.ok_or_else(|| {
+        Fault::unavailable(format!("reading message {at_sequence} of run {run}"), "the message is missing")
+    })?;
     let garbage =
         |garbage| Fault::InvalidMessage { subject: task.to_string(), sequence: at_sequence, error: garbage };
     match bus.decode_record::<JournalEntry>(&record).await? {
@@ -85,16 +85,6 @@ async fn read_result(
         | JournalEntry::Delegated { .. }
         | JournalEntry::Released { .. } => Ok(None),
     }
-}
-
-async fn find_record(bus: &Bus, lane: Lane, run: &RunId, sequence: u64) -> Result<StreamRecord, Fault> {
-    if let Some(record) = read_message(bus, lane, sequence).await? {
-        return Ok(record);
-    }
-    let archived = archive::read_archived_run(bus, run).await?.unwrap_or_default();
-    archived.into_iter().find(|record| record.sequence == sequence).ok_or_else(|| {
-        Fault::unavailable(format!("reading message {sequence} of run {run}"), "the message is missing")
-    })
 }
 
 #[derive(Debug, thiserror::Error)]

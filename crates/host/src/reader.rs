@@ -17,10 +17,11 @@ use millrace_protocol::work::{InputResult, JournalEntry, Order, WorkOutcome};
 use millrace_runtime::Bus;
 use millrace_runtime::Fault;
 use millrace_runtime::fault::max_replica_lag;
-use millrace_runtime::log::{read_message, read_topic};
+use millrace_runtime::log::follow::find_message;
+use millrace_runtime::log::read_topic;
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::lane_stream;
-use millrace_runtime::store::archive::{self, join_with_archive, read_archived_run};
+use millrace_runtime::store::archive::{self, join_with_archive};
 use millrace_runtime::work::registry;
 
 /// The interval at which a lagging replica is read again.
@@ -47,10 +48,7 @@ impl ClusterReader {
     /// # Errors
     /// The result was removed or is invalid, the message is another one, or the server does not respond.
     pub async fn read_result(&self, input: &InputResult) -> Result<TaskResult, Fault> {
-        let record = match read_message(&self.bus, self.lane, input.at_sequence).await? {
-            Some(record) => Some(record),
-            None => self.find_archived_record(input.at_sequence).await?,
-        };
+        let record = find_message(&self.bus, self.lane, &self.run, input.at_sequence).await?;
         let record = record.ok_or_else(|| Fault::InvalidMessage {
             subject: lane_stream(self.lane),
             sequence: input.at_sequence,
@@ -109,7 +107,8 @@ impl ClusterReader {
         let mut records = read_topic(&self.bus, self.lane, &self.run, &journal).await?;
         if records.is_empty() {
             let subject = subject::topic_subject(self.lane, &self.run, &journal);
-            records = self.read_archive_of_reopened_run().await?;
+            // Of a run that was reopened, the archive holds the journals from before.
+            records = archive::read_archived_run(&self.bus, &self.run).await?.unwrap_or_default();
             records.retain(|record| *record.subject == *subject);
         }
         let mut steps = Vec::new();
@@ -121,17 +120,6 @@ impl ClusterReader {
             }
         }
         Ok(steps)
-    }
-
-    /// Returns the message of the archive with this sequence: of a run that was reopened, the archive holds the results from before.
-    async fn find_archived_record(&self, sequence: u64) -> Result<Option<StreamRecord>, Fault> {
-        let archived = self.read_archive_of_reopened_run().await?;
-        Ok(archived.into_iter().find(|record| record.sequence == sequence))
-    }
-
-    /// Returns the messages of the archive; none unless the run was reopened.
-    async fn read_archive_of_reopened_run(&self) -> Result<Vec<StreamRecord>, Fault> {
-        Ok(read_archived_run(&self.bus, &self.run).await?.unwrap_or_default())
     }
 
     /// `true` if a message is in the journal of an attempt at this task of the run.

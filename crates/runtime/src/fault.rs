@@ -195,6 +195,42 @@ pub fn backoff(number: u32) -> Duration {
     Duration::from_millis(20 << number.saturating_sub(1).min(6)).min(Duration::from_secs(1))
 }
 
+/// The time for which reads are retried: as long as a restarting server may need.
+const OUTAGE: Duration = Duration::from_secs(120);
+const RETRY_DELAY: Duration = Duration::from_millis(250);
+
+/// The retries of a read, for as long as a restarting server may need (120 s).
+pub(crate) struct ReadRetries(tokio::time::Instant);
+
+impl ReadRetries {
+    pub fn start() -> Self {
+        Self(tokio::time::Instant::now())
+    }
+
+    /// Waits before the next try. Returns the fault if a retry can't help, or the time is over.
+    pub async fn wait_after(&self, fault: Fault) -> Result<(), Fault> {
+        if !fault.is_transient() || self.0.elapsed() >= OUTAGE {
+            return Err(fault);
+        }
+        tokio::time::sleep(RETRY_DELAY).await;
+        Ok(())
+    }
+}
+
+/// Retries a read while its fault is transient, for as long as a restarting server may need (120 s).
+pub async fn retry_transient<T, F>(read: impl Fn() -> F) -> Result<T, Fault>
+where
+    F: Future<Output = Result<T, Fault>>,
+{
+    let retries = ReadRetries::start();
+    loop {
+        match read().await {
+            Ok(value) => return Ok(value),
+            Err(fault) => retries.wait_after(fault).await?,
+        }
+    }
+}
+
 /// Results of the client library.
 pub(crate) trait ClientResult<T> {
     /// Converts the error; `what` was attempted.

@@ -19,6 +19,7 @@
 //! ├─ append         fenced appends
 //! ├─ read           reading a run, a topic or one message
 //! ├─ lane           everything that a lane holds, and a lane as it grows
+//! ├─ follow/        the log of a run or a lane from a sequence on, with what was archived
 //! └─ journal        the entries of one piece of work
 //! work/             who does what
 //! ├─ queue          orders: offer, withdraw, stop

@@ -1,6 +1,7 @@
 //! The archive against a real server: only what a program with permission has published counts as the archive of a run,
 //! and redirected server replies do not.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_nats::HeaderMap;
@@ -8,9 +9,12 @@ use async_nats::jetstream::{self, Context};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
 use millrace_protocol::ids::{Lane, RunId};
-use millrace_protocol::plan::Decision;
+use millrace_protocol::plan::{CommandAction, Decision, Edit, RunCommand};
 use millrace_protocol::subject::Topic;
 use millrace_protocol::work::JournalEntry;
+use millrace_runtime::log::follow::{
+    ArchivedRun, FindArchived, LaneLog, LogStep, LogTopics, RunLog, RunPosition,
+};
 use millrace_runtime::log::{append_message, purge_run, read_run};
 use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::nats::topology::ClusterOptions;
@@ -307,23 +311,165 @@ async fn archive_is_not_replaced_by_one_that_was_made_from_an_older_one() {
     assert!(matches!(again, ArchivePreparation::Unchanged(span) if span.last == 0), "the lane is empty");
 }
 
-/// A supervisor that was suspended appends to the empty lane of a run that was reopened and archived again meanwhile.
-#[tokio::test]
-async fn stale_decision_after_the_archive_is_ignored() {
-    let server = NatsServer::start();
-    let bus = connect_bus(&server).await;
-    let name = run_id("r");
-    let decision = |previous| Decision {
+/// Appends a decision after the one at `previous`; `last` is the last message of the plan in the lane.
+async fn append_decision(bus: &Bus, name: &RunId, previous: u64, last: u64) -> u64 {
+    let decision = Decision {
         by: millrace_protocol::ids::WorkerId::new("s").expect("the name is valid"),
         previous,
         at: jiff::Timestamp::UNIX_EPOCH,
         answers: Vec::new(),
         events: Vec::new(),
     };
-    let append = async |previous, last| {
-        let appended = append_message(&bus, LANE, &name, &Topic::Plan, &decision(previous), last).await;
-        appended.expect("the server accepts it")
+    append_message(bus, LANE, name, &Topic::Plan, &decision, last).await.expect("the server accepts it")
+}
+
+/// Archives a run as a supervisor does: the archive, the summary, and then the lane.
+async fn close_run(bus: &Bus, name: &RunId, end: u64) -> (u64, u64) {
+    let span = archive::archive_run(bus, LANE, name, end, 0).await.expect("the server accepts it");
+    write_summary(bus, name, true, Some((span.first, span.last))).await;
+    purge_run(bus, LANE, name, span.last).await.expect("the server responds");
+    (span.first, span.last)
+}
+
+async fn write_summary(bus: &Bus, name: &RunId, archived: bool, span: Option<(u64, u64)>) {
+    let summary = json!({
+        "run": name, "lane": 0, "objective": "", "end": null, "started": 0, "updated": 0,
+        "counts": [0, 0, 0, 0, 0, 0, 0, 0, 0], "archived": archived, "is_resumable": false, "is_paused": false,
+        "winding_down": null, "usage": {}, "archived_span": span,
+    });
+    let summary = serde_json::from_value(summary).expect("it is one");
+    registry::write_summary(bus, &summary).await.expect("the server accepts it");
+}
+
+/// Reads a log to its end. Returns the sequences, and the last step.
+async fn read_rest(log: &mut RunLog) -> (Vec<u64>, LogStep) {
+    let mut all = Vec::new();
+    loop {
+        match log.next_part().await.expect("the server responds") {
+            LogStep::Messages(records) => all.extend(sequences_of_records(&records)),
+            end @ (LogStep::EndOfLog | LogStep::Complete | LogStep::Deleted) => return (all, end),
+        }
+    }
+}
+
+/// A run is archived before its last decisions were read, reopened, archived again and deleted.
+#[tokio::test]
+async fn reader_of_a_run_gets_each_message_once_whatever_was_archived_meanwhile() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let name = run_id("r");
+    let open = |topics| RunLog::new(&bus, &name, topics, RunPosition::default()).with_page_size(2);
+    let mut log = open(LogTopics::Decisions);
+    assert!(matches!(read_rest(&mut log).await, (none, LogStep::EndOfLog) if none.is_empty()));
+    let mut all = vec![append_decision(&bus, &name, 0, 0).await];
+    for _ in 0..3 {
+        let last = all[all.len() - 1];
+        all.push(append_decision(&bus, &name, last, last).await);
+    }
+    let (read, end) = read_rest(&mut log).await;
+    assert!(read == all && matches!(end, LogStep::EndOfLog), "{read:?} {end:?}");
+
+    let last = all[3];
+    all.push(append_decision(&bus, &name, last, last).await);
+    let note = JournalEntry::Note { text: "after it".into(), provider: None };
+    append_message(&bus, LANE, &name, &Topic::Answer, &note, 0).await.expect("the server accepts it");
+    let span = close_run(&bus, &name, all[4]).await;
+    let (read, end) = read_rest(&mut log).await;
+    assert!(read == all[4..] && matches!(end, LogStep::Complete), "{read:?} {end:?}");
+    append_decision(&bus, &name, all[2], 0).await;
+    let (read, end) = read_rest(&mut log).await;
+    assert!(read.is_empty() && matches!(end, LogStep::Complete), "a stale decision: {read:?} {end:?}");
+
+    // It is reopened; one reader has the first part, and others begin.
+    let stale = read_run(&bus, LANE, &name, 1).await.expect("the server responds")[0].sequence;
+    purge_run(&bus, LANE, &name, stale).await.expect("the server responds");
+    let control = CommandAction::Edit(Edit::Add(Vec::new()));
+    let command = RunCommand { id: "1".into(), by: "ann".into(), control };
+    append_message(&bus, LANE, &name, &Topic::Control, &command, 0).await.expect("the server accepts it");
+    let (read, end) = read_rest(&mut log).await;
+    assert!(read.is_empty() && matches!(end, LogStep::EndOfLog), "{read:?} {end:?}");
+    all.push(append_decision(&bus, &name, all[4], 0).await);
+    write_summary(&bus, &name, false, Some(span)).await;
+    all.push(append_decision(&bus, &name, all[5], all[5]).await);
+    let (read, end) = read_rest(&mut log).await;
+    assert!(read == all[5..] && matches!(end, LogStep::EndOfLog), "{read:?} {end:?}");
+    let (read, _) = read_rest(&mut open(LogTopics::Decisions)).await;
+    assert_eq!(read, all);
+
+    close_run(&bus, &name, all[6]).await;
+    let (read, end) = read_rest(&mut log).await;
+    assert!(read.is_empty() && matches!(end, LogStep::Complete), "{read:?} {end:?}");
+    let (read, end) = read_rest(&mut open(LogTopics::All)).await;
+    assert_eq!(read.len(), all.len() + 2, "and the answer and the command: {read:?} {end:?}");
+    registry::remove_summary(&bus, &name).await.expect("the server accepts it");
+    let (read, end) = read_rest(&mut log).await;
+    assert!(read.is_empty() && matches!(end, LogStep::Deleted), "{read:?} {end:?}");
+}
+
+/// Runs of one lane whose messages alternate are archived one after the other.
+#[tokio::test]
+async fn reader_of_a_lane_gets_each_message_once_in_the_order_of_the_log() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let archived: Arc<Mutex<Vec<ArchivedRun>>> = Arc::default();
+    let find = {
+        let archived = archived.clone();
+        let find: FindArchived = Arc::new(move |_, after| {
+            let mut runs = archived.lock().expect("no test has panicked").clone();
+            runs.retain(|run| run.span.1 > after);
+            Box::pin(async move { Ok(runs) })
+        });
+        find
     };
+    let open = |seen| LaneLog::new(&bus, find.clone(), (LANE, LogTopics::All), seen);
+    let names = ["a", "b", "c"].map(run_id);
+    let (mut all, mut last, mut follower) = (Vec::new(), [0; 3], open(0));
+    let mut followed = Vec::new();
+    for round in 0..4 {
+        for (name, last) in names.iter().zip(&mut last) {
+            *last = append_decision(&bus, name, *last, *last).await;
+            all.push(*last);
+        }
+        // The follower reads only now and then.
+        if round == 1 {
+            followed.extend(read_lane(&mut follower).await);
+        }
+    }
+    assert_eq!(followed, all[..6]);
+    for (number, name) in names.iter().take(2).enumerate() {
+        let span = archive::archive_run(&bus, LANE, name, last[number], 0).await.expect("it is accepted");
+        archived
+            .lock()
+            .expect("it is")
+            .push(ArchivedRun { run: name.clone(), span: (span.first, span.last) });
+        purge_run(&bus, LANE, name, span.last).await.expect("the server responds");
+        assert_eq!(read_lane(&mut open(0)).await, all, "{name} is archived");
+    }
+    followed.extend(read_lane(&mut follower).await);
+    assert_eq!(followed, all);
+    // A reader that selects runs needs no archive of others.
+    let part = open(0).next_part(|run| *run == names[2]).await.expect("the server responds");
+    assert_eq!(sequences_of_records(&part.records), [all[2], all[5], all[8], all[11]]);
+}
+
+async fn read_lane(log: &mut LaneLog) -> Vec<u64> {
+    let mut all = Vec::new();
+    loop {
+        let part = log.next_part(|_| true).await.expect("the server responds");
+        all.extend(sequences_of_records(&part.records));
+        if part.is_end_of_log {
+            return all;
+        }
+    }
+}
+
+/// A supervisor that was suspended appends to the empty lane of a run that was reopened and archived again meanwhile.
+#[tokio::test]
+async fn stale_decision_after_the_archive_is_ignored() {
+    let server = NatsServer::start();
+    let bus = connect_bus(&server).await;
+    let name = run_id("r");
+    let append = async |previous, last| append_decision(&bus, &name, previous, last).await;
     let first = append(0, 0).await;
     let second = append(first, first).await;
     archive::archive_run(&bus, LANE, &name, second, 0).await.expect("the server accepts it");

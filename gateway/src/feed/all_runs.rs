@@ -13,7 +13,8 @@ use std::time::Duration;
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::labels::{LabelSelector, Labels};
 use millrace_runtime::Bus;
-use millrace_runtime::fault::{backoff, max_replica_lag};
+use millrace_runtime::fault::backoff;
+use millrace_runtime::log::follow::{LaneLog, LogTopics};
 use millrace_views::RunListLine;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -23,7 +24,6 @@ use super::filter::EventFilter;
 use super::frame::{Frame, FrameSink, KEEP_ALIVE, SLOW, StreamNotice, StreamStop, summary_frame};
 use super::hub::{LaneHub, LaneItem, Subscription};
 use super::labels::read_labels;
-use super::lane_log::LaneLog;
 use super::message::LaneMessage;
 use super::position::{EventCursor, StreamPosition};
 use crate::history::HistoryCache;
@@ -74,29 +74,18 @@ pub struct AllRunsStream {
     request: AllRunsRequest,
     sink: FrameSink,
     position: StreamPosition,
-    lanes: Vec<LaneState>,
+    lanes: Vec<LaneFeed>,
     /// The runs that were seen, and whether the client asks for them.
     selected: HashMap<RunId, bool>,
 }
 
-/// The state of a lane in a stream.
-enum LaneState {
-    /// The log is being read, since the subscription began.
-    Reading {
-        log: LaneLog,
-        subscription: Subscription,
-        since: Instant,
-    },
-    /// The follower delivers what is new.
-    Live {
-        log: LaneLog,
-        subscription: Subscription,
-    },
-    /// The subscription must be made, or made again.
-    Closed {
-        log: LaneLog,
-    },
-    Changing,
+/// A lane in a stream.
+struct LaneFeed {
+    log: LaneLog,
+    /// `None` if the subscription must be made, or made again.
+    subscription: Option<Subscription>,
+    /// `true` if the log was read up to the beginning of the subscription, which has what is new.
+    is_live: bool,
 }
 
 impl AllRunsStream {
@@ -137,6 +126,8 @@ impl AllRunsStream {
                 Err(StreamStop::Unreadable(fault)) if fault.is_transient() => {
                     failures += 1;
                     tracing::debug!(%fault, failures, "reading the lanes failed; retrying");
+                    // Messages that were read may not have been sent.
+                    self.lanes = self.open_lanes();
                     if let Err(stop) = self.sink.wait(backoff(failures)).await {
                         return stop;
                     }
@@ -158,13 +149,7 @@ impl AllRunsStream {
                 self.position.lanes[usize::from(lane)] = EventCursor { sequence, index: u32::MAX };
             }
         }
-        self.lanes = (0..bus.settings().lanes)
-            .map(|lane| {
-                let seen = self.position.lanes[usize::from(lane)].sequence.saturating_sub(1);
-                let kind = (Lane(lane), self.request.filter.has_steps());
-                LaneState::Closed { log: LaneLog::new(&bus, hub.index(), kind, seen) }
-            })
-            .collect();
+        self.lanes = self.open_lanes();
         let started = StreamNotice::StreamStarted { last: self.position.to_string() };
         self.send(started.to_frame_with_id(Some(self.position.to_string()))).await?;
         if self.request.start == StreamStart::Now {
@@ -180,6 +165,19 @@ impl AllRunsStream {
             }
         }
         Ok(())
+    }
+
+    /// Returns readers of all lanes from the position on.
+    fn open_lanes(&self) -> Vec<LaneFeed> {
+        let StreamSources { bus, hub, .. } = &self.sources;
+        let topics = if self.request.filter.has_steps() { LogTopics::All } else { LogTopics::Decisions };
+        let open = |(lane, cursor): (u16, &EventCursor)| {
+            let (find_archived, kind) = (hub.index().find_archived(bus), (Lane(lane), topics));
+            // The message at the position may have more events.
+            let log = LaneLog::new(bus, find_archived, kind, cursor.sequence.saturating_sub(1));
+            LaneFeed { log, subscription: None, is_live: false }
+        };
+        (0..).zip(&self.position.lanes).map(open).collect()
     }
 
     async fn send_until_fault(&mut self) -> Result<(), StreamStop> {
@@ -203,14 +201,13 @@ impl AllRunsStream {
             match item {
                 Some((lane, Some(LaneItem::Messages(messages)))) => {
                     self.send_messages(lane, &messages).await?;
-                    if let (Some(LaneState::Live { log, .. }), Some(last)) =
-                        (self.lanes.get_mut(lane), messages.last())
-                    {
-                        log.skip_to(last.sequence());
+                    if let Some(last) = messages.last() {
+                        self.lanes[lane].log.skip_to(last.sequence());
+                        self.move_past(lane, last.sequence());
                     }
                 }
                 Some((lane, Some(LaneItem::Archived) | None)) => {
-                    self.close_lane(lane);
+                    (self.lanes[lane].subscription, self.lanes[lane].is_live) = (None, false);
                     self.read_lane_to_its_end(lane).await?;
                 }
                 None => {
@@ -221,51 +218,38 @@ impl AllRunsStream {
         }
     }
 
-    fn close_lane(&mut self, lane: usize) {
-        let state = std::mem::replace(&mut self.lanes[lane], LaneState::Changing);
-        self.lanes[lane] = match state {
-            LaneState::Reading { log, .. } | LaneState::Live { log, .. } | LaneState::Closed { log } => {
-                LaneState::Closed { log }
-            }
-            LaneState::Changing => LaneState::Changing,
-        };
-    }
-
     /// Reads a lane until its follower delivers all that comes after.
     async fn read_lane_to_its_end(&mut self, lane: usize) -> Result<(), StreamStop> {
-        let (bus, hub) = (self.sources.bus.clone(), self.sources.hub.clone());
+        let StreamSources { bus, hub, .. } = self.sources.clone();
         let number = Lane(u16::try_from(lane).unwrap_or(u16::MAX));
-        if matches!(self.lanes[lane], LaneState::Closed { .. }) {
-            let subscription = hub.subscribe(number, None).await?;
-            if let LaneState::Closed { log } = std::mem::replace(&mut self.lanes[lane], LaneState::Changing) {
-                self.lanes[lane] = LaneState::Reading { log, subscription, since: Instant::now() };
-            }
+        if self.lanes[lane].subscription.is_none() {
+            self.lanes[lane].subscription = Some(hub.subscribe(number, None).await?);
         }
-        while let LaneState::Reading { log, since, .. } = &mut self.lanes[lane] {
-            let runs = self.request.runs.clone();
+        while !self.lanes[lane].is_live {
+            let LaneFeed { log, subscription, .. } = &mut self.lanes[lane];
             // The end is one that was read after the time that a replica may lag.
-            let is_certain = since.elapsed() >= max_replica_lag(bus.settings().replicas);
+            let is_certain = subscription.as_ref().is_some_and(|it| it.has_readable_past(&bus));
+            let runs = &self.request.runs;
             let part = log.next_part(|run| runs.is_empty() || runs.contains(run)).await?;
             let seen = log.seen();
-            self.send_messages(lane, &part.messages).await?;
-            let cursor = &mut self.position.lanes[lane];
-            if cursor.sequence < seen {
-                *cursor = EventCursor { sequence: seen, index: u32::MAX };
-            }
-            if !part.is_end_of_log {
-                continue;
-            }
-            if !is_certain {
-                self.sink.wait(LAG_PAUSE).await?;
-                continue;
-            }
-            if let LaneState::Reading { log, subscription, .. } =
-                std::mem::replace(&mut self.lanes[lane], LaneState::Changing)
-            {
-                self.lanes[lane] = LaneState::Live { log, subscription };
+            let messages: Vec<_> = part.records.into_iter().filter_map(LaneMessage::from_record).collect();
+            self.send_messages(lane, &messages).await?;
+            self.move_past(lane, seen);
+            match (part.is_end_of_log, is_certain) {
+                (true, true) => self.lanes[lane].is_live = true,
+                (true, false) => self.sink.wait(LAG_PAUSE).await?,
+                (false, _) => {}
             }
         }
         Ok(())
+    }
+
+    /// Moves the position past the messages of a lane up to a sequence, which were sent or are not wanted.
+    fn move_past(&mut self, lane: usize, sequence: u64) {
+        let cursor = &mut self.position.lanes[lane];
+        if cursor.sequence < sequence {
+            *cursor = EventCursor { sequence, index: u32::MAX };
+        }
     }
 
     async fn send_messages(&mut self, lane: usize, messages: &[Arc<LaneMessage>]) -> Result<(), StreamStop> {
@@ -373,10 +357,10 @@ impl AllRunsStream {
 }
 
 /// Waits for the next item of any lane that is followed.
-async fn next_item(lanes: &mut [LaneState]) -> (usize, Option<LaneItem>) {
+async fn next_item(lanes: &mut [LaneFeed]) -> (usize, Option<LaneItem>) {
     std::future::poll_fn(|context| {
-        for (lane, state) in lanes.iter_mut().enumerate() {
-            if let LaneState::Live { subscription, .. } = state
+        for (lane, feed) in lanes.iter_mut().enumerate().filter(|(_, feed)| feed.is_live) {
+            if let Some(subscription) = &mut feed.subscription
                 && let Poll::Ready(item) = subscription.poll_next_item(context)
             {
                 return Poll::Ready((lane, item));

@@ -21,7 +21,7 @@ use async_nats::Subscriber;
 use futures::{FutureExt, StreamExt};
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::subject;
-use millrace_runtime::fault::backoff;
+use millrace_runtime::fault::{backoff, max_replica_lag};
 use millrace_runtime::log::read_lane_end;
 use millrace_runtime::nats::direct_get::{ALL_SUBJECTS, PagedReader};
 use millrace_runtime::nats::topology::lane_stream;
@@ -76,12 +76,18 @@ pub enum LaneItem {
 
 /// A subscription; it ends when it is dropped.
 pub struct Subscription {
+    since: Instant,
     items: mpsc::Receiver<LaneItem>,
     mailbox: Arc<Mailbox>,
     follower: Arc<Follower>,
 }
 
 impl Subscription {
+    /// `true` if what was in the log at its beginning is readable, whichever replica answers.
+    pub fn has_readable_past(&self, bus: &Bus) -> bool {
+        self.since.elapsed() >= max_replica_lag(bus.settings().replicas)
+    }
+
     /// Waits for the next item. `None` if items were left out after the last one: the subscriber must read the log and subscribe
     /// again.
     pub async fn next_item(&mut self) -> Option<LaneItem> {
@@ -224,7 +230,7 @@ impl LaneHub {
             None => state.whole.push(mailbox.clone()),
         }
         drop(state);
-        Some(Subscription { items, mailbox, follower })
+        Some(Subscription { since: Instant::now(), items, mailbox, follower })
     }
 }
 

@@ -7,9 +7,8 @@
 //! | `frame` | events and notices as frames, on their way to the client |
 //! | `message` | a message of a lane with its events |
 //! | `hub` | one follower per lane for all streams |
-//! | `run_feed` | the messages of one run, from the log, the follower or the archive |
+//! | `run_feed` | the messages of one run, from the log and then the follower |
 //! | `labels` | the labels of the run of a message |
-//! | `lane_log` | the messages of all runs of a lane, with those in the archive |
 //! | `stream` | one open stream of one run |
 //! | `all_runs` | one open stream of many runs |
 //!
@@ -32,7 +31,6 @@ mod filter;
 mod frame;
 mod hub;
 mod labels;
-mod lane_log;
 mod message;
 mod position;
 mod run_feed;
@@ -43,7 +41,6 @@ pub use filter::{EventFilter, EventLevel};
 pub use frame::{Frame, RUN_SUMMARY, StreamNotice};
 pub use hub::LaneHub;
 pub use labels::read_labels;
-pub use lane_log::LaneLog;
 pub use message::LaneMessage;
 pub use position::{EventCursor, StreamPosition};
 pub use run_feed::{FeedStep, RunFeed};

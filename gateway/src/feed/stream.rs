@@ -123,8 +123,8 @@ impl EventStream {
             match step {
                 Ok(FeedStep::Messages(messages)) => {
                     failures = 0;
-                    for message in &messages {
-                        self.send_message(message).await?;
+                    for message in messages {
+                        self.send_message(&message).await?;
                     }
                     if self.end != RunEndState::No {
                         // It ends the stream if the log has nothing after it: any ended run can be reopened.

@@ -216,11 +216,9 @@ async fn read_run_spend(gateway: Access, Path(run): Path<String>) -> ApiResult {
     let (mut history, mut series) = (RunHistory::default(), SpendSeries::default());
     let lane = gateway.bus.lane_of_run(&run);
     for record in archive::read_decisions_from_log_or_archive(&gateway.bus, lane, &run).await? {
-        if record.is_decision() {
-            let decision: Decision = gateway.bus.decode_record(&record).await?;
-            history.add_decision(&decision);
-            series.add_total(record.sequence, decision.at, history.plan.budget.spend.total);
-        }
+        let decision: Decision = gateway.bus.decode_record(&record).await?;
+        history.add_decision(&decision);
+        series.add_total(record.sequence, decision.at, history.plan.budget.spend.total);
     }
     let points = series.finish();
     reply(&RunSpend::new(&run, &history.plan, &points))

@@ -17,6 +17,7 @@ use millrace_protocol::webhook::{
     notices_of_decision,
 };
 use millrace_runtime::fault::max_replica_lag;
+use millrace_runtime::log::follow::{LaneLog, LogTopics};
 use millrace_runtime::nats::topology::{WEBHOOKS, bucket_stream};
 use millrace_runtime::ops::cluster_status::read_stream_states;
 use millrace_runtime::store::bucket::{BucketChange, BucketChanges, Entry};
@@ -28,7 +29,7 @@ use millrace_runtime::{Bus, Fault, clock};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use crate::feed::{LaneLog, LaneMessage, read_labels};
+use crate::feed::{LaneMessage, read_labels};
 use crate::history::HistoryCache;
 use crate::problem::ProblemKind;
 use crate::run_index::RunIndex;
@@ -217,12 +218,12 @@ impl DeliveryFollower {
             let mut parts = 0;
             loop {
                 let part = self.lanes[at].next_part(|_| true).await?;
-                if !part.messages.is_empty() {
+                if !part.records.is_empty() {
                     // A webhook whose creation was confirmed gets every later event.
                     webhooks.refresh().await?;
                 }
-                for message in &part.messages {
-                    self.store_deliveries(at, message, webhooks, &has_room, &mut full).await?;
+                for message in part.records.into_iter().filter_map(LaneMessage::from_record) {
+                    self.store_deliveries(at, &message, webhooks, &has_room, &mut full).await?;
                 }
                 let lane = u16::try_from(at).unwrap_or(u16::MAX);
                 self.position.lanes.insert(lane, self.lanes[at].seen());
@@ -247,8 +248,9 @@ impl DeliveryFollower {
         for lane in 0..self.bus.settings().lanes {
             let read = self.position.lanes.entry(lane).or_default();
             *read = (*read).max(webhooks.first_wanted(lane).unwrap_or_default());
-            let kind = (Lane(lane), false);
-            self.lanes.push(LaneLog::new(&self.bus, &self.index, kind, *read));
+            let find_archived = self.index.find_archived(&self.bus);
+            let kind = (Lane(lane), LogTopics::Decisions);
+            self.lanes.push(LaneLog::new(&self.bus, find_archived, kind, *read));
         }
     }
 

@@ -2,8 +2,7 @@
 //!
 //! [`LaneTail`] follows a lane as it grows, from any sequence on, in order and without gaps. The client library's own ordered
 //! consumer takes half a minute to notice that its server is down. This one has a heartbeat of one second, and is created again,
-//! after the last message that was read, as soon as anything fails. A reader of a single subject polls with direct gets instead:
-//! clients have no permission to create consumers.
+//! after the last message that was read, as soon as anything fails.
 //!
 //! [`LaneScan`] reads everything that a lane holds, oldest first, with which its new owner starts. A long lane is read by a
 //! consumer, which is several times faster than direct gets. But a consumer does not report the end if pending messages
@@ -87,14 +86,10 @@ pub(super) async fn pull_messages(
     Ok(stream.ready_chunks(CHUNK))
 }
 
-/// The poll interval of a single subject.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
-
 /// A reader that follows a lane.
 pub struct LaneTail {
     bus: Bus,
     lane: Lane,
-    filter: Option<String>,
     next: u64,
     delivered: u64,
     pending: u64,
@@ -112,19 +107,12 @@ impl LaneTail {
         Self {
             bus: bus.clone(),
             lane,
-            filter: None,
             next,
             delivered: 0,
             pending: u64::MAX,
             stream: None,
             has_failed: false,
         }
-    }
-
-    /// Creates a reader of one subject of a lane.
-    #[must_use]
-    pub fn follow_subject(bus: &Bus, lane: Lane, filter: String, from: u64) -> Self {
-        Self { filter: Some(filter), ..Self::follow_lane(bus, lane, from) }
     }
 
     /// Waits for the next messages and returns at least one. Retries all failures. Not cancellation-safe: dropping the
@@ -166,9 +154,6 @@ impl LaneTail {
     }
 
     async fn fetch_next_records(&mut self) -> Result<Vec<StreamRecord>, Fault> {
-        if let Some(filter) = self.filter.clone() {
-            return self.poll_subject(filter).await;
-        }
         if std::mem::take(&mut self.has_failed) {
             let records = self.read_past_failure().await?;
             if !records.is_empty() {
@@ -216,17 +201,6 @@ impl LaneTail {
             PagedReader::new(self.bus.client(), lane_stream(self.lane), ALL_SUBJECTS.into(), self.next);
         let records = pages.with_page_size(CHUNK).next_page().await?;
         self.next = records.last().map_or(self.next, |last| last.sequence + 1);
-        Ok(records)
-    }
-
-    /// Reads new messages of a single subject; returns none after a poll interval without any.
-    async fn poll_subject(&mut self, filter: String) -> Result<Vec<StreamRecord>, Fault> {
-        let mut pages = PagedReader::new(self.bus.client(), lane_stream(self.lane), filter, self.next);
-        let records = pages.next_page().await?;
-        match records.last() {
-            Some(last) => self.next = last.sequence + 1,
-            None => tokio::time::sleep(POLL_INTERVAL).await,
-        }
         Ok(records)
     }
 

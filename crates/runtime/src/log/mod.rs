@@ -2,6 +2,7 @@
 //! sequence.
 
 mod append;
+pub mod follow;
 pub mod journal;
 pub mod lane;
 mod read;

@@ -3,8 +3,8 @@
 //!
 //! A command can reopen an archived run. Its archive stays, and its lane holds what follows, until the run ends again and a new archive
 //! replaces both. The log of a run is its archive, followed by the messages of its lane after the archive's last one: an archive is
-//! written whole before anything is removed from the lane, so that what both hold is the same. All readers use
-//! [`join_with_archive`], which applies the rule.
+//! written whole before anything is removed from the lane, so that what both hold is the same. [`join_with_archive`] applies the rule;
+//! readers that go on use [`crate::log::follow`].
 //!
 //! # Invariants
 //!
@@ -324,22 +324,31 @@ pub async fn join_with_archive(
     summary: Option<&RunSummary>,
 ) -> Result<JoinedLog, Fault> {
     let expected = summary.and_then(|summary| summary.archived_span).map_or(0, |(_, last)| last);
+    match read_archive_through(bus, run, expected).await? {
+        Some(archived) => join_records(bus, archived, in_lane).await,
+        None => Ok(JoinedLog { records: in_lane, archived_through: 0 }),
+    }
+}
+
+/// Returns the messages of an archived run, oldest first; `None` if the run is not archived. An archive that ends before sequence
+/// `last`, which its last message is expected to have, is read again as long as a replica may lag.
+pub(crate) async fn read_archive_through(
+    bus: &Bus,
+    run: &RunId,
+    last: u64,
+) -> Result<Option<Vec<StreamRecord>>, Fault> {
     let (started, lag) = (tokio::time::Instant::now(), max_replica_lag(bus.settings().replicas));
     let mut tries = 0;
-    let archived = loop {
+    loop {
         let records = read_archived_run(bus, run).await?;
-        let last = records.iter().flatten().last().map_or(0, |last| last.sequence);
         // The last message may have been a forged one, which no archive holds.
-        if last >= expected || started.elapsed() >= lag {
-            let Some(records) = records else {
-                return Ok(JoinedLog { records: in_lane, archived_through: 0 });
-            };
-            break records;
+        let is_complete = records.iter().flatten().last().map_or(0, |record| record.sequence) >= last;
+        if is_complete || started.elapsed() >= lag {
+            return Ok(records);
         }
         tries += 1;
         tokio::time::sleep(backoff(tries)).await;
-    };
-    join_records(bus, archived, in_lane).await
+    }
 }
 
 /// Returns the messages of an archive, and then those of a lane that continue it.
@@ -388,28 +397,36 @@ pub async fn read_run_from_log_or_archive(
     lane: Lane,
     run: &RunId,
 ) -> Result<Vec<StreamRecord>, Fault> {
-    read_matching_from_log_or_archive(bus, lane, run, (&subject::all_subjects_of_run(lane, run), |_| true))
+    read_matching_from_log_or_archive(bus, lane, run, &[subject::all_subjects_of_run(lane, run)], |_| true)
         .await
 }
 
-/// Returns the decisions of a run, oldest first, from its lane, its archive, or both. Forged ones are among them.
+/// Returns the decisions of a run, oldest first, from its lane, its archive, or both.
 pub async fn read_decisions_from_log_or_archive(
     bus: &Bus,
     lane: Lane,
     run: &RunId,
 ) -> Result<Vec<StreamRecord>, Fault> {
-    let filter = subject::topic_subject(lane, run, &Topic::Plan);
-    read_matching_from_log_or_archive(bus, lane, run, (&filter, |topic| *topic == Topic::Plan)).await
+    let filters = [subject::topic_subject(lane, run, &Topic::Plan)];
+    let mut records =
+        read_matching_from_log_or_archive(bus, lane, run, &filters, |topic| *topic == Topic::Plan).await?;
+    records.retain(StreamRecord::is_decision);
+    Ok(records)
 }
 
-/// Returns the messages of a run on the subjects that `filter` matches in the lane and `is_wanted` in the archive.
-async fn read_matching_from_log_or_archive(
+/// Returns the messages of a run on the subjects that `filters` match in the lane and `is_wanted` in the archive: those of each filter,
+/// oldest first. The first filter matches the decisions.
+pub async fn read_matching_from_log_or_archive(
     bus: &Bus,
     lane: Lane,
     run: &RunId,
-    (filter, is_wanted): (&str, impl Fn(&Topic) -> bool),
+    filters: &[String],
+    is_wanted: impl Fn(&Topic) -> bool,
 ) -> Result<Vec<StreamRecord>, Fault> {
-    let in_lane = direct_get::read_matching(bus.client(), &lane_stream(lane), filter, 1).await?;
+    let mut in_lane = Vec::new();
+    for filter in filters {
+        in_lane.extend(direct_get::read_matching(bus.client(), &lane_stream(lane), filter, 1).await?);
+    }
     // The order matters: a summary is marked as archived before messages are removed from the lane. If it is not marked
     // after the read, the read was complete.
     let summary = registry::read_summary(bus, run).await?;
@@ -470,7 +487,7 @@ pub async fn begins_with_first_decision(bus: &Bus, records: &[StreamRecord]) -> 
     }
 }
 
-fn is_submission(record: &StreamRecord) -> bool {
+pub(crate) fn is_submission(record: &StreamRecord) -> bool {
     matches!(subject::parse_lane_subject(&record.subject), Some((_, _, Topic::Submitted)))
 }
 
