@@ -104,7 +104,7 @@ impl TranscriptPrinter {
                 (format!("proposal{}", usage_suffix(usage)), self.proposal_lines(proposal))
             }
             TranscriptEvent::Error { error, .. } => {
-                let head = format!("error ({}){}", plain(&error.kind), usage_suffix(&error.usage));
+                let head = format!("error ({}){}", error.kind.name(), usage_suffix(&error.usage));
                 (head, self.error_lines(error))
             }
             TranscriptEvent::StoredStep { name, sha256, bytes } => {
@@ -337,11 +337,6 @@ fn usage_text(usage: &Usage) -> String {
 
 fn json_text(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("edits and kinds of errors serialise to JSON")
-}
-
-/// Returns the name of a plain enum value.
-fn plain(value: &impl serde::Serialize) -> String {
-    json_text(value).trim_matches('"').to_owned()
 }
 
 /// Returns the software of a claimant, as in `, millrace 0.5.0, version 1.2, file 3f9a0c1d2e4b`.
