@@ -135,10 +135,10 @@ impl RunTracer {
     }
 
     /// Adds an entry of a journal. Entries that are written after the end of the run belong to no trace.
-    pub fn add_entry(&mut self, journal: &JournalKey, entry: &TranscriptEntry) {
+    pub fn add_entry(&mut self, entry: &TranscriptEntry) {
         if self.phase == Phase::Live {
             self.begin_message(entry.sequence, entry.at);
-            self.add_journal_event(journal, &entry.event);
+            self.add_journal_event(&entry.journal, &entry.event);
         }
     }
 
