@@ -5,13 +5,13 @@ use std::fmt::Write;
 
 use millrace_agent::transcript::{ModelCall, ModelCallOutcome, ToolCallResult, TranscriptStep};
 use millrace_protocol::ids::TaskId;
-use millrace_protocol::plan::{Attempt, ResourceKind, Task};
+use millrace_protocol::plan::{Attempt, JournalKey, ResourceKind, Task};
 use millrace_protocol::result::{Build, PlanProposal, TaskError, TaskResult, Usage, Verdict};
 use millrace_protocol::safe_text::{single_line, terminal_text};
 use serde_json::Value;
 
 use crate::json::AttemptState;
-use millrace_views::journal::{JournalName, TranscriptEntry, TranscriptEvent};
+use millrace_views::journal::{TranscriptEntry, TranscriptEvent};
 
 /// The maximum number of lines of one text on a terminal.
 const MAX_LINES: usize = 16;
@@ -25,8 +25,8 @@ pub struct TranscriptPrinter {
     /// `true` if long texts are cut.
     is_cutting: bool,
     has_cut: bool,
-    /// The journal of the entry before.
-    last: Option<JournalName>,
+    /// The attempt of the entry before, as its heading numbers it.
+    last: Option<(u32, u32)>,
 }
 
 impl TranscriptPrinter {
@@ -40,18 +40,13 @@ impl TranscriptPrinter {
     }
 
     /// Returns `true` if the next entry of this journal begins another attempt, so that a heading is due.
-    pub fn starts_attempt(&mut self, journal: JournalName) -> bool {
-        let is_new = match (self.last, journal) {
-            (None, _) => true,
-            // The attempts at a turn are distinguished, the reviews of an attempt belong to it.
-            (
-                Some(JournalName::Planning { turn, attempt }),
-                JournalName::Planning { turn: t, attempt: a },
-            ) => (turn, attempt) != (t, a),
-            (Some(last), _) => last.number() != journal.number(),
+    pub fn starts_attempt(&mut self, journal: &JournalKey) -> bool {
+        // The attempts at a turn are distinguished, the reviews of an attempt belong to it.
+        let attempt = match journal {
+            JournalKey::Planning(turn, attempt) => (*turn, *attempt),
+            JournalKey::Task(_, attempt) | JournalKey::Review(_, attempt) => (*attempt, 0),
         };
-        self.last = Some(journal);
-        is_new
+        self.last.replace(attempt) != Some(attempt)
     }
 
     pub fn entry_lines(&mut self, entry: &TranscriptEntry) -> Vec<String> {
@@ -61,11 +56,11 @@ impl TranscriptPrinter {
         lines
     }
 
-    fn render(&mut self, journal: &JournalName, event: &TranscriptEvent) -> (String, Vec<String>) {
+    fn render(&mut self, journal: &JournalKey, event: &TranscriptEvent) -> (String, Vec<String>) {
         match event {
             TranscriptEvent::Claimed { worker, claim, build } => {
                 let what =
-                    if matches!(journal, JournalName::Review { .. }) { "review claimed" } else { "claimed" };
+                    if matches!(journal, JournalKey::Review(..)) { "review claimed" } else { "claimed" };
                 let again = if *claim > 1 { format!(" (claim {claim})") } else { String::new() };
                 let build = build.as_deref().map(describe_build).unwrap_or_default();
                 (format!("{what} by {worker}{again}{build}"), Vec::new())
@@ -104,7 +99,7 @@ impl TranscriptPrinter {
                 (format!("proposal{}", usage_suffix(usage)), self.proposal_lines(proposal))
             }
             TranscriptEvent::Error { error, .. } => {
-                let head = format!("error ({}){}", plain(&error.kind), usage_suffix(&error.usage));
+                let head = format!("error ({}){}", error.kind.name(), usage_suffix(&error.usage));
                 (head, self.error_lines(error))
             }
             TranscriptEvent::StoredStep { name, sha256, bytes } => {
@@ -281,9 +276,9 @@ impl TranscriptPrinter {
 }
 
 /// Returns the heading of an attempt: its state, worker, duration and usage, as far as known.
-pub fn attempt_heading(journal: JournalName, task: Option<&Task>) -> String {
-    if let JournalName::Planning { turn, attempt } = journal {
-        let again = if attempt > 1 { format!(", attempt {attempt}") } else { String::new() };
+pub fn attempt_heading(journal: &JournalKey, task: Option<&Task>) -> String {
+    if let JournalKey::Planning(turn, attempt) = journal {
+        let again = if *attempt > 1 { format!(", attempt {attempt}") } else { String::new() };
         return format!("planner turn {turn}{again}");
     }
     let number = journal.number();
@@ -339,11 +334,6 @@ fn json_text(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("edits and kinds of errors serialise to JSON")
 }
 
-/// Returns the name of a plain enum value.
-fn plain(value: &impl serde::Serialize) -> String {
-    json_text(value).trim_matches('"').to_owned()
-}
-
 /// Returns the software of a claimant, as in `, millrace 0.5.0, version 1.2, file 3f9a0c1d2e4b`.
 fn describe_build(build: &Build) -> String {
     let capability = build.capability.as_ref();
@@ -363,7 +353,7 @@ mod tests {
 
     fn entry(event: TranscriptEvent) -> TranscriptEntry {
         let at = "2026-11-21T23:00:05Z".parse().unwrap();
-        TranscriptEntry { at, sequence: 1, journal: JournalName::Attempt { attempt: 1 }, event }
+        TranscriptEntry { at, sequence: 1, journal: JournalKey::Planning(1, 1), step: None, event }
     }
 
     fn step(name: &str, value: Value) -> TranscriptEntry {
@@ -498,16 +488,18 @@ mod tests {
     #[test]
     fn a_heading_is_due_for_each_attempt_and_not_for_its_review() {
         let mut printer = TranscriptPrinter::new(true);
+        let task = TaskId::new("draft").unwrap();
         let journals = [
-            (JournalName::Attempt { attempt: 1 }, true),
-            (JournalName::Attempt { attempt: 1 }, false),
-            (JournalName::Review { attempt: 1 }, false),
-            (JournalName::Attempt { attempt: 2 }, true),
-            (JournalName::Planning { turn: 2, attempt: 1 }, false),
-            (JournalName::Planning { turn: 2, attempt: 2 }, true),
+            (JournalKey::Task(task.clone(), 1), true),
+            (JournalKey::Task(task.clone(), 1), false),
+            (JournalKey::Review(task.clone(), 1), false),
+            (JournalKey::Task(task, 2), true),
+            (JournalKey::Planning(2, 1), true),
+            (JournalKey::Planning(2, 2), true),
+            (JournalKey::Planning(2, 2), false),
         ];
         for (journal, is_due) in journals {
-            assert_eq!(printer.starts_attempt(journal), is_due, "{journal:?}");
+            assert_eq!(printer.starts_attempt(&journal), is_due, "{journal:?}");
         }
     }
 }

@@ -45,7 +45,7 @@ pub struct Question {
 }
 
 /// The thing that a question is about.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Named)]
 pub enum QuestionSubject {
     /// A tool call that needs an approval before it runs.
     Approval {

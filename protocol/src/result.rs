@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use millrace_api_form::ApiForm;
+use millrace_api_form::{ApiForm, Named};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -411,7 +411,7 @@ impl TaskError {
 }
 
 /// The kind of failure of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Named)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
     /// The task can't be done as it is: invalid input, nothing to work on. A retry can't help.

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
-use millrace_api_form::ApiForm;
+use millrace_api_form::{ApiForm, Named};
 use serde::{Deserialize, Serialize};
 
 use crate::child::{EndedTask, EndedTaskJson};
@@ -166,7 +166,7 @@ impl fmt::Display for WaitCondition {
 }
 
 /// The end of a wait.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ApiForm, Named)]
 pub enum WaitEnd {
     /// Its time has come.
     TimeReached,

@@ -367,11 +367,11 @@ impl<'a> TranscriptView<'a> {
 
     fn print_entry(&mut self, entry: &TranscriptEntry) {
         if self.json {
-            print_json(&self.entry_json(entry));
+            print_json(&EntryLine { run: self.run, task: entry.journal.task(), entry });
             return;
         }
-        if self.printer.starts_attempt(entry.journal) {
-            print_stdout_line(&format!("\n{}", attempt_heading(entry.journal, self.task())));
+        if self.printer.starts_attempt(&entry.journal) {
+            print_stdout_line(&format!("\n{}", attempt_heading(&entry.journal, self.task())));
         }
         self.printer.entry_lines(entry).iter().for_each(|line| print_stdout_line(line));
     }
@@ -392,14 +392,6 @@ impl<'a> TranscriptView<'a> {
             };
             lines.iter().for_each(|line| print_stdout_line(&format!("  {line}")));
         }
-    }
-
-    fn entry_json<'b>(&'b self, entry: &'b TranscriptEntry) -> EntryLine<'b> {
-        let task = match self.journals {
-            Journals::Task(task) => Some(task),
-            Journals::Planner => None,
-        };
-        EntryLine { run: self.run, task, entry }
     }
 
     fn print_end(&self, is_following: bool) {

@@ -16,7 +16,7 @@ use millrace_protocol::plan::Plan;
 use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, Question, QuestionId, QuestionSubject};
 use millrace_protocol::safe_text::single_line;
 
-use super::text::{add_subject, cut_end, describe_end, kind_name, wrap_labelled};
+use super::text::{add_subject, cut_end, describe_end, wrap_labelled};
 use super::{AnswerOutcome, OutcomeKind, json_text, open_questions_of_plan};
 
 /// Maximum number of lines of a question.
@@ -291,7 +291,7 @@ impl QuestionPrompt {
         let more = if self.others > 0 { format!("  ({} more)", self.others) } else { String::new() };
         let to = single_line(&question.to);
         let to = if to.is_empty() { to } else { format!(" to {to}") };
-        let mut lines = vec![cut_end(&format!("? {}  {id}{to}{more}", kind_name(question)), width)];
+        let mut lines = vec![cut_end(&format!("? {}  {id}{to}{more}", question.subject.name()), width)];
         // Nothing of a call is cut as long as there is room: the end of a command is as important as its beginning.
         let mut add = |label: &str, text: &str| lines.extend(wrap_labelled("  ", label, text, Some(width)));
         add_subject(question, &mut add);

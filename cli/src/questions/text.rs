@@ -24,7 +24,7 @@ pub fn format_question(
 ) -> Vec<String> {
     let RunQuestion { question, wait, .. } = record;
     let age = format_age(now.duration_since(wait.since));
-    let mut lines = vec![format!("{}  {}  {age} ago", full_id(run, &record.id), kind_name(question))];
+    let mut lines = vec![format!("{}  {}  {age} ago", full_id(run, &record.id), question.subject.name())];
     let mut add = |label: &str, text: &str| lines.extend(wrap_labelled("  ", label, text, width));
     add_subject(question, &mut add);
     if !question.to.is_empty() {
@@ -46,7 +46,7 @@ pub fn format_question(
 pub fn format_closed_question(run: &RunId, record: &RunQuestion<'_>, width: Option<usize>) -> Vec<String> {
     let RunQuestion { question, .. } = record;
     let mut lines =
-        vec![format!("{}  {}  {}", full_id(run, &record.id), kind_name(question), describe_end(record))];
+        vec![format!("{}  {}  {}", full_id(run, &record.id), question.subject.name(), describe_end(record))];
     let mut add = |label: &str, text: &str| lines.extend(wrap_labelled("  ", label, text, width));
     add_subject(question, &mut add);
     lines
@@ -111,16 +111,6 @@ fn argument_lines(arguments: &str) -> Vec<(String, String)> {
             fields.iter().map(line).collect()
         }
         Err(_) => vec![("arguments: ".into(), single_line(arguments))],
-    }
-}
-
-/// The kind of a question, for a person.
-pub fn kind_name(question: &Question) -> &'static str {
-    match question.subject {
-        QuestionSubject::Approval { .. } => "approval",
-        QuestionSubject::Input { .. } => "input",
-        QuestionSubject::Review { .. } => "review",
-        QuestionSubject::Plan { .. } => "plan",
     }
 }
 
@@ -201,7 +191,7 @@ pub fn format_board_lines(run: &RunId, plan: &Plan, now: Timestamp, width: usize
         let RunQuestion { id, question, wait, .. } = record;
         let age = format_age(now.duration_since(wait.since));
         let what = describe_question(question);
-        lines.push(cut_end(&format!("? {}  {id}  {age}, {what}", kind_name(question)), width));
+        lines.push(cut_end(&format!("? {}  {id}  {age}, {what}", question.subject.name()), width));
         let (first, others) = answer_options(run, record);
         let whole = format!("  {first}{others}");
         lines.push(if whole.chars().count() <= width { whole } else { format!("  {first}") });

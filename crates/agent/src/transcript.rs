@@ -241,7 +241,7 @@ impl<'a> StepName<'a> {
 }
 
 fn parse<T: DeserializeOwned>(value: &Value) -> Option<T> {
-    serde_json::from_value(value.clone()).ok()
+    T::deserialize(value).ok()
 }
 
 fn model_call(judge: Option<u32>, turn: u64, step: ModelStep) -> ModelCall {
@@ -296,17 +296,7 @@ fn tool_result(
     tool: &str,
     record: ToolCallRecord,
 ) -> ToolCallResult {
-    let ToolCallRecord {
-        result,
-        usage,
-        models,
-        delegated: _,
-        artifacts: _,
-        has_effects: _,
-        is_progress: _,
-        page: _,
-        took_ms,
-    } = record;
+    let ToolCallRecord { result, usage, models, took_ms, .. } = record;
     ToolCallResult {
         judge,
         turn,

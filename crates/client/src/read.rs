@@ -72,19 +72,13 @@ async fn read_result(
     })?;
     let garbage =
         |garbage| Fault::InvalidMessage { subject: task.to_string(), sequence: at_sequence, error: garbage };
-    match bus.decode_record::<JournalEntry>(&record).await? {
-        JournalEntry::Outcome { outcome: WorkOutcome::Finished { result, .. }, .. } => {
-            let bytes = bus.blobs().read_inline_or_stored(&result).await?;
-            wire::decode_task_result(&bytes).map(Some).map_err(garbage)
-        }
-        JournalEntry::Outcome { .. }
-        | JournalEntry::Claimed { .. }
-        | JournalEntry::Step { .. }
-        | JournalEntry::Note { .. }
-        | JournalEntry::Parked { .. }
-        | JournalEntry::Delegated { .. }
-        | JournalEntry::Released { .. } => Ok(None),
-    }
+    let JournalEntry::Outcome { outcome: WorkOutcome::Finished { result, .. }, .. } =
+        bus.decode_record(&record).await?
+    else {
+        return Ok(None);
+    };
+    let bytes = bus.blobs().read_inline_or_stored(&result).await?;
+    wire::decode_task_result(&bytes).map(Some).map_err(garbage)
 }
 
 #[derive(Debug, thiserror::Error)]

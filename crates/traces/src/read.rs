@@ -35,8 +35,8 @@ pub async fn add_record(bus: &Bus, tracer: &mut RunTracer, record: &StreamRecord
             tracer.add_decision(record.sequence, record.time, &decision);
         }
         Some((_, _, Topic::Journal(journal))) => {
-            let received = ReceivedEntry::read(bus, journal.clone(), record).await?;
-            tracer.add_entry(&journal, &read_entry(bus, received).await?);
+            let received = ReceivedEntry::read(bus, journal, record).await?;
+            tracer.add_entry(&read_entry(bus, received).await?);
         }
         Some((_, _, Topic::Control | Topic::Answer)) | None => {}
     }

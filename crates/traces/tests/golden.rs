@@ -11,20 +11,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bytes::Bytes;
 use jiff::Timestamp;
 use millrace_client::ReceivedEntry;
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{Decision, PlanningMode, Submission};
 use millrace_protocol::subject::{Topic, parse_lane_subject};
-use millrace_protocol::wire::{Encoding, InlineOrStoredBytes, decode_message};
+use millrace_protocol::wire::{Encoding, decode_message};
 use millrace_protocol::work::JournalEntry;
 use millrace_traces::otlp::{TraceResource, export_request, to_json};
 use millrace_traces::{
     AttributeValue, Convention, LinkRelation, RunTracer, Span, SpanContext, SpanStatus, TraceOptions,
     render_traces,
 };
-use millrace_views::journal::{describe_entry, value_of_entry};
+use millrace_views::journal::describe_entry;
 use serde::Deserialize;
 
 /// The time after which recorded runs continue in their next traces: the run with waits sleeps longer.
@@ -68,18 +67,9 @@ fn add_line(tracer: &mut RunTracer, line: &LogLine) {
         }
         Topic::Journal(journal) => {
             let entry = decode_message::<JournalEntry>(&payload, encoding).unwrap();
-            let value = match value_of_entry(&entry) {
-                None => Ok(Bytes::new()),
-                Some(InlineOrStoredBytes::Inline(bytes)) => Ok(Bytes::from(bytes.to_vec())),
-                Some(InlineOrStoredBytes::Stored(_)) => Err("the recorded run has no large values".into()),
-            };
-            let received = ReceivedEntry {
-                sequence: line.sequence,
-                at: line.time,
-                journal: journal.clone(),
-                entry: Ok(entry),
-            };
-            tracer.add_entry(&journal, &describe_entry(received, value));
+            let received =
+                ReceivedEntry { sequence: line.sequence, at: line.time, journal, entry: Ok(entry) };
+            tracer.add_entry(&describe_entry(received, None));
         }
         Topic::Control | Topic::Answer => {}
     }

@@ -1,9 +1,9 @@
-//! The transcript of a task: the entries of its journals with the values in the blob store. Read here,
-//! and rendered as JSON by [`crate::TaskTranscript`].
+//! The entries of journals as activities: claims, model calls, tool calls, notes, waits, outcomes. Only this module knows the form
+//! of an entry, and `millrace_agent::transcript` that of a step's value; transcripts, timelines, logs and traces are made of
+//! [`TranscriptEntry`].
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use jiff::Timestamp;
 use millrace_agent::transcript::{TranscriptStep, read_step};
 use millrace_client::ReceivedEntry;
@@ -29,17 +29,21 @@ pub struct TranscriptEntry {
     /// Its sequence in the lane.
     pub sequence: u64,
     /// The journal.
-    #[serde(flatten)]
-    pub journal: JournalName,
+    #[serde(flatten, serialize_with = "serialize_journal")]
+    #[schemars(with = "JournalName")]
+    pub journal: JournalKey,
+    /// The name of a step, also of one whose value can't be read; the content says the same in its own fields.
+    #[serde(skip)]
+    pub step: Option<String>,
     /// The content.
     #[serde(flatten)]
     pub event: TranscriptEvent,
 }
 
 /// The journal that an entry belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Serialize, JsonSchema)]
 #[serde(tag = "journal", rename_all = "snake_case")]
-pub enum JournalName {
+enum JournalName {
     /// An attempt at the task.
     Attempt {
         /// Its number, from 1.
@@ -60,24 +64,13 @@ pub enum JournalName {
     },
 }
 
-impl JournalName {
-    /// The number by which a user selects the journal: the attempt at a task, or the turn of the planner.
-    pub fn number(self) -> u32 {
-        match self {
-            Self::Attempt { attempt } | Self::Review { attempt } => attempt,
-            Self::Planning { turn, .. } => turn,
-        }
-    }
-}
-
-impl From<&JournalKey> for JournalName {
-    fn from(key: &JournalKey) -> Self {
-        match key {
-            JournalKey::Task(_, attempt) => Self::Attempt { attempt: *attempt },
-            JournalKey::Review(_, attempt) => Self::Review { attempt: *attempt },
-            JournalKey::Planning(turn, attempt) => Self::Planning { turn: *turn, attempt: *attempt },
-        }
-    }
+fn serialize_journal<S: serde::Serializer>(journal: &JournalKey, serializer: S) -> Result<S::Ok, S::Error> {
+    let name = match *journal {
+        JournalKey::Task(_, attempt) => JournalName::Attempt { attempt },
+        JournalKey::Review(_, attempt) => JournalName::Review { attempt },
+        JournalKey::Planning(turn, attempt) => JournalName::Planning { turn, attempt },
+    };
+    name.serialize(serializer)
 }
 
 /// The content of an entry.
@@ -185,65 +178,52 @@ pub enum TranscriptEvent {
     Step(TranscriptStep),
 }
 
-/// Returns an entry whose step has its value in the blob store, without the value.
-#[must_use]
-pub fn stored_step(entry: ReceivedEntry) -> TranscriptEntry {
-    let ReceivedEntry { sequence, at, journal, entry } = entry;
-    let event = match entry {
-        Ok(JournalEntry::Step { name, value: InlineOrStoredBytes::Stored(blob), .. }) => {
-            TranscriptEvent::StoredStep { name, sha256: blob.sha256, bytes: blob.size }
-        }
-        Ok(_) => TranscriptEvent::Unreadable { error: "the entry has no stored value".into() },
-        Err(error) => TranscriptEvent::Unreadable { error },
-    };
-    TranscriptEntry { at, sequence, journal: JournalName::from(&journal), event }
-}
-
 /// Reads the value that an entry refers to.
 ///
 /// # Errors
 /// The server does not answer. A value that is missing or damaged is shown as such.
 pub async fn read_entry(bus: &Bus, entry: ReceivedEntry) -> Result<TranscriptEntry, Fault> {
-    let value = match entry.entry.as_ref().ok().and_then(value_of_entry) {
-        None => Ok(Bytes::new()),
-        Some(value) => match bus.blobs().read_inline_or_stored(value).await {
+    let stored = match &entry.entry {
+        Ok(
+            JournalEntry::Step { value: value @ InlineOrStoredBytes::Stored(_), .. }
+            | JournalEntry::Outcome {
+                outcome: WorkOutcome::Finished { result: value @ InlineOrStoredBytes::Stored(_), .. },
+                ..
+            },
+        ) => match bus.blobs().read_inline_or_stored(value).await {
             Err(fault) if fault.is_transient() => return Err(fault),
-            value => value.map(Bytes::from).map_err(|fault| fault.to_string()),
+            value => Some(value.map_err(|fault| fault.to_string())),
         },
+        Ok(_) | Err(_) => None,
     };
-    Ok(describe_entry(entry, value))
+    Ok(describe_entry(entry, stored))
 }
 
-/// Returns the value that an entry refers to, which may be in the blob store.
-#[must_use]
-pub fn value_of_entry(entry: &JournalEntry) -> Option<&InlineOrStoredBytes> {
-    match entry {
-        JournalEntry::Step { value, .. } => Some(value),
-        JournalEntry::Outcome { outcome: WorkOutcome::Finished { result, .. }, .. } => Some(result),
-        JournalEntry::Outcome {
-            outcome: WorkOutcome::Judged(_) | WorkOutcome::Proposed { .. } | WorkOutcome::Errored(_),
-            ..
-        }
-        | JournalEntry::Claimed { .. }
-        | JournalEntry::Note { .. }
-        | JournalEntry::Parked { .. }
-        | JournalEntry::Delegated { .. }
-        | JournalEntry::Released { .. } => None,
+/// Reads the value that an entry refers to, unless it is that of a step.
+pub async fn read_entry_without_step(bus: &Bus, entry: ReceivedEntry) -> Result<TranscriptEntry, Fault> {
+    match entry.entry {
+        Ok(JournalEntry::Step { .. }) => Ok(describe_entry(entry, None)),
+        Ok(_) | Err(_) => read_entry(bus, entry).await,
     }
 }
 
-/// Describes an entry. `value` is the value that it refers to, or the reason why it can't be read. Pure.
+/// Describes an entry. `stored` is the value that it refers to, or the reason why it can't be read; without it, the value of a step
+/// is named instead of shown, and a result is left out. Pure.
 #[must_use]
-pub fn describe_entry(entry: ReceivedEntry, value: Result<Bytes, String>) -> TranscriptEntry {
+pub fn describe_entry(entry: ReceivedEntry, stored: Option<Result<Vec<u8>, String>>) -> TranscriptEntry {
     let ReceivedEntry { sequence, at, journal, entry } = entry;
+    let step = match &entry {
+        Ok(JournalEntry::Step { name, .. }) => Some(name.clone()),
+        Ok(_) | Err(_) => None,
+    };
     let event = match entry {
-        Ok(entry) => describe_event(entry, value),
+        Ok(entry) => describe_event(entry, stored),
         Err(error) => TranscriptEvent::Unreadable { error },
     };
-    TranscriptEntry { at, sequence, journal: JournalName::from(&journal), event }
+    TranscriptEntry { at, sequence, journal, step, event }
 }
 
-fn describe_event(entry: JournalEntry, value: Result<Bytes, String>) -> TranscriptEvent {
+fn describe_event(entry: JournalEntry, stored: Option<Result<Vec<u8>, String>>) -> TranscriptEvent {
     match entry {
         JournalEntry::Claimed { worker, claim, build } => TranscriptEvent::Claimed { worker, claim, build },
         JournalEntry::Released { worker, why, provider: _, needs: _ } => {
@@ -265,16 +245,25 @@ fn describe_event(entry: JournalEntry, value: Result<Bytes, String>) -> Transcri
             TranscriptEvent::Parked { worker, waits }
         }
         JournalEntry::Note { text, provider: _ } => TranscriptEvent::Note { text },
-        JournalEntry::Step { name, .. } => {
-            let unreadable =
-                |error: String| TranscriptEvent::Unreadable { error: format!("the step {name:?}: {error}") };
-            match value.map(|bytes| serde_json::from_slice(&bytes)) {
-                Ok(Ok(value)) => TranscriptEvent::Step(read_step(&name, value)),
-                Ok(Err(error)) => unreadable(format!("it is not JSON: {error}")),
-                Err(error) => unreadable(error),
+        JournalEntry::Step { name, value, number: _ } => {
+            let value = match (value, stored) {
+                (InlineOrStoredBytes::Inline(value), _) => Ok(value.into_vec()),
+                (InlineOrStoredBytes::Stored(_), Some(value)) => value,
+                (InlineOrStoredBytes::Stored(blob), None) => {
+                    return TranscriptEvent::StoredStep { name, sha256: blob.sha256, bytes: blob.size };
+                }
+            };
+            let parse = |value: Vec<u8>| {
+                serde_json::from_slice(&value).map_err(|error| format!("it is not JSON: {error}"))
+            };
+            match value.and_then(parse) {
+                Ok(value) => TranscriptEvent::Step(read_step(&name, value)),
+                Err(error) => TranscriptEvent::Unreadable { error: format!("the step {name:?}: {error}") },
             }
         }
-        JournalEntry::Outcome { worker, review, outcome } => describe_outcome(worker, review, outcome, value),
+        JournalEntry::Outcome { worker, review, outcome } => {
+            describe_outcome(worker, review, outcome, stored)
+        }
     }
 }
 
@@ -282,11 +271,15 @@ fn describe_outcome(
     worker: WorkerId,
     review: u32,
     outcome: WorkOutcome,
-    value: Result<Bytes, String>,
+    stored: Option<Result<Vec<u8>, String>>,
 ) -> TranscriptEvent {
     match outcome {
-        WorkOutcome::Finished { summary, usage, models, .. } => {
-            let result = value.ok().and_then(|bytes| wire::decode_task_result(&bytes).ok()).map(Box::new);
+        WorkOutcome::Finished { summary, usage, models, result, .. } => {
+            let result = match result {
+                InlineOrStoredBytes::Inline(result) => Some(result.into_vec()),
+                InlineOrStoredBytes::Stored(_) => stored.and_then(Result::ok),
+            };
+            let result = result.and_then(|bytes| wire::decode_task_result(&bytes).ok()).map(Box::new);
             TranscriptEvent::Result { worker, summary, usage, models, result }
         }
         WorkOutcome::Judged(verdict) => TranscriptEvent::Verdict { critic: worker, review, verdict },

@@ -20,7 +20,7 @@
 //! | `answer` | the relation of a deliverable to its question |
 //! | `gateway` | tokens, administrative actions, webhooks and deliveries |
 //! | `history` | the state of a run with what its state does not keep |
-//! | `journal` | entries of journals with the values that they refer to, and what agents did |
+//! | `journal` | entries of journals as activities, of which the other views are made; what agents did |
 //! | `changes`, `wording` | texts that several views share |
 
 mod answer;

@@ -10,11 +10,11 @@ use millrace_protocol::plan::{
     AnswerCause, CommandAction, Decision, EventJson, JournalKey, RunCommand, Submission,
 };
 use millrace_protocol::question::RunAnswer;
-use millrace_protocol::work::{JournalEntry, WorkOutcome};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::journal::{TranscriptEntry, TranscriptEvent};
 use crate::{Time, tagged};
 
 /// An event of a run: a line of `millrace run --json`.
@@ -205,8 +205,8 @@ pub enum MessageContent {
     Command(Box<RunCommand>),
     /// The answer of a person to a question.
     Answer(Box<RunAnswer>),
-    /// An entry of a journal, or the reason why it can't be decoded.
-    Journal(JournalKey, Result<Box<JournalEntry>, String>),
+    /// An entry of a journal.
+    Entry(Box<TranscriptEntry>),
 }
 
 impl MessageLine {
@@ -236,19 +236,16 @@ impl MessageLine {
                     format!("answers question {}", answer.question),
                 )
             },
-            MessageContent::Journal(key, entry) => {
-                let (by, description) = match entry {
-                    Ok(entry) => describe_entry(entry),
-                    Err(error) => (None, format!("unreadable entry: {error}")),
-                };
-                let (kind, planner_turn, attempt) = match key {
+            MessageContent::Entry(entry) => {
+                let (by, description) = describe_entry(entry);
+                let (kind, planner_turn, attempt) = match &entry.journal {
                     JournalKey::Task(_, attempt) => (MessageKind::TaskJournal, None, *attempt),
                     JournalKey::Review(_, attempt) => (MessageKind::ReviewJournal, None, *attempt),
                     JournalKey::Planning(turn, attempt) => {
                         (MessageKind::PlannerJournal, Some(*turn), *attempt)
                     }
                 };
-                let task = key.task().cloned();
+                let task = entry.journal.task().cloned();
                 Self { task, planner_turn, attempt: Some(attempt), ..line(kind, by, description) }
             }
         }
@@ -271,31 +268,33 @@ fn describe_command(action: &CommandAction) -> String {
 }
 
 /// Returns the process that appended an entry, and the entry in a line.
-fn describe_entry(entry: &JournalEntry) -> (Option<String>, String) {
-    let by = |worker: &WorkerId| Some(worker.to_string());
-    match entry {
-        JournalEntry::Claimed { worker, claim: 1, .. } => (by(worker), "claimed".into()),
-        JournalEntry::Claimed { worker, claim, .. } => (by(worker), format!("claimed, claim {claim}")),
-        JournalEntry::Step { name, .. } => (None, format!("step {name}")),
-        JournalEntry::Note { text, .. } => (None, text.clone()),
-        JournalEntry::Parked { worker, waits, .. } => {
-            let waits: Vec<String> = waits.iter().map(|wait| wait.condition.to_string()).collect();
-            (by(worker), format!("parked until {}", waits.join("; ")))
+fn describe_entry(entry: &TranscriptEntry) -> (Option<String>, String) {
+    let (by, line) = match &entry.event {
+        TranscriptEvent::Claimed { worker, claim: 1, .. } => (worker, "claimed".into()),
+        TranscriptEvent::Claimed { worker, claim, .. } => (worker, format!("claimed, claim {claim}")),
+        TranscriptEvent::Parked { worker, waits } => (worker, format!("parked until {}", waits.join("; "))),
+        TranscriptEvent::Delegated { worker, .. } => (worker, "changed delegated tasks".into()),
+        TranscriptEvent::Released { worker, reason } => (worker, format!("released: {reason}")),
+        TranscriptEvent::Result { worker, summary, .. } => (worker, format!("result: {summary}")),
+        TranscriptEvent::Verdict { critic, verdict, .. } => {
+            let word = if verdict.passed { "passed" } else { "rejected" };
+            (critic, format!("{word}: {}", verdict.reasoning))
         }
-        JournalEntry::Delegated { worker, .. } => (by(worker), "changed delegated tasks".into()),
-        JournalEntry::Released { worker, why, .. } => (by(worker), format!("released: {why}")),
-        JournalEntry::Outcome { worker, outcome, .. } => (by(worker), describe_outcome(outcome)),
-    }
-}
-
-fn describe_outcome(outcome: &WorkOutcome) -> String {
-    match outcome {
-        WorkOutcome::Finished { summary, .. } => format!("result: {summary}"),
-        WorkOutcome::Judged(verdict) if verdict.passed => format!("passed: {}", verdict.reasoning),
-        WorkOutcome::Judged(verdict) => format!("rejected: {}", verdict.reasoning),
-        WorkOutcome::Proposed { proposal, .. } => format!("proposal: {}", proposal.reasoning),
-        WorkOutcome::Errored(error) => format!("error: {}", error.message),
-    }
+        TranscriptEvent::Proposal { worker, proposal, .. } => {
+            (worker, format!("proposal: {}", proposal.reasoning))
+        }
+        TranscriptEvent::Error { worker, error } => (worker, format!("error: {}", error.message)),
+        TranscriptEvent::Note { text } => return (None, text.clone()),
+        TranscriptEvent::Unreadable { error } if entry.step.is_none() => {
+            return (None, format!("unreadable entry: {error}"));
+        }
+        TranscriptEvent::Step(_)
+        | TranscriptEvent::StoredStep { .. }
+        | TranscriptEvent::Unreadable { .. } => {
+            return (None, format!("step {}", entry.step.as_deref().unwrap_or_default()));
+        }
+    };
+    (Some(by.to_string()), line)
 }
 
 #[cfg(test)]
@@ -322,11 +321,16 @@ mod tests {
             events: Vec::new(),
         };
         let submission = MessageContent::Submission(Box::new(Submission::new("find out", PlanningMode::Llm)));
-        let claim = JournalEntry::Claimed { worker: WorkerId::new("w-1").unwrap(), claim: 1, build: None };
-        let key = JournalKey::Review(TaskId::new("draft").unwrap(), 2);
+        let claim = TranscriptEntry {
+            at,
+            sequence: 7,
+            journal: JournalKey::Review(TaskId::new("draft").unwrap(), 2),
+            step: None,
+            event: TranscriptEvent::Claimed { worker: WorkerId::new("w-1").unwrap(), claim: 1, build: None },
+        };
         let lines = [
             MessageLine::new(3, at, &submission),
-            MessageLine::new(7, at, &MessageContent::Journal(key, Ok(Box::new(claim)))),
+            MessageLine::new(7, at, &MessageContent::Entry(Box::new(claim))),
         ];
         let find = |sequence| lines.iter().find(|line| line.sequence == sequence);
         let logged = crate::to_value(&LoggedDecision::new(&run, (12, &decision), find));

@@ -1,22 +1,21 @@
 //! The timeline of a run: what each attempt did, from when to when. It is built from the decisions and the entries of the
-//! journals, so that a reader needs no journal. Pure.
+//! journals, without the values that are stored apart. Pure.
 //!
 //! The state of a task at each decision gives the segments `queued`, `running`, `parked`, `review` and `backoff`; the steps in
 //! the journals give `model`, `tool` and `step`, which lie within them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use jiff::{SignedDuration, Timestamp};
-use millrace_agent::transcript::{StepKind, StepName};
+use millrace_agent::transcript::{StepKind, StepName, TranscriptStep};
 use millrace_protocol::ids::{RunId, TaskId};
 use millrace_protocol::plan::{
     Decision, Event, JournalKey, Plan, PlanningEvent, RunEvent, TaskState, apply_decision,
 };
-use millrace_protocol::wire::InlineOrStoredBytes;
-use millrace_protocol::work::JournalEntry;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
+use crate::journal::{TranscriptEntry, TranscriptEvent};
 use crate::{Time, tagged};
 
 /// The timeline of a run.
@@ -149,77 +148,74 @@ impl Segment {
 pub struct TimelineBuilder {
     plan: Plan,
     sequence: u64,
-    attempts: BTreeMap<(TaskId, u32), AttemptSegments>,
-    turns: BTreeMap<(u32, u32), AttemptSegments>,
+    attempts: BTreeMap<(TaskId, u32), Segments>,
+    turns: BTreeMap<(u32, u32), Segments>,
     /// The attempts with an open segment of a state, by task.
     open: BTreeMap<TaskId, (u32, SegmentKind)>,
+    /// The time of the last entry of each journal, and its claimant.
+    last: HashMap<JournalKey, (Timestamp, Option<String>)>,
 }
 
+/// The segments of an attempt: those of its states, of which the last may be open, and of its steps.
 #[derive(Debug, Default)]
-struct AttemptSegments {
-    states: Vec<Segment>,
-    steps: Vec<Segment>,
-    /// The time and the author of the last entry of the attempt's journal, and of that of its reviews.
-    last: [(Option<Timestamp>, Option<String>); 2],
-}
+struct Segments(Vec<Segment>);
 
-impl AttemptSegments {
+impl Segments {
+    /// Ends the segment of the current state. One without an extent tells nothing: several states were passed in one decision.
     fn close(&mut self, at: Timestamp) {
-        if let Some(open) = self.states.last_mut().filter(|segment| segment.end.is_none()) {
-            open.end = Some(at.max(open.start));
+        if let Some(open) = self.0.iter().rposition(|segment| segment.end.is_none()) {
+            match self.0[open].start < at {
+                true => self.0[open].end = Some(at),
+                false => drop(self.0.remove(open)),
+            }
         }
     }
 
     fn finish(mut self) -> Vec<Segment> {
-        // A segment without an extent tells nothing: several states were passed in one decision.
-        self.states.retain(|segment| segment.end != Some(segment.start));
-        self.states.extend(self.steps);
-        self.states.sort_by_key(|segment| (segment.start, segment.kind));
-        self.states
-    }
-
-    /// Adds a step that ended at `at`.
-    fn add_step(
-        &mut self,
-        (sequence, at): (u64, Timestamp),
-        name: &str,
-        value: &InlineOrStoredBytes,
-        review: bool,
-    ) {
-        let details = match value {
-            InlineOrStoredBytes::Inline(bytes) => serde_json::from_slice(bytes).unwrap_or_default(),
-            InlineOrStoredBytes::Stored(_) => StepDetails::default(),
-        };
-        let (last, worker) = self.last[usize::from(review)].clone();
-        let (kind, name, turn) = match StepName::parse(name).map(|name| name.kind) {
-            Some(StepKind::Model { turn }) => (SegmentKind::Model, details.model.clone(), Some(turn)),
-            Some(StepKind::Tool { turn, tool, index: _ }) => {
-                (SegmentKind::Tool, Some(tool.to_owned()), Some(turn))
-            }
-            Some(StepKind::Begin { .. } | StepKind::Lost) => return,
-            None => (SegmentKind::Step, Some(name.to_owned()), None),
-        };
-        let took = details.took_ms.and_then(|took| i64::try_from(took).ok()).map(SignedDuration::from_millis);
-        let start = took.and_then(|took| at.checked_sub(took).ok()).or(last).unwrap_or(at);
-        self.steps.push(Segment {
-            end: Some(at),
-            name,
-            turn,
-            failed: details.is_error,
-            review,
-            sequence: Some(sequence),
-            ..Segment::begin(kind, start.min(at), worker)
-        });
+        self.0.sort_by_key(|segment| (segment.start, segment.kind));
+        self.0
     }
 }
 
-/// The fields of a step's value that a timeline shows.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct StepDetails {
-    took_ms: Option<u64>,
-    model: Option<String>,
-    is_error: bool,
+/// Returns the segment of a step, which its entry ends; `None` if the step takes no time of its own.
+#[expect(clippy::wildcard_enum_match_arm, reason = "of the other steps, no details are known")]
+fn segment_of_step(
+    entry: &TranscriptEntry,
+    name: &str,
+    last: Option<&(Timestamp, Option<String>)>,
+) -> Option<Segment> {
+    let (model, took_ms, failed) = match &entry.event {
+        TranscriptEvent::Step(TranscriptStep::ModelCall(call)) => {
+            (call.model.clone(), Some(call.duration_ms), false)
+        }
+        TranscriptEvent::Step(TranscriptStep::ToolResult(result)) => {
+            (None, Some(result.duration_ms), result.is_error)
+        }
+        TranscriptEvent::Step(TranscriptStep::Step { value, .. }) => {
+            (None, value["took_ms"].as_u64(), value["is_error"] == true)
+        }
+        _ => (None, None, false),
+    };
+    let (kind, name, turn) = match StepName::parse(name).map(|name| name.kind) {
+        Some(StepKind::Model { turn }) => (SegmentKind::Model, model, Some(turn)),
+        Some(StepKind::Tool { turn, tool, index: _ }) => {
+            (SegmentKind::Tool, Some(tool.to_owned()), Some(turn))
+        }
+        Some(StepKind::Begin { .. } | StepKind::Lost) => return None,
+        None => (SegmentKind::Step, Some(name.to_owned()), None),
+    };
+    let took = took_ms.and_then(|took| i64::try_from(took).ok()).map(SignedDuration::from_millis);
+    let start = took.and_then(|took| entry.at.checked_sub(took).ok()).or(last.map(|(at, _)| *at));
+    let worker = last.and_then(|(_, worker)| worker.clone());
+    Some(Segment {
+        end: Some(entry.at),
+        name,
+        turn,
+        failed,
+        review: matches!(entry.journal, JournalKey::Review(..)),
+        sequence: Some(entry.sequence),
+        ..Segment::begin(kind, start.unwrap_or(entry.at).min(entry.at), worker)
+    })
 }
 
 impl TimelineBuilder {
@@ -242,9 +238,11 @@ impl TimelineBuilder {
 
     fn update_task(&mut self, id: &TaskId, at: Timestamp) {
         let Some(task) = self.plan.task(id) else { return };
-        let number = task.attempt.max(1);
-        let current = SegmentKind::of_state(task.state()).map(|kind| (number, kind));
-        let open = self.open.get(id).copied();
+        let current = SegmentKind::of_state(task.state()).map(|kind| (task.attempt.max(1), kind));
+        let open = match current {
+            Some(current) => self.open.insert(id.clone(), current),
+            None => self.open.remove(id),
+        };
         if open == current {
             return;
         }
@@ -253,15 +251,11 @@ impl TimelineBuilder {
         {
             segments.close(at);
         }
-        let Some((attempt, kind)) = current else {
-            self.open.remove(id);
-            return;
-        };
-        self.open.insert(id.clone(), (attempt, kind));
+        let Some((attempt, kind)) = current else { return };
         let claimed = task.current_attempt().filter(|_| kind == SegmentKind::Running);
         let worker = claimed.and_then(|attempt| attempt.worker.as_ref()).map(ToString::to_string);
         let segments = self.attempts.entry((id.clone(), attempt)).or_default();
-        segments.states.push(Segment::begin(kind, at, worker));
+        segments.0.push(Segment::begin(kind, at, worker));
     }
 
     fn add_planning_event(&mut self, event: &PlanningEvent, at: Timestamp) {
@@ -279,7 +273,7 @@ impl TimelineBuilder {
         let segments = self.turns.entry(key).or_default();
         segments.close(at);
         if let Some((kind, worker)) = next {
-            segments.states.push(Segment::begin(kind, at, worker));
+            segments.0.push(Segment::begin(kind, at, worker));
         }
     }
 
@@ -288,23 +282,27 @@ impl TimelineBuilder {
         self.attempts.values_mut().chain(self.turns.values_mut()).for_each(|segments| segments.close(at));
     }
 
-    pub fn add_entry(&mut self, sequence: u64, at: Timestamp, journal: &JournalKey, entry: &JournalEntry) {
-        self.sequence = sequence;
-        let segments = match journal {
+    /// Adds an entry of a journal. One that can't be read is ignored.
+    pub fn add_entry(&mut self, entry: &TranscriptEntry) {
+        if entry.step.is_none() && matches!(entry.event, TranscriptEvent::Unreadable { .. }) {
+            return;
+        }
+        self.sequence = entry.sequence;
+        let segments = match &entry.journal {
             JournalKey::Task(task, attempt) | JournalKey::Review(task, attempt) => {
                 self.attempts.entry((task.clone(), *attempt)).or_default()
             }
             JournalKey::Planning(turn, attempt) => self.turns.entry((*turn, *attempt)).or_default(),
         };
-        let review = matches!(journal, JournalKey::Review(..));
-        if let JournalEntry::Step { name, value, .. } = entry {
-            segments.add_step((sequence, at), name, value, review);
-        }
-        let (last, author) = &mut segments.last[usize::from(review)];
-        *last = Some(at);
-        if let JournalEntry::Claimed { worker, .. } = entry {
-            *author = Some(worker.to_string());
-        }
+        let last = self.last.get(&entry.journal);
+        let step = entry.step.as_ref().and_then(|name| segment_of_step(entry, name, last));
+        segments.0.extend(step);
+        let claimant = if let TranscriptEvent::Claimed { worker, .. } = &entry.event {
+            Some(worker.to_string())
+        } else {
+            last.and_then(|(_, claimant)| claimant.clone())
+        };
+        self.last.insert(entry.journal.clone(), (entry.at, claimant));
     }
 
     /// Returns the timeline, of one task if `only` names one.
@@ -334,5 +332,59 @@ impl TimelineBuilder {
             attempts,
             turns: turns.collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_client::ReceivedEntry;
+    use millrace_protocol::ids::WorkerId;
+    use millrace_protocol::wire::{BlobRef, InlineOrStoredBytes};
+    use millrace_protocol::work::JournalEntry;
+    use serde_json::json;
+
+    use super::*;
+    use crate::journal::describe_entry;
+
+    #[test]
+    fn steps_have_their_model_and_claimant_and_begin_at_the_entry_before_unless_they_are_timed() {
+        let task = TaskId::new("draft").unwrap();
+        let mut timeline = TimelineBuilder::default();
+        let mut add = |second: i64, journal: JournalKey, entry: Result<JournalEntry, String>| {
+            let at = Timestamp::from_second(second).unwrap();
+            let sequence = second.unsigned_abs();
+            timeline.add_entry(&describe_entry(ReceivedEntry { sequence, at, journal, entry }, None));
+        };
+        let worker = |name: &str| WorkerId::new(name).unwrap();
+        let claim = |name| Ok(JournalEntry::Claimed { worker: worker(name), claim: 1, build: None });
+        let step = |name: &str, value| Ok(JournalEntry::Step { number: 1, name: name.into(), value });
+        let stored = InlineOrStoredBytes::Stored(BlobRef { sha256: "ab".into(), size: 300_000 });
+        let call = json!({"heard": {"reply": {"text": "", "finish": "stop", "model": "b:second"}},
+            "model": "a:first", "took_ms": 2_000});
+        let inline = |text: String| InlineOrStoredBytes::Inline(text.into_bytes().into());
+        let attempt = || JournalKey::Task(task.clone(), 1);
+        let review = || JournalKey::Review(task.clone(), 1);
+        add(10, attempt(), claim("w-1"));
+        add(15, attempt(), step("model.0", inline(call.to_string())));
+        add(16, attempt(), step("begin.0", inline("{}".into())));
+        add(20, attempt(), step("tool.0.0.look", stored));
+        add(25, review(), claim("c-1"));
+        add(30, review(), step("compare", inline("not JSON".into())));
+        add(35, review(), Err("it is damaged".into()));
+        let run = RunId::new("r-1").unwrap();
+        let shown = timeline.finish(&run, None);
+        let lines = shown.attempts[0].segments.iter().map(|segment| {
+            let (start, end) = (segment.start.as_second(), segment.end.unwrap().as_second());
+            let name = segment.name.as_deref().unwrap_or_default();
+            let worker = segment.worker.as_deref().unwrap_or_default();
+            format!("{start} to {end}: {:?} {name} by {worker}", segment.kind)
+        });
+        let expected = [
+            "13 to 15: Model b:second by w-1",
+            "16 to 20: Tool look by w-1",
+            "25 to 30: Step compare by c-1",
+        ];
+        assert_eq!(lines.collect::<Vec<_>>(), expected);
+        assert_eq!(shown.sequence, 30, "an entry that can't be decoded is left out");
     }
 }

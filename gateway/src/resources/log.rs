@@ -8,8 +8,6 @@ use millrace_protocol::plan::{Decision, JournalKey, RunCommand, Submission};
 use millrace_protocol::question::RunAnswer;
 use millrace_protocol::subject::{self, Topic};
 use millrace_protocol::token::Scope;
-use millrace_protocol::wire::InlineOrStoredBytes;
-use millrace_protocol::work::JournalEntry;
 use millrace_runtime::log::read_message;
 use millrace_runtime::nats::direct_get::PagedReader;
 use millrace_runtime::nats::record::StreamRecord;
@@ -17,7 +15,7 @@ use millrace_runtime::nats::topology::lane_stream;
 use millrace_runtime::store::archive;
 use millrace_runtime::work::registry;
 use millrace_runtime::{Bus, Fault};
-use millrace_views::journal::{TranscriptEntry, read_entry, stored_step};
+use millrace_views::journal::{TranscriptEntry, describe_entry, read_entry, read_entry_without_step};
 use millrace_views::{
     EntryLine, LoggedDecision, MessageContent, MessageLine, RunLog, TimelineBuilder, answered_messages,
 };
@@ -150,17 +148,12 @@ async fn read_content(bus: &Bus, record: &StreamRecord) -> Result<Option<Message
         }
         Topic::Control => MessageContent::Command(Box::new(bus.decode_record::<RunCommand>(record).await?)),
         Topic::Answer => MessageContent::Answer(Box::new(bus.decode_record::<RunAnswer>(record).await?)),
-        Topic::Journal(key) => MessageContent::Journal(key, decode_entry(bus, record).await?.map(Box::new)),
+        Topic::Journal(journal) => {
+            let received = ReceivedEntry::read(bus, journal, record).await?;
+            MessageContent::Entry(Box::new(describe_entry(received, None)))
+        }
         Topic::Plan => return Ok(None),
     }))
-}
-
-/// Decodes an entry of a journal; an entry that can't be decoded is a text that says so.
-async fn decode_entry(bus: &Bus, record: &StreamRecord) -> Result<Result<JournalEntry, String>, Fault> {
-    match bus.decode_record::<JournalEntry>(record).await {
-        Err(fault) if fault.is_transient() => Err(fault),
-        entry => Ok(entry.map_err(|fault| fault.to_string())),
-    }
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -196,9 +189,8 @@ async fn read_timeline(
                 timeline.add_decision(record.sequence, &gateway.bus.decode_record(&record).await?);
             }
             Some((_, _, Topic::Journal(journal))) => {
-                if let Ok(entry) = decode_entry(&gateway.bus, &record).await? {
-                    timeline.add_entry(record.sequence, record.time, &journal, &entry);
-                }
+                let received = ReceivedEntry::read(&gateway.bus, journal, &record).await?;
+                timeline.add_entry(&describe_entry(received, None));
             }
             Some((_, _, Topic::Submitted | Topic::Control | Topic::Answer)) | None => {}
         }
@@ -240,14 +232,11 @@ struct JournalQuery {
 
 impl JournalQuery {
     fn selects(&self, journal: &JournalKey) -> bool {
-        let (number, is_selected) = match journal {
-            JournalKey::Task(task, attempt) | JournalKey::Review(task, attempt) => {
-                let is_task = self.task.as_deref().is_none_or(|wanted| wanted == task.as_str());
-                (*attempt, is_task && !self.planner)
-            }
-            JournalKey::Planning(turn, _) => (*turn, self.planner || self.task.is_none()),
+        let is_selected = match journal.task() {
+            Some(task) => self.task.as_deref().is_none_or(|wanted| wanted == task.as_str()) && !self.planner,
+            None => self.planner || self.task.is_none(),
         };
-        is_selected && self.attempt.is_none_or(|attempt| attempt == number)
+        is_selected && self.attempt.is_none_or(|attempt| attempt == journal.number())
     }
 }
 
@@ -269,7 +258,7 @@ async fn read_journal(
         None => None,
     };
     let after = query.after.unwrap_or(0);
-    let mut entries: Vec<(Option<TaskId>, TranscriptEntry)> = Vec::new();
+    let mut entries: Vec<TranscriptEntry> = Vec::new();
     let mut next = None;
     for record in read_journal_messages(&gateway.bus, &run, (&query, task.as_ref()), after, limit).await? {
         let Some((_, _, Topic::Journal(journal))) = subject::parse_lane_subject(&record.subject) else {
@@ -280,26 +269,16 @@ async fn read_journal(
             continue;
         }
         if entries.len() == limit {
-            next = entries.last().map(|(_, entry)| entry.sequence);
+            next = entries.last().map(|entry| entry.sequence);
             break;
         }
-        let entry = decode_entry(&gateway.bus, &record).await?;
-        let received =
-            ReceivedEntry { sequence: record.sequence, at: record.time, journal: journal.clone(), entry };
-        let is_stored = |entry: &JournalEntry| {
-            matches!(entry, JournalEntry::Step { value: InlineOrStoredBytes::Stored(_), .. })
-        };
-        let entry = match (&received.entry, query.full) {
-            (Ok(entry), false) if is_stored(entry) => stored_step(received),
-            (Ok(_) | Err(_), _) => read_entry(&gateway.bus, received).await?,
-        };
-        let task = match journal {
-            JournalKey::Task(task, _) | JournalKey::Review(task, _) => Some(task),
-            JournalKey::Planning(..) => None,
-        };
-        entries.push((task, entry));
+        let received = ReceivedEntry::read(&gateway.bus, journal, &record).await?;
+        entries.push(match query.full {
+            true => read_entry(&gateway.bus, received).await?,
+            false => read_entry_without_step(&gateway.bus, received).await?,
+        });
     }
-    let lines = entries.iter().map(|(task, entry)| EntryLine { run: &run, task: task.as_ref(), entry });
+    let lines = entries.iter().map(|entry| EntryLine { run: &run, task: entry.journal.task(), entry });
     reply(&JournalPage { entries: lines.collect(), next })
 }
 

@@ -126,6 +126,14 @@ impl JournalKey {
         }
     }
 
+    /// The number by which a user selects the journal: the attempt at a task, or the turn of the planner.
+    pub fn number(&self) -> u32 {
+        match self {
+            Self::Task(_, attempt) | Self::Review(_, attempt) => *attempt,
+            Self::Planning(turn, _) => *turn,
+        }
+    }
+
     /// The kind of work that writes the journal.
     pub fn kind(&self) -> WorkKind {
         match self {

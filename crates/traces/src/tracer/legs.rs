@@ -40,9 +40,7 @@ impl LegEnd {
     }
 
     fn of_task_error(error: &TaskError) -> Self {
-        let kind = serde_json::to_value(error.kind).unwrap_or_default();
-        let kind = kind.as_str().unwrap_or("_OTHER");
-        Self { usage: error.usage, ..Self::with_error("failed", kind, &error.message) }
+        Self { usage: error.usage, ..Self::with_error("failed", error.kind.name(), &error.message) }
     }
 }
 

@@ -135,10 +135,10 @@ impl RunTracer {
     }
 
     /// Adds an entry of a journal. Entries that are written after the end of the run belong to no trace.
-    pub fn add_entry(&mut self, journal: &JournalKey, entry: &TranscriptEntry) {
+    pub fn add_entry(&mut self, entry: &TranscriptEntry) {
         if self.phase == Phase::Live {
             self.begin_message(entry.sequence, entry.at);
-            self.add_journal_event(journal, &entry.event);
+            self.add_journal_event(&entry.journal, &entry.event);
         }
     }
 
@@ -172,8 +172,7 @@ impl RunTracer {
         anchor.attributes.push((names::OPERATION, operation::INVOKE_WORKFLOW.into()));
         anchor.attributes.push((names::CONVERSATION, self.run.as_str().into()));
         if let Some(start) = &self.plan.run.start {
-            let mode = serde_json::to_value(start.mode).unwrap_or_default();
-            anchor.attributes.push((own::MODE, mode.as_str().unwrap_or_default().into()));
+            anchor.attributes.push((own::MODE, start.mode.name().into()));
             if !start.labels.is_empty() {
                 let labels = start.labels.iter().map(|(name, value)| format!("{name}={value}"));
                 anchor.attributes.push((own::LABELS, AttributeValue::Texts(labels.collect())));

@@ -79,22 +79,13 @@ impl RunTracer {
         if open.rounds > 1 {
             span.attributes.push((own::ROUND, open.rounds.into()));
         }
-        let outcome = match end {
-            None => "given_up",
-            Some(WaitEnd::TimeReached) => "time_reached",
-            Some(WaitEnd::Signalled { .. }) => "signalled",
-            Some(WaitEnd::Expired) => "expired",
-            Some(WaitEnd::Withdrawn) => "withdrawn",
-            Some(WaitEnd::TasksEnded(_)) => "tasks_ended",
-            Some(WaitEnd::Answered { by, answer }) => {
-                if !by.is_empty() {
-                    span.attributes.push((own::ANSWERED_BY, by.as_str().into()));
-                }
-                self.add_content(&mut span, own::SUMMARY, || answer.to_string());
-                "answered"
+        if let Some(WaitEnd::Answered { by, answer }) = end {
+            if !by.is_empty() {
+                span.attributes.push((own::ANSWERED_BY, by.as_str().into()));
             }
-        };
-        span.attributes.push((own::OUTCOME, outcome.into()));
+            self.add_content(&mut span, own::SUMMARY, || answer.to_string());
+        }
+        span.attributes.push((own::OUTCOME, end.map_or("given_up", WaitEnd::name).into()));
         span
     }
 
@@ -105,16 +96,10 @@ impl RunTracer {
                 self.add_content(span, own::EVENT, || name.clone());
             }
             WaitCondition::Answer(question) => {
-                let kind = match &question.subject {
-                    QuestionSubject::Approval { tool, .. } => {
-                        span.attributes.push((crate::names::TOOL_NAME, tool.as_str().into()));
-                        "approval"
-                    }
-                    QuestionSubject::Input { .. } => "input",
-                    QuestionSubject::Review { .. } => "review",
-                    QuestionSubject::Plan { .. } => "plan",
-                };
-                span.attributes.push((own::QUESTION, kind.into()));
+                if let QuestionSubject::Approval { tool, .. } = &question.subject {
+                    span.attributes.push((crate::names::TOOL_NAME, tool.as_str().into()));
+                }
+                span.attributes.push((own::QUESTION, question.subject.name().into()));
                 self.add_content(span, own::QUESTION_TEXT, || question.text.clone());
             }
             WaitCondition::Tasks { tasks, any: _, until: _ } => {

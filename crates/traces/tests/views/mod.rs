@@ -9,7 +9,7 @@ use millrace_protocol::registry::RunSummary;
 use millrace_protocol::wire::{WireMessage, decode_message_pack};
 use millrace_views::changes::describe_changes;
 use millrace_views::history::RunHistory;
-use millrace_views::journal::{TranscriptEntry, stored_step};
+use millrace_views::journal::{TranscriptEntry, TranscriptEvent};
 use millrace_views::{
     DecisionLine, EntryLine, EventLine, LoggedDecision, MessageContent, MessageLine, PlannerTranscript,
     ReplayJson, RunListLine, RunResult, RunSpend, SpendGroup, SpendSeries, SpendTable, TaskList,
@@ -45,16 +45,11 @@ fn add_decision(text: &mut String, run: &RunId, sequence: u64, decision: &Decisi
     }
 }
 
-fn received(sequence: u64, at: Timestamp, journal: &JournalKey, entry: &JournalEntry) -> ReceivedEntry {
-    ReceivedEntry { sequence, at, journal: journal.clone(), entry: Ok(entry.clone()) }
-}
-
-fn value_of(entry: &JournalEntry) -> Result<Bytes, String> {
-    match value_of_entry(entry) {
-        None => Ok(Bytes::new()),
-        Some(InlineOrStoredBytes::Inline(bytes)) => Ok(Bytes::from(bytes.to_vec())),
-        Some(InlineOrStoredBytes::Stored(_)) => Err("it is not in the store".into()),
-    }
+/// The entry with its stored value missing, and with that value not read.
+fn described(sequence: u64, at: Timestamp, journal: JournalKey, entry: JournalEntry) -> [TranscriptEntry; 2] {
+    let received = ReceivedEntry { sequence, at, journal, entry: Ok(entry) };
+    let missing = Some(Err("it is not in the store".into()));
+    [describe_entry(received.clone(), missing), describe_entry(received, None)]
 }
 
 /// Every message whose bytes are in the golden file of the protocol: each event with all fields and without optional ones.
@@ -77,10 +72,13 @@ fn samples_of_messages_have_their_golden_json() {
             writeln!(text, "# {name}").unwrap();
             add_decision(&mut text, &run, 7, &decision);
         } else if let Some(entry) = decode::<JournalEntry>(&bytes) {
-            add_message(MessageContent::Journal(journal.clone(), Ok(Box::new(entry.clone()))));
-            let shown = describe_entry(received(5, at, &journal, &entry), value_of(&entry));
+            let [shown, mut named] = described(5, at, journal.clone(), entry);
+            add_message(MessageContent::Entry(Box::new(named.clone())));
             add_json(&mut text, name, &EntryLine { run: &run, task: None, entry: &shown });
-            add_json(&mut text, name, &stored_step(received(5, at, &journal, &entry)));
+            if !matches!(named.event, TranscriptEvent::StoredStep { .. }) {
+                named.event = TranscriptEvent::Unreadable { error: "the entry has no stored value".into() };
+            }
+            add_json(&mut text, name, &named);
         } else if let Some(submission) = decode::<Submission>(&bytes) {
             add_message(MessageContent::Submission(Box::new(submission)));
         } else if let Some(command) = decode::<RunCommand>(&bytes) {
@@ -129,9 +127,9 @@ fn json_of_run(lines: &[LogLine]) -> String {
             }
             Topic::Journal(journal) => {
                 let entry = decode_message::<JournalEntry>(&payload, encoding).unwrap();
-                add_message(MessageContent::Journal(journal.clone(), Ok(Box::new(entry.clone()))));
-                timeline.add_entry(sequence, at, &journal, &entry);
-                let shown = describe_entry(received(sequence, at, &journal, &entry), value_of(&entry));
+                let [shown, named] = described(sequence, at, journal.clone(), entry);
+                timeline.add_entry(&named);
+                add_message(MessageContent::Entry(Box::new(named)));
                 entries.push((journal, shown));
             }
             Topic::Submitted => {
