@@ -2,7 +2,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use millrace_protocol::plan::EndReason;
-use millrace_protocol::result::{StatementVerdict, Usage, VerifiedStatement};
+use millrace_protocol::result::{StatementVerdict, TaskResult, Usage, VerifiedStatement};
 use millrace_views::AnswerState;
 
 use super::input::ItemOrigin;
@@ -331,7 +331,10 @@ fn verdicts_tell_verified_facts_from_marked_ones() {
     let score = |statements: &[(&str, StatementVerdict)]| {
         let text: Vec<&str> = statements.iter().map(|(text, _)| *text).collect();
         let statements = statements.iter().map(|(text, verdict)| statement(text, *verdict)).collect();
-        AnswerSample::new(&leave, &SampleRecord { statements, ..record(Some(&text.join(" "))) })
+        let result = TaskResult { statements, ..TaskResult::default() };
+        let state = AnswerState::of(&result);
+        let record = SampleRecord { statements: result.statements, state, ..record(Some(&text.join(" "))) };
+        AnswerSample::new(&leave, &record)
     };
     let verified = score(&[("Staff have 28 days.", Supported), ("It is 28 days.", Unverified)]);
     assert_eq!((verified.facts_verified.len(), verified.marked), (1, Share::new(1, 2)));
@@ -347,9 +350,9 @@ fn verdicts_tell_verified_facts_from_marked_ones() {
 fn ends_without_an_answer_are_told_apart() {
     let file = load(VALID).unwrap();
     let kind = |answer| AnswerSample::new(&objective(&file, "leave"), &record(answer)).kind;
-    let end = &millrace_verification::Phrases::choose("Wie viele Tage Urlaub haben sie?", "").no_passage;
-    let nothing = format!("# How many days of leave do staff have?\n\n{end}\n");
-    assert_eq!(kind(Some(&nothing)), AnswerKind::NothingFound);
+    let nothing =
+        SampleRecord { state: AnswerState::NothingFound, ..record(Some("Es wurde keine Stelle gefunden.")) };
+    assert_eq!(AnswerSample::new(&objective(&file, "leave"), &nothing).kind, AnswerKind::NothingFound);
     assert_eq!(
         kind(Some("# How many days of leave do staff have?\n\n## Sources\n\n- [1] a\n")),
         AnswerKind::Empty
@@ -357,8 +360,8 @@ fn ends_without_an_answer_are_told_apart() {
     assert_eq!(kind(Some("The documents do not say.")), AnswerKind::NotAnswered);
     assert_eq!(kind(None), AnswerKind::Missing);
     let mut sums = AnswerSums::default();
-    sums.add(&objective(&file, "parking"), &record(Some(&nothing)));
-    sums.add(&objective(&file, "leave"), &record(Some(&nothing)));
+    sums.add(&objective(&file, "parking"), &nothing);
+    sums.add(&objective(&file, "leave"), &nothing);
     assert_eq!(sums.count_unanswerable(&[AnswerKind::NothingFound]), Share::new(1, 1));
     assert_eq!(sums.count_answerable(&[AnswerKind::NotAnswered]), Share::new(0, 1), "it claims no absence");
 }
@@ -385,7 +388,7 @@ fn the_shipped_evaluation_agrees_with_its_documents() {
 
     let file = load_shipped_evaluation();
     let (files, skipped) = list_folder_files(file.documents.as_ref().unwrap()).unwrap();
-    assert!(skipped.is_empty() && files.len() >= 40, "{} documents, {skipped:?}", files.len());
+    assert!(skipped.is_empty() && files.len() >= 20, "{} documents, {skipped:?}", files.len());
     let files = files.into_iter().map(|file| file.read_file().unwrap()).collect();
     let corpus = Corpus::build_or_load(files, None).unwrap();
     assert!(corpus.skipped_files().is_empty(), "{:?}", corpus.skipped_files());
