@@ -32,6 +32,9 @@ pub struct TaskResult {
     /// Structured output, in the form that the capability declares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
+    /// The model that wrote `output`, if its statements were to be verified.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
     /// The statements of `output` with their verdicts, in order; empty if it was not verified.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub statements: Vec<VerifiedStatement>,

@@ -135,21 +135,19 @@ impl RunReport {
 
     /// The counts of verdicts on the deliverable's statements; `None` if there is no deliverable.
     pub fn verification(&self) -> Option<VerificationCounts> {
-        self.deliverable.as_ref().map(|result| VerificationCounts::of(&result.statements))
+        self.deliverable.as_ref().map(VerificationCounts::of_result)
     }
 
     /// The counts of verdicts, and the statements that were taken out with the reasons; empty if nothing was verified.
     fn verification_lines(&self) -> Vec<String> {
-        let statements =
-            self.deliverable.as_ref().map(|result| result.statements.as_slice()).unwrap_or_default();
-        if statements.is_empty() {
+        let Some(result) = self.deliverable.as_ref().filter(|result| !result.statements.is_empty()) else {
             return Vec::new();
-        }
-        let removed = statements.iter().filter(|one| one.removed).take(MAX_REMOVED);
+        };
+        let removed = result.statements.iter().filter(|one| one.removed).take(MAX_REMOVED);
         let line = |one: &VerifiedStatement| {
             truncate_to_one_line(&format!("removed, {}: “{}” {}", one.outcome(), one.text, one.reason))
         };
-        std::iter::once(VerificationCounts::of(statements).to_string()).chain(removed.map(line)).collect()
+        std::iter::once(VerificationCounts::of_result(result).to_string()).chain(removed.map(line)).collect()
     }
 
     /// The last line of the output: the notice that nobody judged the deliverable.

@@ -327,6 +327,8 @@ export type TaskResult = {
   quotations?: Quotation[]
   /** Structured output, in the form that the capability declares. */
   data?: unknown
+  /** The model that wrote `output`, if its statements were to be verified. */
+  author?: string | null
   /** The statements of `output` with their verdicts, in order; empty if it was not verified. */
   statements?: VerifiedStatement[]
   /** The files of the run's workspace that the attempt made or changed, by path. */
@@ -435,6 +437,8 @@ export type VerificationCounts = {
   by_quotation: number
   /** Of these, those that a model called so, by model. */
   by_model: Record<string, number>
+  /** The model that wrote the text, if it also called statements so. */
+  author?: string | null
   /** Those that the sources say in part. */
   partly: number
   /** Those whose opposite the sources say. */

@@ -16,7 +16,10 @@ use millrace_agent::sources::{OrderInputError, OrderInputs};
 use millrace_agent::turn::{JournalStep, MemoryHost};
 use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::plan::{ResourceAmounts, Work};
-use millrace_protocol::result::{ErrorKind, Source, SourceKind, TaskError, TaskResult, Verdict};
+use millrace_protocol::result::{
+    ErrorKind, Finder, Source, SourceKind, StatementVerdict, TaskError, TaskResult, Verdict,
+    VerifiedStatement,
+};
 use millrace_protocol::work::{Assignment, InputResult, JudgePanel, Order, ReviewBrief};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -324,6 +327,50 @@ async fn judges_get_the_verdicts_on_a_result_that_its_worker_did_not_verify() {
         let mut resumed = MemoryHost::with_steps(journal.steps()[..length].to_vec());
         let again = judge(&mut resumed).await.unwrap();
         assert_eq!((again.passed, names(&resumed).join(" ")), (false, steps.clone()));
+    }
+}
+
+#[tokio::test]
+async fn refusal_of_a_small_judge_counts_only_if_the_verifier_agrees() {
+    let scripts = Scripts::new();
+    let refusal = json!({"C1": {"met": true}, "C2": {"met": false}, "reasoning": "It tells no weight."});
+    let statement = |verdict| VerifiedStatement {
+        text: "It weighs 7 kg.".into(),
+        start: 0,
+        end: 15,
+        verdict,
+        lines: Vec::new(),
+        found_by: Some(Finder::Quotation),
+        reason: String::new(),
+        probability: None,
+        removed: false,
+    };
+    use StatementVerdict::{Partly, Supported};
+    for (ability, verdict, probability, is_accepted, steps) in [
+        ("small", Supported, 0.8, true, "model.0 verifier verdict.1.0"),
+        ("small", Supported, 0.2, false, "model.0 verifier verdict.1.0"),
+        ("small", Partly, 0.8, false, "model.0"),
+        ("strong", Supported, 0.8, false, "model.0"),
+    ] {
+        let judge = scripts.path("judge");
+        let script = json!({"ability": ability, "rules": [{"reply": {"answer": refusal.clone()}}]});
+        std::fs::write(&judge, script.to_string()).unwrap();
+        let verifier = scripts.path("verifier");
+        let claim = "Claim: The document answers this question: do t";
+        std::fs::write(&verifier, verifier_script(&[(claim, probability)]).to_string()).unwrap();
+        let mut order = single_critic_order(&format!("script:{}", judge.display()));
+        order.models.insert(Capability::new("verifier").unwrap(), format!("script:{}", verifier.display()));
+        let mut store = ResultStore::default();
+        store.0.insert(
+            task("t"),
+            TaskResult { statements: vec![statement(verdict)], ..result("It weighs 7 kg.") },
+        );
+        let mut journal = MemoryHost::default();
+        let judged = judge_with(&order, store, None, ResourceAmounts::default(), &mut journal).await.unwrap();
+        let case = format!("{ability} {verdict:?} {probability}");
+        assert_eq!((judged.passed, names(&journal).join(" ")), (is_accepted, steps.to_owned()), "{case}");
+        assert_eq!(judged.find_inconsistency(), None, "{case}");
+        assert!(judged.reasoning.contains("It tells no weight."), "{case}: {}", judged.reasoning);
     }
 }
 

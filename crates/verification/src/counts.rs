@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_protocol::result::{Finder, StatementVerdict, VerifiedStatement};
+use millrace_protocol::result::{Finder, StatementVerdict, TaskResult, VerifiedStatement};
 use serde::{Deserialize, Serialize};
 
 /// The counts of a text's statements.
@@ -17,6 +17,9 @@ pub struct VerificationCounts {
     pub by_quotation: u32,
     /// Of these, those that a model called so, by model.
     pub by_model: BTreeMap<String, u32>,
+    /// The model that wrote the text, if it also called statements so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
     /// Those that the sources say in part.
     pub partly: u32,
     /// Those whose opposite the sources say.
@@ -30,6 +33,13 @@ pub struct VerificationCounts {
 }
 
 impl VerificationCounts {
+    /// Counts the statements of a result.
+    pub fn of_result(result: &TaskResult) -> Self {
+        let counts = Self::of(&result.statements);
+        let author = result.author.clone().filter(|author| counts.by_model.contains_key(author));
+        Self { author, ..counts }
+    }
+
     /// Counts the statements of a text.
     pub fn of(statements: &[VerifiedStatement]) -> Self {
         let mut counts = Self::default();
@@ -68,7 +78,10 @@ impl std::fmt::Display for VerificationCounts {
         let noun = if self.statements == 1 { "statement" } else { "statements" };
         write!(f, "{} of {} {noun} verified", self.supported, self.statements)?;
         let quoted = (self.by_quotation > 0).then(|| format!("{} by quotation", self.by_quotation));
-        let judged = self.by_model.iter().map(|(name, count)| format!("{count} by model {name}"));
+        let judged = self.by_model.iter().map(|(name, count)| match self.author.as_ref() {
+            Some(author) if author == name => format!("{count} by model {name}, which also wrote the text"),
+            _ => format!("{count} by model {name}"),
+        });
         let found: Vec<String> = quoted.into_iter().chain(judged).collect();
         if !found.is_empty() {
             write!(f, " ({})", found.join(", "))?;

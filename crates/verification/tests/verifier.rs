@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use millrace_models::model::{Reply, TokenProbability};
-use millrace_protocol::result::{Finder, SourceLines, StatementVerdict, VerifiedStatement};
+use millrace_protocol::result::{Finder, SourceLines, StatementVerdict, TaskResult, VerifiedStatement};
 use millrace_verification::{
     Calibration, CitedLines, Form, Phrases, Question, Sources, Verification, VerificationCounts,
     probe_questions,
@@ -147,6 +147,14 @@ fn perfect_model_loses_nothing() {
     assert_eq!(verdicts, [Supported, Unsupported, Supported]);
     let counts = VerificationCounts::of(&found);
     assert_eq!(counts.to_string(), "2 of 3 statements verified (2 by model m), 1 not supported");
+    let by = |author: &str| TaskResult {
+        author: Some(author.to_owned()),
+        statements: found.clone(),
+        ..TaskResult::default()
+    };
+    let own = VerificationCounts::of_result(&by("m")).to_string();
+    assert_eq!(own, "2 of 3 statements verified (2 by model m, which also wrote the text), 1 not supported");
+    assert_eq!(VerificationCounts::of_result(&by("other")), counts);
     let cut = |one: &VerifiedStatement| -> String {
         text.chars().skip(one.start as usize).take((one.end - one.start) as usize).collect()
     };

@@ -346,7 +346,7 @@ impl<'a> RunResult<'a> {
             result,
             verification: result
                 .filter(|result| !result.statements.is_empty())
-                .map(|result| VerificationCounts::of(&result.statements)),
+                .map(VerificationCounts::of_result),
             task_counts: TaskCounts::new(|state| plan.task_count_in_state(state)),
             tasks: tasks_of_plan(plan, false),
             turns: &history.turns,

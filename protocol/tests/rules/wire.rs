@@ -1446,6 +1446,7 @@ fn sample_task_results() -> Vec<(String, TaskResult)> {
             place: None,
         }],
         data: Some(json!({ "rows": [1, 2] })),
+        author: None,
         answered: None,
         artifacts: Vec::new(),
         usage: full_usage(),
@@ -1466,6 +1467,7 @@ fn sample_task_results() -> Vec<(String, TaskResult)> {
         ("full".into(), full),
         ("bare".into(), TaskResult::default()),
         ("full, with its usage by model".into(), later),
+        ("with its author".into(), TaskResult { author: Some("ollama:m".into()), ..TaskResult::default() }),
     ]
 }
 

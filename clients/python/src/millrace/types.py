@@ -299,6 +299,8 @@ class TaskResult(_TaskResultRequired, total=False):
     """Verbatim passages of sources."""
     data: Any
     """Structured output, in the form that the capability declares."""
+    author: str | None
+    """The model that wrote `output`, if its statements were to be verified."""
     statements: list[VerifiedStatement]
     """The statements of `output` with their verdicts, in order; empty if it was not verified."""
     artifacts: list[Artifact]
@@ -396,8 +398,7 @@ class Artifact(TypedDict):
     """The SHA-256 of its content in hexadecimal."""
 
 
-class VerificationCounts(TypedDict):
-    """The counts of a text's statements."""
+class _VerificationCountsRequired(TypedDict):
     statements: int
     """All of them, those that were taken out too."""
     supported: int
@@ -416,6 +417,12 @@ class VerificationCounts(TypedDict):
     """Those without a judgement."""
     removed: int
     """Those that were taken out of the text."""
+
+
+class VerificationCounts(_VerificationCountsRequired, total=False):
+    """The counts of a text's statements."""
+    author: str | None
+    """The model that wrote the text, if it also called statements so."""
 
 
 class _TaskJsonRequired(TypedDict):

@@ -179,6 +179,7 @@ impl<'a> AgentSession<'a> {
         if is_cited && !conversation.model.name().starts_with(BUILT_IN_MODEL) {
             (conversation.is_verified, conversation.verifier) = (true, agents.open_verifier(order)?);
         }
+        let author = conversation.is_verified.then(|| conversation.model.name().to_owned());
         let policy = order.verification.unwrap_or(spec.verification);
         match spec.answer {
             AnswerForm::Findings => {
@@ -194,7 +195,7 @@ impl<'a> AgentSession<'a> {
                 let result = findings::resolve_findings(&work.answer, list_sources().as_ref());
                 let result = result.map_err(repeated_check_error)?;
                 let result = add_verdicts(result, statements, policy, &order.objective, order.is_final)?;
-                Ok(complete_result(result, work))
+                Ok(complete_result(TaskResult { author, ..result }, work))
             }
             AnswerForm::Report => {
                 let none = NumberedResults::default();
@@ -207,7 +208,7 @@ impl<'a> AgentSession<'a> {
                 let statements = take(&mut work.answer.statements);
                 let result = results.resolve_citations(&work.answer).map_err(repeated_check_error)?;
                 let result = add_verdicts(result, statements, policy, &order.mission, order.is_final)?;
-                Ok(complete_result(result, work))
+                Ok(complete_result(TaskResult { author, ..result }, work))
             }
             AnswerForm::Text => {
                 let work = conversation.drive(host, &|text: PlainText| Ok(text)).await?.into_result()?;

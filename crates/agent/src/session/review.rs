@@ -54,7 +54,6 @@ const MAX_COMPARED: usize = 12;
 /// The part of a review that is the same for all judges.
 struct PanelReview<'a> {
     order: &'a Order,
-    task: &'a TaskId,
     sheet: ReviewTask,
     evidence: ReviewEvidence,
     /// The model that verifies a result which its worker did not verify, and its verdicts.
@@ -103,17 +102,8 @@ impl AgentHost {
         }
         let SessionEnvironment { observer, allowance, provider_timeout, .. } = env;
         let (verifier, late) = (self.open_verifier(order)?, LateVerdicts::default());
-        let case = PanelReview {
-            order,
-            task,
-            sheet,
-            evidence,
-            verifier,
-            late,
-            observer,
-            allowance,
-            provider_timeout,
-        };
+        let case =
+            PanelReview { order, sheet, evidence, verifier, late, observer, allowance, provider_timeout };
         let judged = self.ask_judges(&case, requirements, env.host).await?;
         Ok(add_checked_criteria(judged, checked))
     }

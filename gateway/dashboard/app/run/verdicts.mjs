@@ -6,6 +6,7 @@
  * @property {number} supported
  * @property {number} by_quotation
  * @property {Record<string, number>} by_model
+ * @property {string} [author]
  * @property {number} partly
  * @property {number} contradicted
  * @property {number} unsupported
@@ -21,7 +22,7 @@ export function describeCounts(counts) {
   if (counts.statements === 0) return "no statements to verify";
   const finders = [
     ...(counts.by_quotation > 0 ? [`${counts.by_quotation} by quotation`] : []),
-    ...Object.entries(counts.by_model).sort().map(([model, count]) => `${count} by model ${model}`),
+    ...Object.entries(counts.by_model).sort().map(([model, count]) => `${count} by model ${model}${model === counts.author ? ", which also wrote the text" : ""}`),
   ];
   /** @type {[number, string][]} */
   const others = [
