@@ -244,7 +244,8 @@ async fn attempt_taken_over_after_any_step_cites_the_page_as_it_was_read() {
         };
         let result = run_reader(&turns, &page, &mut journal).await.unwrap();
         // Each run has a script of another name.
-        let result = TaskResult { models: expected.models.clone(), ..result };
+        let result =
+            TaskResult { models: expected.models.clone(), author: expected.author.clone(), ..result };
         assert_eq!(result, expected, "after {taken} steps");
         let is_fetched = steps[..taken].iter().any(|step| step.name.starts_with("tool."));
         assert_eq!(page.0.load(Ordering::SeqCst), usize::from(!is_fetched), "after {taken} steps");
@@ -338,7 +339,8 @@ async fn answer_of_a_small_model_is_cited_by_the_lines_that_it_read_after_any_ta
         };
         let page = Arc::<ChangingPage>::default();
         let result = run_reader_of("small", &turns, &page, &mut journal).await.unwrap();
-        let result = TaskResult { models: expected.models.clone(), ..result };
+        let result =
+            TaskResult { models: expected.models.clone(), author: expected.author.clone(), ..result };
         assert_eq!(result, expected, "after {taken} steps");
     }
 }

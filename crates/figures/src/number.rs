@@ -84,6 +84,7 @@ fn scan_digits(text: &str, start: usize) -> Number {
     let mut groups = vec![String::new()];
     let mut separators: Vec<char> = Vec::new();
     let mut end = start;
+    let is_day = is_day_of_date(text, start);
     loop {
         let mut rest = text[end..].chars();
         let Some(c) = rest.next() else { break };
@@ -96,7 +97,8 @@ fn scan_digits(text: &str, start: usize) -> Number {
         let is_blank = matches!(c, ' ' | '\u{a0}' | '\u{202f}' | '\u{2009}' | '\'' | '’');
         let is_point = matches!(c, '.' | ',' | '٫' | '٬' | '，');
         let size = groups.last().map_or(0, String::len);
-        let joins = (is_point && following > 0)
+        let is_whole_day = is_day && size == 2;
+        let joins = (is_point && following > 0 && !is_whole_day)
             || (is_blank && following == 3 && size <= 3 && separators.iter().all(|other| *other == c));
         if !joins {
             break;
@@ -118,6 +120,17 @@ fn scan_digits(text: &str, start: usize) -> Number {
     let values = if is_name { Vec::new() } else { values };
     let values = values.into_iter().map(|value| if is_negative { -value } else { value }).collect();
     Number { range: start..end, values, is_in_words: false, name }
+}
+
+/// `true` after `2031-10-`: the comma after two more digits is one of a list, such as a row of a CSV file.
+fn is_day_of_date(text: &str, start: usize) -> bool {
+    let Some(before) = start.checked_sub(8).and_then(|from| text.as_bytes().get(from..start)) else {
+        return false;
+    };
+    before.iter().enumerate().all(|(at, byte)| match at {
+        4 | 7 => *byte == b'-',
+        _ => byte.is_ascii_digit(),
+    })
 }
 
 /// A hyphen after a letter, a digit or another sign is none: `5-10`, `covid-19`.

@@ -65,6 +65,8 @@ fn dates_match_in_any_notation_and_calendar() {
         ("le 30 octobre 2031", "2031-10-30"),
         ("am 30. Oktober 2031", "30 October 2031"),
         ("am 30.10.2031", "30 October 2031"),
+        ("L-7,Lamp,2031-10-05,2031-10-30,650", "30 October 2031"),
+        ("L-7,Lamp,2031-10-05,2031-10-30,650", "5 October 2031"),
         ("30 октября 2031 года", "October 30, 2031"),
         ("30 Ekim 2031 tarihinde", "October 30, 2031"),
         ("2031年10月30日", "October 30, 2031"),

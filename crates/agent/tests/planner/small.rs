@@ -180,10 +180,19 @@ fn single_question_is_one_task_of_research() {
     let question = "When is the alarm tested, and by whom?";
     assert_eq!(form(question, ModelAbility::Small), PlanningForm::SingleQuestion);
     assert_eq!(form(question, ModelAbility::Strong), PlanningForm::Tasks);
-    let long = format!("{}?", "How often ".repeat(30));
-    for several in
-        ["Compare the saws.", "How heavy is it? Who repairs it?", "The saw broke. Why?", long.as_str()]
+    for question in
+        ["谁修理锯子？", "من يصلح المنشار؟", "Wer repariert die Säge, und seit wann?", "誰が直しますか?"]
     {
+        assert_eq!(form(question, ModelAbility::Small), PlanningForm::SingleQuestion, "{question}");
+    }
+    let long = format!("{}?", "How often ".repeat(30));
+    for several in [
+        "Compare the saws.",
+        "How heavy is it? Who repairs it?",
+        "The saw broke. Why?",
+        "锯子坏了。为什么？",
+        long.as_str(),
+    ] {
         assert_eq!(form(several, ModelAbility::Small), PlanningForm::Questions, "{several}");
     }
     let own = offers();
