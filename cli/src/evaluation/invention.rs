@@ -26,7 +26,8 @@ pub fn find_unmarked_numbers(
             unmarked.map(|one| one.text.as_str()).collect()
         }
     };
-    let stated: Vec<Number> = texts.into_iter().flat_map(read_numbers).collect();
+    let plain: Vec<Wording> = texts.into_iter().map(Wording::read).collect();
+    let stated: Vec<Number> = plain.iter().flat_map(|text| read_numbers(text.plain_text())).collect();
     if stated.is_empty() {
         return Vec::new();
     }
@@ -49,15 +50,13 @@ struct Number {
     runs: Vec<String>,
 }
 
-fn read_numbers(text: &str) -> Vec<Number> {
+fn read_numbers(text: &str) -> impl Iterator<Item = Number> {
     static NUMBER: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r"\p{Nd}+(?:[.,:/'’\u{a0}\u{202f}]\p{Nd}+)*").expect("a valid pattern"));
-    let text = Wording::read(text);
-    let numbers = NUMBER.find_iter(text.plain_text()).map(|found| {
+    NUMBER.find_iter(text).map(|found| {
         let runs: Vec<String> = found.as_str().split(|c: char| !c.is_numeric()).map(str::to_owned).collect();
         Number { text: found.as_str().to_owned(), digits: runs.concat(), runs }
-    });
-    numbers.collect()
+    })
 }
 
 #[cfg(test)]

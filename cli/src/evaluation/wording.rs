@@ -85,7 +85,11 @@ impl Wording {
 
     /// `true` if an answer stands in it.
     pub fn has_answer(&self, answer: &AnswerText) -> bool {
-        let wanted = answer.normalized.as_str();
+        self.has_characters(&answer.normalized, answer.has_whole_words)
+    }
+
+    /// `true` if normalised text stands in it; as whole words, in scripts with spaces between words, if `has_whole_words`.
+    fn has_characters(&self, wanted: &str, has_whole_words: bool) -> bool {
         let continues = |before: Option<char>, after: Option<char>| {
             let is_letter = |c: char| c.is_alphanumeric() && !is_unspaced(c);
             before.is_some_and(is_letter) && after.is_some_and(is_letter)
@@ -96,14 +100,15 @@ impl Wording {
                 && !continues(wanted.chars().next_back(), after.chars().next())
         };
         let mut places = self.normalized.match_indices(wanted).map(|(at, _)| at);
-        !wanted.is_empty() && places.any(|at| !answer.has_whole_words || is_whole(at))
+        !wanted.is_empty() && places.any(|at| !has_whole_words || is_whole(at))
     }
 
     pub fn plain_text(&self) -> &str {
         &self.plain
     }
 
-    /// `true` if the tokens of `expected` occur here in order, without others in between.
+    /// `true` if the tokens of `expected` occur here in order, without others in between; in scripts without spaces between words, which
+    /// have no such tokens, if its characters do.
     pub fn states(&self, expected: &Self) -> bool {
         let wanted = &expected.tokens;
         let has_tokens = || {
@@ -111,12 +116,18 @@ impl Wording {
             windows
                 .any(|window| wanted.iter().zip(window).all(|(expected, token)| expected.is_stated_by(token)))
         };
+        let is_without_figures = wanted.iter().all(|token| token.figure.is_none());
         // The month of a date is a word, too.
         let has_words = || {
-            wanted.iter().all(|token| token.figure.is_none())
+            is_without_figures
                 && self.words.windows(expected.words.len()).any(|window| window == expected.words)
         };
-        !wanted.is_empty() && (has_tokens() || has_words())
+        let has_characters = || {
+            is_without_figures
+                && expected.normalized.contains(is_unspaced)
+                && self.has_characters(&expected.normalized, true)
+        };
+        !wanted.is_empty() && (has_tokens() || has_words() || has_characters())
     }
 
     /// `true` if it has no word and no number.
@@ -219,6 +230,19 @@ mod tests {
             ("on 3 March", "3 March 2026", false),
             ("on 13 March 2026", "3 March 2026", false),
             ("in March 2026", "March 2026", true),
+        ] {
+            assert_states(text, expected, is_stated);
+        }
+    }
+
+    #[test]
+    fn words_of_scripts_without_spaces_match_by_their_characters() {
+        for (text, expected, is_stated) in [
+            ("它是由船长的女儿捐赠的。", "船长的女儿", true),
+            ("彼女は船長の娘です。", "船長", true),
+            ("它是由船长的儿子捐赠的。", "船长的女儿", false),
+            ("一共十二件。", "12", true),
+            ("It is by Annabel.", "Anna", false),
         ] {
             assert_states(text, expected, is_stated);
         }
