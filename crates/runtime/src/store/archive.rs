@@ -4,7 +4,7 @@
 //! A command can reopen an archived run. Its archive stays, and its lane holds what follows, until the run ends again and a new archive
 //! replaces both. The log of a run is its archive, followed by the messages of its lane after the archive's last one: an archive is
 //! written whole before anything is removed from the lane, so that what both hold is the same. [`join_with_archive`] applies the rule;
-//! readers that go on use [`crate::log::follow`].
+//! [`crate::log::follow`] reads and follows such a log.
 //!
 //! # Invariants
 //!

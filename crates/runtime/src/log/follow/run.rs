@@ -163,7 +163,7 @@ impl RunLog {
         if let Some(summary) = summary {
             let span = summary.archived_span.unwrap_or_default();
             let is_read = self.position.archive.is_some_and(|archive| archive.span == span);
-            // What the lane of an archived run holds may be the decision of a supervisor that was suspended.
+            // A decision in the lane of an archived run may come from a supervisor that was suspended.
             let is_continued = summary.archived && page.iter().any(StreamRecord::is_decision);
             if is_continued || (!is_read && (summary.archived || span.1 > self.position.sequence)) {
                 return Ok(true);
