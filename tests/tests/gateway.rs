@@ -217,6 +217,31 @@ async fn list_all_parts(gateway: &GatewayProcess, filter: &str, limit: usize) ->
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn run_that_nobody_has_started_is_read_with_what_was_submitted() {
+    let _shared = share_machine();
+    let mut cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    cluster.kill_process("supervisor-1");
+    let mut body = chain(1, &json!({}));
+    body["objective"] = json!("count the bears");
+    body["labels"] = json!({ "team": "red" });
+    body["session"] = json!("s1");
+    let run = gateway.submit(&body).await;
+    let read = gateway.get(&format!("/runs/{run}")).await.json();
+    let shown = |field: &str| read[field].clone();
+    assert_eq!(
+        (shown("state"), shown("objective"), shown("labels"), shown("session")),
+        ("submitted".into(), "count the bears".into(), json!({ "team": "red" }), "s1".into())
+    );
+    let message = json!({
+        "message": { "messageId": "m1", "contextId": "c1", "role": "ROLE_USER", "parts": [{ "text": "count the bears" }] },
+        "configuration": { "returnImmediately": true },
+    });
+    let sent = Request::new("POST", "/a2a/message:send").json(&message).send(gateway.address).await;
+    assert_eq!((sent.status, &sent.json()["task"]["contextId"]), (200, &"c1".into()), "{}", sent.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_pass_through_the_list_has_each_run_once_while_runs_start_end_and_are_deleted() {
     let _alone = lock_machine();
     let setup = ClusterSetup { lanes: 2, linger: Duration::from_millis(100), ..ClusterSetup::default() };

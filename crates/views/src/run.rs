@@ -11,7 +11,7 @@ use millrace_protocol::ids::{Capability, Lane, RunId, SessionId, TaskId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::plan::{
     Budget, DeliverableRule, EarlierRun, EndReason, Plan, PlanningMode, ResourceAmounts, RunEnd, RunHold,
-    Task, UsageBreakdown,
+    Submission, Task, UsageBreakdown,
 };
 use millrace_protocol::registry::{QueuePlace, RunSummary};
 use millrace_protocol::result::{SourceKind, TaskResult, Usage};
@@ -306,6 +306,19 @@ impl From<ResourceAmounts> for ResourceAmountsJson {
 }
 
 impl<'a> RunResult<'a> {
+    /// Adds what was submitted to a run that no supervisor has started.
+    #[must_use]
+    pub fn of_submission(self, submission: &'a Submission) -> Self {
+        Self {
+            objective: Some(&submission.objective),
+            mode: Some(submission.mode),
+            after: &submission.after,
+            labels: Some(&submission.labels).filter(|labels| !labels.is_empty()),
+            session: submission.session.as_ref(),
+            ..self
+        }
+    }
+
     /// Returns a run and the result of its deliverable, as of `now`. `resume_with` is the command that resumes it.
     pub fn new(
         run: &'a RunId,

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 use utoipa_axum::routes;
 
+use super::submission::read_submission;
 use crate::access::{Access, ApiRoutes};
 use crate::extract::{Path, Query};
 use crate::history::RunState;
@@ -138,15 +139,23 @@ pub async fn read_run(
     if known.is_some_and(|known| known.split(',').any(|one| one.trim() == version)) {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, version)]).into_response());
     }
-    render_run(&gateway, &run, &state).await
+    render_run(&gateway, &run, &state, query.at).await
 }
 
 /// Returns a run as `millrace show --json` prints it.
-async fn render_run(gateway: &Gateway, run: &RunId, state: &RunState) -> ApiResult {
+async fn render_run(gateway: &Gateway, run: &RunId, state: &RunState, at: Option<u64>) -> ApiResult {
     let deliverable = read_deliverable(gateway, run, state).await?;
     let now = state.plan().run.end.as_ref().map_or_else(Timestamp::now, |end| end.at);
     let resume_with = resume_command(run, state.plan());
     let result = RunResult::new(run, &state.history, deliverable.as_ref(), now, resume_with);
+    let submission = match state.plan().run.start {
+        Some(_) => None,
+        None => read_submission(gateway, run, at).await?,
+    };
+    let result = match &submission {
+        Some(submission) => result.of_submission(submission),
+        None => result,
+    };
     Ok(versioned_json_response(&result, state.sequence()))
 }
 
@@ -198,7 +207,7 @@ pub async fn wait_for_run(
             gateway.read_history(&run, None).await?
         }
     };
-    let mut response = render_run(&gateway, &run, &state).await?;
+    let mut response = render_run(&gateway, &run, &state, None).await?;
     // Also a run that ended at the very last moment.
     if state.plan().run.end.is_none() {
         *response.status_mut() = StatusCode::ACCEPTED;

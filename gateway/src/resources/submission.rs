@@ -31,7 +31,9 @@ use millrace_protocol::result::VerificationPolicy;
 use millrace_protocol::subject::Topic;
 use millrace_protocol::token::Scope;
 use millrace_protocol::trace_context::TraceParent;
+use millrace_runtime::Fault;
 use millrace_runtime::log::read_topic;
+use millrace_runtime::nats::record::StreamRecord;
 use millrace_runtime::store::blobs::sha256_hex;
 use millrace_runtime::work::registry;
 use millrace_strict_yaml::{FileDescription, YamlMistake, YamlMistakes, parse_yaml};
@@ -198,10 +200,30 @@ pub async fn submit(
     Ok(repeatable.reply((StatusCode::CREATED, location), &written).await?)
 }
 
+/// Returns the messages with the submission of a run in its lane, the first one first.
+async fn read_submissions(gateway: &Gateway, run: &RunId) -> Result<Vec<StreamRecord>, Fault> {
+    read_topic(&gateway.bus, gateway.bus.lane_of_run(run), run, &Topic::Submitted).await
+}
+
+/// Reads what was submitted as a run, as of a sequence of its lane if there is one; `None` if it is not in the lane, or can't be read.
+pub async fn read_submission(
+    gateway: &Gateway,
+    run: &RunId,
+    at: Option<u64>,
+) -> Result<Option<Submission>, Problem> {
+    let records = read_submissions(gateway, run).await?;
+    for record in records.iter().filter(|record| at.is_none_or(|at| record.sequence <= at)) {
+        // Supervisors ignore a message that is no submission.
+        if let Ok(submission) = gateway.bus.decode_record(record).await {
+            return Ok(Some(submission));
+        }
+    }
+    Ok(None)
+}
+
 /// Returns the sequence of the submission of a run, if it was submitted; 0 if it is archived, and so is visible at any sequence.
 async fn find_submission(gateway: &Gateway, run: &RunId) -> Result<Option<u64>, Problem> {
-    let records = read_topic(&gateway.bus, gateway.bus.lane_of_run(run), run, &Topic::Submitted).await?;
-    match records.first() {
+    match read_submissions(gateway, run).await?.first() {
         Some(record) => Ok(Some(record.sequence)),
         None => Ok(registry::read_summary(&gateway.bus, run).await?.map(|_| 0)),
     }
