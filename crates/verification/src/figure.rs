@@ -1,6 +1,6 @@
 //! The figures of the sources, read once and in the order in which they are needed: those that the author has read first.
 
-use std::cell::RefCell;
+use std::cell::{LazyCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -41,7 +41,8 @@ impl<'s> FigureIndex<'s> {
         let asked = read_figures(question);
         let wanted = read_figures(statement);
         let (mut lines, mut derived, mut invented) = (Vec::new(), Vec::new(), Vec::new());
-        let terms: Vec<Figure> = near.iter().flat_map(|text| read_figures(text)).collect();
+        // Most figures stand in a line, and then nothing is calculated.
+        let terms = LazyCell::new(|| near.iter().flat_map(|text| read_figures(text)).collect::<Vec<_>>());
         for figure in wanted.iter().filter(|figure| !figure.can_be_a_phrase()) {
             let written = statement[figure.range.clone()].trim().to_owned();
             if let Some(line) = self.find_line(figure, cited) {

@@ -79,13 +79,16 @@ impl<'s> QuotableTexts<'s> {
     /// statement: then it may be a translation.
     pub fn find_missing_quotation<'t>(&self, statement: &'t str, cited: &[String]) -> Option<&'t str> {
         let spans = quoted_spans(statement);
+        if spans.is_empty() {
+            return None;
+        }
         let language = detect_language(statement);
         let of_source = || {
             let text = self.sources.text(cited.first().or(self.order.first())?)?;
             let beginning: String = text.chars().take(LANGUAGE_SAMPLE).collect();
             detect_language(&beginning)
         };
-        if spans.is_empty() || language.is_none() || language != of_source() || !self.is_complete() {
+        if language.is_none() || language != of_source() || !self.is_complete() {
             return None;
         }
         spans.into_iter().find(|span| self.find_words(span, &[]).is_none())
