@@ -5,7 +5,8 @@
 //! text ─▶ statements ─┬─ a whole quotation ────────────▶ supported, or unsupported: the words are in no line
 //!         (statement) ├─ a figure that is in no line ──▶ unsupported
 //!                     └─ cited lines, those with its figures, those found by search
-//!                           └─▶ a model that was probed (question, probe) ─▶ supported … contradicted
+//!                           └─▶ a model that was probed (question, probe) ─▶ supported … contradicted;
+//!                               a small one: those cited, then all; and whether they answer the question
 //!                               or none ───────────────────────────────────▶ unverified
 //! ```
 //!
@@ -39,6 +40,6 @@ pub use phrases::Phrases;
 pub use probe::{Calibration, probe_questions};
 pub use question::{Form, Question, ask_directly, read_direct_reply};
 pub use quotation::normalize;
-pub use sentence::split_sentences;
+pub use sentence::{QUESTION_MARKS, is_single_question, split_sentences};
 pub use statement::{Context, MarkedText, Statement, split_statements};
 pub use verifier::Verification;

@@ -38,6 +38,7 @@ pub struct Phrases {
     found_in_part: String,
     found_opposite: String,
     not_found: String,
+    no_answer: String,
     uncounted_cost: String,
     answered_none: String,
     not_believed: String,
@@ -100,8 +101,16 @@ impl Phrases {
             StatementVerdict::Unsupported => &self.not_found,
             StatementVerdict::Unverified => return self.no_verdict.clone(),
         };
-        let place = lines.first().map_or_else(|| self.sources.clone(), |lines| self.describe_lines(lines));
-        fill(phrase, &[("place", &place)])
+        fill(phrase, &[("place", &self.describe_place(lines))])
+    }
+
+    fn describe_place(&self, lines: &[SourceLines]) -> String {
+        lines.first().map_or_else(|| self.sources.clone(), |lines| self.describe_lines(lines))
+    }
+
+    /// The reason for a statement whose passages do not answer the question of its text.
+    pub(crate) fn describe_no_answer(&self, lines: &[SourceLines]) -> String {
+        fill(&self.no_answer, &[("place", &self.describe_place(lines))])
     }
 
     /// The reason for a statement that a source has word for word.

@@ -39,6 +39,7 @@ fn read_probes() -> Vec<Probe> {
                 claim,
                 context: String::new(),
                 passages: vec![(source.clone(), pair.document.clone())],
+                first: 1,
             },
             is_supported,
         };

@@ -62,12 +62,24 @@ pub(crate) struct Case {
     pub context: String,
     /// The passages, the best first, each with its text.
     pub passages: Vec<(SourceLines, String)>,
+    /// The number of passages for a first judgement: those that the statement cites and those with its figures, or the best one.
+    pub first: usize,
 }
 
 impl Case {
     /// The statement, made to stand alone.
     fn whole_claim(&self) -> String {
         format!("{} {}", self.context, self.claim).trim().to_owned()
+    }
+
+    /// The case with only its first passages.
+    pub fn narrowed(&self) -> Self {
+        Self { passages: self.passages.iter().take(self.first).cloned().collect(), ..self.clone() }
+    }
+
+    /// `true` if there are more passages than those for a first judgement.
+    pub fn has_more(&self) -> bool {
+        self.first < self.passages.len()
     }
 
     fn document(&self) -> String {
@@ -82,6 +94,21 @@ pub struct Question {
     pub(crate) statements: Vec<usize>,
     pub request: Request,
     pub(crate) form: Form,
+    pub(crate) subject: Subject,
+}
+
+/// The subject of a question to a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// The support of the passages for the statements.
+    Statements,
+    /// The answer of the passages to the question of the text.
+    Answer,
+}
+
+/// The claim that a document answers a question.
+pub(crate) fn answer_claim(question: &str) -> String {
+    format!("The document answers this question: {question}")
 }
 
 /// The judgement of a model on one statement.
@@ -116,7 +143,13 @@ pub(crate) fn write_question(form: Form, cases: &[(usize, &Case)]) -> Question {
         (Form::Single, [(_, case)]) => write_single(case),
         (Form::Single | Form::Several, cases) => write_several(cases),
     };
-    Question { statements, request, form }
+    Question { statements, request, form, subject: Subject::Statements }
+}
+
+/// Writes the question whether the passages of a case answer a question, in the single form.
+pub(crate) fn write_answer_question(number: usize, question: &str, case: &Case) -> Question {
+    let request = ask_directly(&case.document(), &answer_claim(question));
+    Question { statements: vec![number], request, form: Form::Single, subject: Subject::Answer }
 }
 
 fn write_single(case: &Case) -> Request {

@@ -4,6 +4,10 @@ use std::ops::Range;
 
 use unicode_segmentation::UnicodeSegmentation;
 
+/// The question marks of all scripts.
+pub const QUESTION_MARKS: [char; 8] = ['?', '？', '؟', '\u{37e}', '፧', '՞', '⸮', '⁇'];
+/// The longest single question in characters.
+const MAX_SINGLE_QUESTION: usize = 200;
 /// A word with a point and at most so many letters, the first a capital, is an abbreviation rather than the end of a sentence.
 const MAX_ABBREVIATION: usize = 3;
 
@@ -18,6 +22,14 @@ pub fn split_sentences(text: &str) -> Vec<Range<usize>> {
         }
     }
     sentences
+}
+
+/// `true` if a text is one short question in any language: one sentence that ends with a question mark.
+pub fn is_single_question(text: &str) -> bool {
+    let text = text.trim();
+    let Some(question) = text.strip_suffix(QUESTION_MARKS) else { return false };
+    let has_end = question.contains(QUESTION_MARKS) || question.contains([';', '\n']);
+    !has_end && text.chars().count() <= MAX_SINGLE_QUESTION && split_sentences(text).len() == 1
 }
 
 fn ends_with_abbreviation(sentence: &str) -> bool {

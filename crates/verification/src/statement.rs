@@ -7,10 +7,7 @@ use std::ops::Range;
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-use crate::sentence::split_sentences;
-
-/// The ends of a question. The Greek one is normalised to a semicolon in many texts, which ends statements too.
-const QUESTION_MARKS: [char; 4] = ['?', '？', '؟', '⸮'];
+use crate::sentence::{QUESTION_MARKS, split_sentences};
 
 /// A sentence, a list item or a table row of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,8 +12,11 @@ use crate::figure::{FigureIndex, FigurePlaces};
 use crate::lines::{CharacterPositions, CitedLines, Sources};
 use crate::phrases::Phrases;
 use crate::probe::Calibration;
-use crate::question::{Case, Judgement, Question, read_reply, write_question};
+use crate::question::{
+    Case, Form, Judgement, Question, Subject, answer_claim, read_reply, write_answer_question, write_question,
+};
 use crate::quotation::{QuotableTexts, inside_quotes};
+use crate::sentence::is_single_question;
 use crate::statement::{Context, MarkedText, Statement, split_statements};
 
 /// The most characters of the passages for one statement.
@@ -27,6 +30,8 @@ pub struct Verification {
     statements: Vec<State>,
     /// Verdicts of models on statements of earlier texts.
     known: Vec<VerifiedStatement>,
+    /// The question that the text answers, if it is a single one. Then a statement counts as supported only if a passage answers it.
+    asked: Option<String>,
     phrases: &'static Phrases,
 }
 
@@ -45,6 +50,10 @@ struct OpenStatement {
     /// The locations of the sources that it cites.
     cited: Vec<String>,
     judgement: Option<(Judgement, Decider)>,
+    /// The probability that its passages answer the question of the text.
+    answers: Option<f64>,
+    /// The number of rounds of questions about it.
+    rounds: usize,
 }
 
 /// The model of a judgement.
@@ -71,16 +80,18 @@ impl Verification {
         let comparison = Comparison { sources, figures, texts, lines, question, marked: &marked, phrases };
         let statements =
             marked.statements.iter().map(|statement| comparison.compare(statement, text)).collect();
-        Self { text: text.to_owned(), statements, known: known.into_iter().collect(), phrases }
+        let asked = is_single_question(question).then(|| question.trim().to_owned());
+        Self { text: text.to_owned(), statements, known: known.into_iter().collect(), asked, phrases }
     }
 
     /// The verification of one claim: that a text answers a question. The text is its only source.
     pub fn of_answer(question: &str, text: &str) -> Self {
-        let claim = format!("The document answers this question: {question}");
+        let claim = answer_claim(question);
         let words: String = text.chars().take(MAX_PASSAGES).collect();
         let last_line = u32::try_from(words.lines().count()).unwrap_or(u32::MAX);
         let lines = SourceLines { source: "answer".into(), first_line: 1, last_line };
-        let case = Case { claim: claim.clone(), context: String::new(), passages: vec![(lines, words)] };
+        let case =
+            Case { claim: claim.clone(), context: String::new(), passages: vec![(lines, words)], first: 1 };
         let open = OpenStatement {
             range: 0..claim.len(),
             text: claim.clone(),
@@ -88,9 +99,11 @@ impl Verification {
             derived: Vec::new(),
             cited: Vec::new(),
             judgement: None,
+            answers: None,
+            rounds: 0,
         };
         let phrases = Phrases::choose(question, text);
-        Self { text: claim, statements: vec![State::Open(open)], known: Vec::new(), phrases }
+        Self { text: claim, statements: vec![State::Open(open)], known: Vec::new(), asked: None, phrases }
     }
 
     /// The phrases in the language of the reasons.
@@ -110,12 +123,40 @@ impl Verification {
         self.statements.iter().all(|state| matches!(state, State::Decided(..)))
     }
 
-    /// The questions about the statements that code left open, in order. Verdicts that are known are taken over first.
+    /// The next questions about the statements that code left open, in order; none after the last round. Verdicts that are known are
+    /// taken over first. A small model gets the first passages of a statement alone, and all of them if those did not
+    /// decide it: other passages beside the right one mislead it.
     pub fn questions(&mut self, calibration: &Calibration) -> Vec<Question> {
-        let form = calibration.form;
+        self.take_known(&calibration.model);
+        let open = self.statements.iter_mut().enumerate().filter_map(|(at, state)| match state {
+            State::Open(open) => Some((at, open)),
+            State::Decided(..) => None,
+        });
+        match calibration.form {
+            Form::Single => {
+                let asked = self.asked.as_deref();
+                open.flat_map(|(at, open)| open.next_questions(at, asked, calibration.threshold)).collect()
+            }
+            Form::Several => {
+                let new: Vec<(usize, &Case)> = open
+                    .filter_map(|(at, open)| {
+                        let is_new = open.rounds == 0;
+                        open.rounds = 1;
+                        is_new.then_some((at, &open.case))
+                    })
+                    .collect();
+                new.chunks(Form::Several.max_statements())
+                    .map(|cases| write_question(Form::Several, cases))
+                    .collect()
+            }
+        }
+    }
+
+    /// Takes over the verdicts of a model on statements with the same words.
+    fn take_known(&mut self, model: &str) {
         for state in &mut self.statements {
             let taken = match state {
-                State::Open(open) => self.known.iter().find(|known| open.can_take(known, &calibration.model)),
+                State::Open(open) => self.known.iter().find(|known| open.can_take(known, model)),
                 State::Decided(..) => None,
             };
             if let (State::Open(open), Some(taken)) = (&*state, taken) {
@@ -123,16 +164,6 @@ impl Verification {
                 *state = State::Decided(open.range.clone(), own);
             }
         }
-        let open: Vec<(usize, &Case)> = self
-            .statements
-            .iter()
-            .enumerate()
-            .filter_map(|(at, state)| match state {
-                State::Open(open) if open.judgement.is_none() => Some((at, &open.case)),
-                State::Open(_) | State::Decided(..) => None,
-            })
-            .collect();
-        open.chunks(form.max_statements()).map(|cases| write_question(form, cases)).collect()
     }
 
     /// Takes the reply to one of the questions. A reply that can't be read leaves its statements unverified.
@@ -140,9 +171,13 @@ impl Verification {
         let judgements = read_reply(question.form, question.statements.len(), reply);
         let decider = Decider { model: calibration.model.clone(), threshold: calibration.threshold };
         for (number, judgement) in question.statements.iter().zip(judgements) {
-            if let (Some(State::Open(open)), Some(judgement)) = (self.statements.get_mut(*number), judgement)
-            {
-                open.judgement = Some((judgement, decider.clone()));
+            let (Some(State::Open(open)), Some(judgement)) = (self.statements.get_mut(*number), judgement)
+            else {
+                continue;
+            };
+            match question.subject {
+                Subject::Statements => open.judgement = Some((judgement, decider.clone())),
+                Subject::Answer => open.answers = judgement.likelihood().or(open.answers),
             }
         }
     }
@@ -151,6 +186,7 @@ impl Verification {
     /// no verdict on them.
     pub fn finish(self, reason: Option<&str>) -> Vec<VerifiedStatement> {
         let reason = reason.unwrap_or(&self.phrases.no_verdict);
+        let is_answered = self.is_answered();
         let mut characters = CharacterPositions::new(&self.text);
         let mut place = |range: &Range<usize>, one: VerifiedStatement| {
             let (start, end) = (characters.before(range.start), characters.before(range.end));
@@ -162,14 +198,49 @@ impl Verification {
                 State::Decided(range, verdict) => place(&range, verdict),
                 State::Open(open) => {
                     let range = open.range.clone();
-                    place(&range, open.conclude(reason, self.phrases))
+                    place(&range, open.conclude(is_answered, reason, self.phrases))
                 }
             })
             .collect()
     }
 }
 
+impl Verification {
+    /// `false` if the text answers a single question, and no passage of its statements does.
+    fn is_answered(&self) -> bool {
+        let mut was_asked = false;
+        let answers = |state: &State| match state {
+            State::Decided(_, known) => {
+                known.verdict == StatementVerdict::Supported
+                    && matches!(known.found_by, Some(Finder::Model(_)))
+            }
+            State::Open(open) => {
+                was_asked |= open.answers.is_some();
+                open.answers.zip(open.judgement.as_ref()).is_some_and(|(p, (_, by))| p >= by.threshold)
+            }
+        };
+        let found = self.statements.iter().map(answers).fold(false, |any, one| any | one);
+        found || !was_asked
+    }
+}
+
 impl OpenStatement {
+    /// The questions of the next round in the single form; none if the rounds before have decided it.
+    fn next_questions(&mut self, number: usize, asked: Option<&str>, threshold: f64) -> Vec<Question> {
+        let likelihood = self.judgement.as_ref().and_then(|(judgement, _)| judgement.likelihood());
+        let is_open = |known: Option<f64>| known.is_none_or(|probability| probability < threshold);
+        let case = match self.rounds {
+            0 if self.case.has_more() => self.case.narrowed(),
+            0 => self.case.clone(),
+            1 if self.case.has_more() => self.case.clone(),
+            _ => return Vec::new(),
+        };
+        self.rounds += 1;
+        let claim = is_open(likelihood).then(|| write_question(Form::Single, &[(number, &case)]));
+        let asked = asked.filter(|_| is_open(self.answers));
+        claim.into_iter().chain(asked.map(|asked| write_answer_question(number, asked, &case))).collect()
+    }
+
     /// `true` if a verdict of this model on a statement with the same words is one on this statement.
     fn can_take(&self, known: &VerifiedStatement, model: &str) -> bool {
         let is_by_model = matches!(&known.found_by, Some(Finder::Model(name)) if name == model);
@@ -177,7 +248,7 @@ impl OpenStatement {
         is_by_model && known.text == self.text && known.lines.iter().all(is_cited)
     }
 
-    fn conclude(self, reason: &str, phrases: &Phrases) -> VerifiedStatement {
+    fn conclude(self, is_answered: bool, reason: &str, phrases: &Phrases) -> VerifiedStatement {
         let unplaced = decided(&self.text, StatementVerdict::Unverified, None, Vec::new(), reason.to_owned());
         let Some((judgement, decider)) = self.judgement else {
             let lines = self.case.passages.first().map(|(lines, _)| lines.clone());
@@ -191,20 +262,25 @@ impl OpenStatement {
             .verdict
             .or(judgement.probability.map(is_likely))
             .unwrap_or(StatementVerdict::Unverified);
+        let is_no_answer = verdict == StatementVerdict::Supported && !is_answered;
         let named: Vec<SourceLines> =
             judgement.passages.iter().filter_map(|at| Some(self.case.passages.get(*at)?.0.clone())).collect();
         let first = self.case.passages.first().map(|(lines, _)| lines.clone());
         let lines = if named.is_empty() { first.into_iter().collect() } else { named };
-        let mut reason = judgement.reason.unwrap_or_else(|| phrases.describe_verdict(verdict, &lines));
+        let mut reason = match is_no_answer {
+            true => phrases.describe_no_answer(&lines),
+            false => judgement.reason.unwrap_or_else(|| phrases.describe_verdict(verdict, &lines)),
+        };
         for calculation in &self.derived {
             reason.push_str(&format!(" {calculation}."));
         }
+        let probability = if is_no_answer { self.answers } else { judgement.probability };
         VerifiedStatement {
-            verdict,
+            verdict: if is_no_answer { StatementVerdict::Unsupported } else { verdict },
             lines,
             found_by: Some(Finder::Model(decider.model)),
             reason,
-            probability: judgement.probability,
+            probability,
             ..unplaced
         }
     }
@@ -277,13 +353,16 @@ impl<'a> Comparison<'a> {
                 decided(&statement.text, verdict, Some(Finder::Quotation), Vec::new(), reason),
             );
         }
-        let passages = self.add_passages(passages, lines.into_iter().chain(hits));
+        let passages = self.add_passages(passages, lines);
+        let first = passages.len().max(1);
+        let passages = self.add_passages(passages, hits);
         if passages.is_empty() {
             let reason = self.phrases.no_lines.clone();
             let verdict = decided(&statement.text, StatementVerdict::Unverified, None, Vec::new(), reason);
             return State::Decided(range, verdict);
         }
-        let case = Case { claim: statement.text.clone(), context: self.context_of(statement), passages };
+        let case =
+            Case { claim: statement.text.clone(), context: self.context_of(statement), passages, first };
         State::Open(OpenStatement {
             range,
             text: statement.text.clone(),
@@ -291,6 +370,8 @@ impl<'a> Comparison<'a> {
             derived,
             cited: cited_sources,
             judgement: None,
+            answers: None,
+            rounds: 0,
         })
     }
 

@@ -80,14 +80,64 @@ fn yes(probability: f64) -> Reply {
 
 /// Verifies a text with a model that gives `probability` to the request of each question.
 fn verify(text: &str, probability: impl Fn(&str) -> f64) -> Vec<VerifiedStatement> {
+    verify_answer(text, "", probability)
+}
+
+/// Verifies a text that answers a question.
+fn verify_answer(text: &str, question: &str, probability: impl Fn(&str) -> f64) -> Vec<VerifiedStatement> {
     let shelf = Shelf::new();
-    let mut verification = Verification::new(text, &is_mark, "", &shelf, []);
+    let mut verification = Verification::new(text, &is_mark, question, &shelf, []);
     let calibration = calibration(Form::Single);
-    for question in verification.questions(&calibration) {
-        let probability = probability(question.request.messages[0].text());
-        verification.answer(&question, &yes(probability), &calibration);
+    loop {
+        let questions = verification.questions(&calibration);
+        if questions.is_empty() {
+            return verification.finish(Some("Nobody judged it."));
+        }
+        for question in questions {
+            let probability = probability(question.request.messages[0].text());
+            verification.answer(&question, &yes(probability), &calibration);
+        }
     }
-    verification.finish(Some("Nobody judged it."))
+}
+
+#[test]
+fn other_passages_are_shown_only_if_the_cited_ones_do_not_decide() {
+    let seen = std::cell::RefCell::new(Vec::new());
+    let ask = |needed: &'static str| {
+        verify("Somebody has opened the door in May [handbook.md:4].", |question| {
+            seen.borrow_mut().push(question.to_owned());
+            if question.contains(needed) { 0.9 } else { 0.2 }
+        })
+    };
+    assert_eq!(ask("Ms Aho may open it")[0].verdict, StatementVerdict::Supported);
+    assert!(seen.borrow().len() == 1 && !seen.borrow()[0].contains("The lamp was broken"), "{seen:?}");
+    assert_eq!(ask("The lamp was broken in May")[0].verdict, StatementVerdict::Supported);
+    assert_eq!(seen.borrow().len(), 3, "the cited line again, then all");
+    assert_eq!(ask("nothing")[0].verdict, StatementVerdict::Unsupported);
+}
+
+#[test]
+fn statement_of_a_text_whose_passages_do_not_answer_its_question_is_not_supported() {
+    const CLAIM: &str = "Claim: The document answers this question: Who rebuilt the kiln?";
+    let text = "Ms Aho has rebuilt the kiln [handbook.md:4]. She opens its door [handbook.md:4].";
+    let verdicts = |answer: f64| -> Vec<(StatementVerdict, Option<f64>)> {
+        let judge = |question: &str| if question.contains(CLAIM) { answer } else { 0.8 };
+        let found = verify_answer(text, "Who rebuilt the kiln?", judge);
+        found.iter().map(|one| (one.verdict, one.probability)).collect()
+    };
+    assert_eq!(verdicts(0.9), [(StatementVerdict::Supported, Some(0.8)); 2]);
+    assert_eq!(verdicts(0.1), [(StatementVerdict::Unsupported, Some(0.1)); 2]);
+    // The passages of one statement are enough: the others add to it.
+    let text = "Ms Aho has rebuilt the kiln [handbook.md:4]. It gets hot there [handbook.md:3].";
+    let found = verify_answer(text, "Who rebuilt the kiln?", |question| {
+        if question.contains(CLAIM) && !question.contains("Ms Aho may") { 0.1 } else { 0.8 }
+    });
+    assert!(found.iter().all(|one| one.verdict == StatementVerdict::Supported), "{found:?}");
+    let report = verify_answer(text, "Describe the kiln and its door.", |question| {
+        assert!(!question.contains("answers this question"), "{question}");
+        0.8
+    });
+    assert!(report.iter().all(|one| one.verdict == StatementVerdict::Supported), "{report:?}");
 }
 
 fn outcome(one: &VerifiedStatement) -> (StatementVerdict, Option<Finder>) {
@@ -131,6 +181,7 @@ fn figure_that_stands_nowhere_refutes_and_one_that_stands_somewhere_proves_nothi
 fn line_with_the_figure_is_shown_to_the_model() {
     let seen = std::cell::RefCell::new(String::new());
     let found = verify("Its door costs 90 € [diary.txt:1].", |question| {
+        assert!(question.contains("The lamp was broken in May."), "{question}");
         *seen.borrow_mut() = question.to_owned();
         0.9
     });

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use millrace_models::ModelAbility;
 use millrace_protocol::plan::{ErroredTaskWait, Plan, PlanningMode, Task, TaskState};
-use millrace_verification::split_sentences;
+use millrace_verification::{is_single_question, split_sentences};
 use serde::{Deserialize, Serialize};
 
 use super::filter_visible_offers;
@@ -38,12 +38,6 @@ pub enum PlanningForm {
     /// Changes of a plan.
     Changes,
 }
-
-/// The maximum number of characters of an objective that one task of research can answer.
-const MAX_SINGLE_QUESTION: usize = 200;
-
-/// The question marks at the end of a sentence: of Latin, Chinese, Arabic, Greek and Ethiopic script.
-const QUESTION_MARKS: [char; 5] = ['?', '？', '؟', '\u{37e}', '፧'];
 
 /// The tools that no form offers: others do the same.
 const REDUNDANT: [&str; 7] =
@@ -141,14 +135,6 @@ pub(super) fn max_questions(objective: &str, most: u32) -> u32 {
     let sentences = split_sentences(objective).into_iter();
     let sentences = sentences.filter(|place| objective[place.clone()].contains(char::is_alphabetic)).count();
     u32::try_from(sentences * 2).map_or(most, |count| count.clamp(2, most))
-}
-
-/// `true` if an objective is one short question in any language: one sentence that ends with a question mark.
-fn is_single_question(objective: &str) -> bool {
-    let objective = objective.trim();
-    let Some(question) = objective.strip_suffix(QUESTION_MARKS) else { return false };
-    let has_end = question.contains(QUESTION_MARKS) || question.contains([';', '\n']);
-    !has_end && objective.chars().count() <= MAX_SINGLE_QUESTION && split_sentences(objective).len() == 1
 }
 
 /// `true` if a plan has a task that the tool of this name can act on.

@@ -36,10 +36,16 @@ pub async fn verify_text(
             let calibration = verifier.recall_or_probe(&mut usage).await?;
             match calibration.is_believed() {
                 true => {
-                    let questions = verification.questions(&calibration);
-                    let requests: Vec<Request> = questions.iter().map(|one| one.request.clone()).collect();
-                    for (number, reply) in verifier.ask_all(&requests, &mut usage).await? {
-                        verification.answer(&questions[number], &reply, &calibration);
+                    loop {
+                        let questions = verification.questions(&calibration);
+                        if questions.is_empty() {
+                            break;
+                        }
+                        let requests: Vec<Request> =
+                            questions.iter().map(|one| one.request.clone()).collect();
+                        for (number, reply) in verifier.ask_all(&requests, &mut usage).await? {
+                            verification.answer(&questions[number], &reply, &calibration);
+                        }
                     }
                     None
                 }

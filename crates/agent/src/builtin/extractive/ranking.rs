@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use millrace_verification::QUESTION_MARKS;
+
 use super::conversation::{NumberedLines, PassageHit};
 use super::question::Question;
 use super::sentences::{self, Sentence, SentenceKind};
@@ -274,7 +276,7 @@ fn compute_score_bonus(sentence: &Sentence, matches: &[Option<usize>]) -> f64 {
     if citations::has_citations(text) {
         bonus -= 0.3;
     }
-    if text.ends_with(sentences::QUESTION_MARKS) {
+    if text.ends_with(QUESTION_MARKS) {
         bonus -= 0.1;
     }
     if text.chars().count() > COMFORTABLE {

@@ -44,8 +44,6 @@ const SHORT_LINE: f64 = 0.6;
 /// The maximum assumed width of lines, in characters: where each paragraph is one line, its length is not a width.
 const USUAL_WIDTH: usize = 80;
 
-/// The signs at the end of a question: Latin, full-width, Arabic, Greek, Armenian, double.
-pub(super) const QUESTION_MARKS: &[char] = &['?', '？', '؟', '\u{37e}', '՞', '⁇'];
 const SEMICOLONS: &[char] = &[';', '；', '؛'];
 const COMMAS: &[char] = &[',', '，', '、', '،'];
 /// The signs at the end of a sentence that introduces a list.

@@ -4,6 +4,8 @@
 
 use std::mem::take;
 
+use millrace_verification::QUESTION_MARKS;
+
 use super::sentences;
 use crate::corpus::{Language, tokenize};
 
@@ -47,7 +49,7 @@ fn split_into_parts(objective: &str) -> Vec<(String, bool)> {
         .filter(|sentence| sentence.text.contains(char::is_alphanumeric))
         .map(|sentence| {
             let text = sentences::strip_list_marker(&sentence.text);
-            let asks = text.len() < sentence.text.len() || text.ends_with(sentences::QUESTION_MARKS);
+            let asks = text.len() < sentence.text.len() || text.ends_with(QUESTION_MARKS);
             (text.to_owned(), asks)
         })
         .collect()

@@ -7,7 +7,7 @@ use futures::stream::{Stream, StreamExt};
 use millrace_models::limits::estimate_sent_tokens;
 use millrace_protocol::plan::{ResourceAmounts, ResourceKind};
 use millrace_protocol::result::Usage;
-use millrace_verification::{Calibration, Phrases, Verification};
+use millrace_verification::{Calibration, Phrases, Question, Verification};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tracing::debug;
@@ -42,6 +42,22 @@ struct VerdictStep {
     took_ms: u64,
 }
 
+/// The questions of a round, with the number of questions before it.
+struct Round<'q> {
+    calibration: &'q Calibration,
+    questions: &'q [Question],
+    first: usize,
+}
+
+/// The end of a round, with the error of a refused question if there is one.
+enum RoundEnd {
+    Complete(Option<String>),
+    /// The attempt can't pay for its questions.
+    NoBudget,
+    /// The journal has other steps after it, or there is no verifier any more.
+    Over(Option<String>),
+}
+
 /// A request to the verifier that has ended: its number and its outcome.
 type EndedRequest = (usize, Result<Reply, ModelError>);
 
@@ -74,23 +90,50 @@ impl<A: Answer> Driver<'_, A> {
             Ok(calibration) => return Ok(Some(calibration.describe_disbelief(phrases))),
             Err(reason) => return Ok(Some(reason)),
         };
-        let questions = verification.questions(&calibration);
+        let mut asked = 0;
+        let mut refusal = None;
+        loop {
+            let questions = verification.questions(&calibration);
+            if questions.is_empty() {
+                return Ok(refusal);
+            }
+            let round = Round { calibration: &calibration, questions: &questions, first: asked };
+            asked += questions.len();
+            match self.ask_round(machine, verification, &round).await? {
+                RoundEnd::Complete(refused) => refusal = refused.or(refusal),
+                RoundEnd::NoBudget => return Ok(Some(phrases.no_budget.clone())),
+                RoundEnd::Over(refused) => return Ok(refused.or(refusal)),
+            }
+        }
+    }
+
+    /// Asks the questions of one round that no journal has answered.
+    async fn ask_round(
+        &mut self,
+        machine: &mut Machine<A>,
+        verification: &mut Verification,
+        round: &Round<'_>,
+    ) -> Result<RoundEnd, DriveError> {
+        let Round { calibration, questions, first } = *round;
         let turn = machine.request_count();
         let names: Vec<String> =
-            (0..questions.len()).map(|number| format!("verdict.{turn}.{number}")).collect();
+            (first..first + questions.len()).map(|number| format!("verdict.{turn}.{number}")).collect();
         let mut open: Vec<usize> = (0..questions.len()).collect();
         let mut refusal = None;
         while let Some(number) = self.next_recorded(&names).await? {
             let Some((_, value)) = self.host.replay(&names[number..=number]).await? else { break };
             open.retain(|other| *other != number);
             let step: VerdictStep = decode_step(&names[number], value)?;
-            count_reply(machine, &calibration, &step);
-            step.reply.iter().for_each(|reply| verification.answer(&questions[number], reply, &calibration));
+            count_reply(machine, calibration, &step);
+            step.reply.iter().for_each(|reply| verification.answer(&questions[number], reply, calibration));
             refusal = step.error.or(refusal);
         }
-        let is_over = open.is_empty() || self.host.peek().await?.is_some();
+        if open.is_empty() {
+            return Ok(RoundEnd::Complete(refusal));
+        }
+        let is_over = self.host.peek().await?.is_some();
         let Some(verifier) = self.conversation.verifier.as_ref().filter(|_| !is_over) else {
-            return Ok(refusal);
+            return Ok(RoundEnd::Over(refusal));
         };
         let requests = open.iter().map(|number| (*number, &questions[*number].request)).collect();
         let (affordable, has_room) = select_affordable(requests, machine.amounts_left_for_calls());
@@ -104,11 +147,11 @@ impl<A: Answer> Driver<'_, A> {
             let error = outcome.as_ref().err().map(ToString::to_string);
             let step = VerdictStep { error, reply: outcome.ok(), took_ms };
             self.host.record(&names[number], &encode_step(&step)).await?;
-            count_reply(machine, &calibration, &step);
-            step.reply.iter().for_each(|reply| verification.answer(&questions[number], reply, &calibration));
+            count_reply(machine, calibration, &step);
+            step.reply.iter().for_each(|reply| verification.answer(&questions[number], reply, calibration));
             refusal = step.error.or(refusal);
         }
-        Ok(if has_room { refusal } else { Some(phrases.no_budget.clone()) })
+        Ok(if has_room { RoundEnd::Complete(refusal) } else { RoundEnd::NoBudget })
     }
 
     /// The place among `names` of the next recorded step; `None` if it is another one, or if there is none.
