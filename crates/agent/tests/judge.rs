@@ -345,11 +345,12 @@ async fn refusal_of_a_small_judge_counts_only_if_the_verifier_agrees() {
         probability: None,
         removed: false,
     };
-    use StatementVerdict::{Partly, Supported};
+    use StatementVerdict::{Supported, Unsupported};
     for (ability, verdict, probability, is_accepted, steps) in [
         ("small", Supported, 0.8, true, "model.0 verifier verdict.1.0"),
         ("small", Supported, 0.2, false, "model.0 verifier verdict.1.0"),
-        ("small", Partly, 0.8, false, "model.0"),
+        // It is delivered with its mark.
+        ("small", Unsupported, 0.8, true, "model.0 verifier verdict.1.0"),
         ("strong", Supported, 0.8, false, "model.0"),
     ] {
         let judge = scripts.path("judge");

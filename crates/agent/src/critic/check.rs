@@ -54,13 +54,12 @@ impl<'a> JudgementCheck<'a> {
         Self { form, ability, sheet, corpus, late, has_verified: AtomicBool::new(false) }
     }
 
-    /// The question whether the result answers, if a small judge denies only this of a result whose statements are all supported.
+    /// The question whether the result answers, if a small judge denies only this of a verified result. Statements that are not
+    /// supported are no reason to reject it: they are delivered with their marks.
     fn ask_whether_it_answers(&self, judgement: &Judgement) -> Option<Verification> {
         let ReviewTask { result, objective, .. } = self.sheet;
         let denies_only_this = judgement.criteria.iter().all(|one| one.met || one.criterion == ANSWERS);
-        let is_supported = |one: &VerifiedStatement| one.verdict == StatementVerdict::Supported;
-        let is_verified = !result.statements.is_empty() && result.statements.iter().all(is_supported);
-        let is_due = self.ability.is_small() && denies_only_this && is_verified;
+        let is_due = self.ability.is_small() && denies_only_this && !result.statements.is_empty();
         is_due.then(|| Verification::of_answer(objective, remove_source_list(&result.output)))
     }
 }
