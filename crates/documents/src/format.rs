@@ -8,12 +8,17 @@ use mail_parser::{Address, Message, MessageParser, MimeHeaders};
 use pdf_extract::{Document, Error, Object, OutputError};
 use serde::{Deserialize, Serialize};
 
-use crate::{ExtractError, ExtractedText, TextPart, office, publication};
+use crate::{
+    ExtractError, ExtractedText, TextPart, notebook, office, open_document, publication, rich_text, workbook,
+};
 
 /// The number of bytes in which the marks of a format are searched.
 const HEAD: usize = 4_096;
 /// The beginning of compound files: old office formats, and new ones that are encrypted.
 const COMPOUND_FILE: &[u8] = &[0xd0, 0xcf, 0x11, 0xe0, 0xa1, 0xb1, 0x1a, 0xe1];
+
+/// The namespace of a flat OpenDocument file, which is XML.
+const FLAT_OPEN_DOCUMENT: &[u8] = b"urn:oasis:names:tc:opendocument:xmlns:office:1.0";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -25,6 +30,12 @@ pub enum BinaryFormat {
     Slides,
     /// A workbook: XLSX, XLSB, XLS, ODS.
     Workbook,
+    /// A text document, presentation or drawing of OpenDocument: ODT, ODP, ODG, packed or flat.
+    OpenDocument,
+    /// RTF.
+    RichText,
+    /// A Jupyter notebook.
+    Notebook,
     /// EPUB.
     Publication,
     /// An e-mail message.
@@ -34,11 +45,14 @@ pub enum BinaryFormat {
 }
 
 impl BinaryFormat {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Pdf,
         Self::TextDocument,
         Self::Slides,
         Self::Workbook,
+        Self::OpenDocument,
+        Self::RichText,
+        Self::Notebook,
         Self::Publication,
         Self::Mail,
         Self::Encrypted,
@@ -51,6 +65,9 @@ impl BinaryFormat {
             Self::TextDocument => "text-document",
             Self::Slides => "slides",
             Self::Workbook => "workbook",
+            Self::OpenDocument => "open-document",
+            Self::RichText => "rich-text",
+            Self::Notebook => "notebook",
             Self::Publication => "publication",
             Self::Mail => "mail",
             Self::Encrypted => "encrypted",
@@ -78,14 +95,25 @@ pub fn detect_binary_format(bytes: &[u8], ending: Option<&str>) -> Option<Binary
     if bytes.starts_with(b"PK\x03\x04") || bytes.starts_with(b"PK\x05\x06") {
         return detect_packed_format(bytes, ending);
     }
-    (ending == "eml").then_some(BinaryFormat::Mail)
+    if bytes.starts_with(rich_text::MARK) {
+        return Some(BinaryFormat::RichText);
+    }
+    if find(head, FLAT_OPEN_DOCUMENT) && find(head, b"<office:document") {
+        return Some(BinaryFormat::OpenDocument);
+    }
+    match ending {
+        "eml" | "mht" | "mhtml" => Some(BinaryFormat::Mail),
+        "ipynb" if find(bytes, b"\"nbformat\"") => Some(BinaryFormat::Notebook),
+        _ => None,
+    }
 }
 
 fn detect_packed_format(bytes: &[u8], ending: &str) -> Option<BinaryFormat> {
     match ending {
-        "docx" | "docm" | "dotx" => return Some(BinaryFormat::TextDocument),
-        "pptx" | "pptm" | "ppsx" => return Some(BinaryFormat::Slides),
-        "xlsx" | "xlsm" | "xlsb" | "ods" => return Some(BinaryFormat::Workbook),
+        "docx" | "docm" | "dotx" | "dotm" => return Some(BinaryFormat::TextDocument),
+        "pptx" | "pptm" | "ppsx" | "ppsm" | "potx" | "potm" => return Some(BinaryFormat::Slides),
+        "xlsx" | "xlsm" | "xlsb" | "xltx" | "ods" | "ots" => return Some(BinaryFormat::Workbook),
+        "odt" | "ott" | "odm" | "odp" | "otp" | "odg" | "otg" => return Some(BinaryFormat::OpenDocument),
         "epub" => return Some(BinaryFormat::Publication),
         _ => {}
     }
@@ -95,6 +123,7 @@ fn detect_packed_format(bytes: &[u8], ending: &str) -> Option<BinaryFormat> {
         (b"xl/workbook.", BinaryFormat::Workbook),
         (b"application/epub+zip", BinaryFormat::Publication),
         (b"application/vnd.oasis.opendocument.spreadsheet", BinaryFormat::Workbook),
+        (b"application/vnd.oasis.opendocument.", BinaryFormat::OpenDocument),
     ]
     .into_iter()
     .find_map(|(mark, format)| find(bytes, mark).then_some(format))
@@ -109,7 +138,10 @@ pub fn extract_text(format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText,
         BinaryFormat::Pdf => extract_pages(bytes),
         BinaryFormat::TextDocument => office::extract_text_document(bytes),
         BinaryFormat::Slides => office::extract_slides(bytes),
-        BinaryFormat::Workbook => office::extract_sheets(bytes),
+        BinaryFormat::Workbook => workbook::extract_sheets(bytes),
+        BinaryFormat::OpenDocument => open_document::extract_open_document(bytes),
+        BinaryFormat::RichText => rich_text::extract_document(bytes),
+        BinaryFormat::Notebook => notebook::extract_cells(bytes),
         BinaryFormat::Publication => publication::extract_sections(bytes),
         BinaryFormat::Mail => extract_message(bytes),
         BinaryFormat::Encrypted => Err(ExtractError::Encrypted),

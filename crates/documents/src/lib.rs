@@ -10,12 +10,18 @@
 //! run in a child process of the same program, whose end is no more than the reason to skip one file.
 
 mod archive;
+mod blocks;
+mod chart;
 mod child;
 mod format;
 pub mod markdown;
+mod notebook;
 mod office;
+mod open_document;
 mod publication;
+mod rich_text;
 pub mod text;
+mod workbook;
 
 use serde::{Deserialize, Serialize};
 
