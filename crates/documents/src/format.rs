@@ -1,21 +1,17 @@
 //! The binary formats: detection by content, and the parser of each.
 //!
-//! Text of PDF files by pages. The order of the text is that of the page's content.
-//!
 //! Text of e-mail messages: the headers that a reader sees, the body, and the names of the attachments.
 
 use mail_parser::{Address, Message, MessageParser, MimeHeaders};
-use pdf_extract::{Document, Error, Object, OutputError};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ExtractError, ExtractedText, TextPart, notebook, office, open_document, publication, rich_text, workbook,
+    ExtractError, ExtractedText, compound, notebook, office, open_document, pdf, publication, rich_text,
+    workbook,
 };
 
 /// The number of bytes in which the marks of a format are searched.
 const HEAD: usize = 4_096;
-/// The beginning of compound files: old office formats, and new ones that are encrypted.
-const COMPOUND_FILE: &[u8] = &[0xd0, 0xcf, 0x11, 0xe0, 0xa1, 0xb1, 0x1a, 0xe1];
 
 /// The namespace of a flat OpenDocument file, which is XML.
 const FLAT_OPEN_DOCUMENT: &[u8] = b"urn:oasis:names:tc:opendocument:xmlns:office:1.0";
@@ -32,6 +28,8 @@ pub enum BinaryFormat {
     Workbook,
     /// A text document, presentation or drawing of OpenDocument: ODT, ODP, ODG, packed or flat.
     OpenDocument,
+    /// A document of Word or PowerPoint before 2007, or an Outlook message.
+    Compound,
     /// RTF.
     RichText,
     /// A Jupyter notebook.
@@ -45,12 +43,13 @@ pub enum BinaryFormat {
 }
 
 impl BinaryFormat {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Pdf,
         Self::TextDocument,
         Self::Slides,
         Self::Workbook,
         Self::OpenDocument,
+        Self::Compound,
         Self::RichText,
         Self::Notebook,
         Self::Publication,
@@ -66,6 +65,7 @@ impl BinaryFormat {
             Self::Slides => "slides",
             Self::Workbook => "workbook",
             Self::OpenDocument => "open-document",
+            Self::Compound => "compound",
             Self::RichText => "rich-text",
             Self::Notebook => "notebook",
             Self::Publication => "publication",
@@ -84,12 +84,13 @@ pub fn detect_binary_format(bytes: &[u8], ending: Option<&str>) -> Option<Binary
     if find(&head[..head.len().min(1_024)], b"%PDF-") {
         return Some(BinaryFormat::Pdf);
     }
-    if bytes.starts_with(COMPOUND_FILE) {
+    if bytes.starts_with(compound::MARK) {
         let name: Vec<u8> = "EncryptedPackage".encode_utf16().flat_map(u16::to_le_bytes).collect();
         if find(bytes, &name) {
             return Some(BinaryFormat::Encrypted);
         }
-        return (ending == "xls").then_some(BinaryFormat::Workbook);
+        let is_document = || compound::is_document(bytes).then_some(BinaryFormat::Compound);
+        return if ending == "xls" { Some(BinaryFormat::Workbook) } else { is_document() };
     }
     // The second one is an archive without parts.
     if bytes.starts_with(b"PK\x03\x04") || bytes.starts_with(b"PK\x05\x06") {
@@ -135,11 +136,12 @@ fn detect_packed_format(bytes: &[u8], ending: &str) -> Option<BinaryFormat> {
 /// See [`ExtractError`]. On a damaged file the parser may also panic, loop, or use up the memory.
 pub fn extract_text(format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
     match format {
-        BinaryFormat::Pdf => extract_pages(bytes),
+        BinaryFormat::Pdf => pdf::extract_pages(bytes),
         BinaryFormat::TextDocument => office::extract_text_document(bytes),
         BinaryFormat::Slides => office::extract_slides(bytes),
         BinaryFormat::Workbook => workbook::extract_sheets(bytes),
         BinaryFormat::OpenDocument => open_document::extract_open_document(bytes),
+        BinaryFormat::Compound => compound::extract_compound(bytes),
         BinaryFormat::RichText => rich_text::extract_document(bytes),
         BinaryFormat::Notebook => notebook::extract_cells(bytes),
         BinaryFormat::Publication => publication::extract_sections(bytes),
@@ -150,39 +152,6 @@ pub fn extract_text(format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText,
 
 fn find(bytes: &[u8], mark: &[u8]) -> bool {
     bytes.windows(mark.len()).any(|window| window == mark)
-}
-
-/// Extracts the pages of a PDF file. A file that opens with an empty password is readable.
-pub(crate) fn extract_pages(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
-    let title = read_title(bytes);
-    let pages = pdf_extract::extract_text_from_mem_by_pages(bytes).map_err(to_extract_error)?;
-    let number_page = |(at, text)| TextPart { place: Some(format!("page {}", at + 1)), text };
-    Ok(ExtractedText { title, parts: pages.into_iter().enumerate().map(number_page).collect() })
-}
-
-fn read_title(bytes: &[u8]) -> Option<String> {
-    let document = Document::load_mem(bytes).ok()?;
-    let info = document.trailer.get(b"Info").ok()?.as_reference().ok()?;
-    let Object::String(title, _) = document.get_dictionary(info).ok()?.get(b"Title").ok()? else {
-        return None;
-    };
-    let title = decode_string(title);
-    Some(title.trim().to_owned()).filter(|title| !title.is_empty())
-}
-
-/// Decodes a text string: UTF-16 with a byte order mark, else a superset of ASCII.
-fn decode_string(bytes: &[u8]) -> String {
-    let (encoding, bytes) = match bytes.strip_prefix(&[0xfe, 0xff]) {
-        Some(units) => (encoding_rs::UTF_16BE, units),
-        None => (encoding_rs::WINDOWS_1252, bytes),
-    };
-    encoding.decode_without_bom_handling(bytes).0.into_owned()
-}
-
-fn to_extract_error(error: OutputError) -> ExtractError {
-    let needs_password =
-        matches!(error, OutputError::PdfError(Error::Decryption(_) | Error::InvalidPassword));
-    if needs_password { ExtractError::Encrypted } else { ExtractError::Damaged(error.to_string()) }
 }
 
 pub(crate) fn extract_message(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
@@ -245,15 +214,15 @@ mod tests {
             (packed("xl/workbook.xml"), "", Some(BinaryFormat::Workbook)),
             (packed("mimetypeapplication/epub+zip"), "", Some(BinaryFormat::Publication)),
             (packed("a.txt"), "zip", None),
-            (COMPOUND_FILE.to_vec(), "xls", Some(BinaryFormat::Workbook)),
-            (COMPOUND_FILE.to_vec(), "doc", None),
+            (compound::MARK.to_vec(), "xls", Some(BinaryFormat::Workbook)),
+            (compound::MARK.to_vec(), "doc", None),
             (b"From: a@b\n\nHello".to_vec(), "eml", Some(BinaryFormat::Mail)),
             (b"no PDF".to_vec(), "pdf", None),
         ] {
             assert_eq!(detect_binary_format(&bytes, Some(ending)), expected, "{ending}");
         }
         let name: Vec<u8> = "EncryptedPackage".encode_utf16().flat_map(u16::to_le_bytes).collect();
-        let encrypted = [COMPOUND_FILE, &name].concat();
+        let encrypted = [compound::MARK, &name].concat();
         assert_eq!(detect_binary_format(&encrypted, Some("docx")), Some(BinaryFormat::Encrypted));
     }
 }
