@@ -16,6 +16,10 @@ const HEAD: usize = 4_096;
 /// The namespace of a flat OpenDocument file, which is XML.
 const FLAT_OPEN_DOCUMENT: &[u8] = b"urn:oasis:names:tc:opendocument:xmlns:office:1.0";
 
+/// The marks of text documents of Word that are a single XML document.
+const FLAT_TEXT_DOCUMENTS: [&[u8]; 2] =
+    [b"<w:wordDocument", b"http://schemas.microsoft.com/office/2006/xmlPackage"];
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BinaryFormat {
@@ -89,8 +93,11 @@ pub fn detect_binary_format(bytes: &[u8], ending: Option<&str>) -> Option<Binary
         if find(bytes, &name) {
             return Some(BinaryFormat::Encrypted);
         }
-        let is_document = || compound::is_document(bytes).then_some(BinaryFormat::Compound);
-        return if ending == "xls" { Some(BinaryFormat::Workbook) } else { is_document() };
+        return match ending {
+            "xls" => Some(BinaryFormat::Workbook),
+            "doc" | "dot" | "ppt" | "pps" | "pot" | "msg" => Some(BinaryFormat::Compound),
+            _ => compound::is_document(bytes).then_some(BinaryFormat::Compound),
+        };
     }
     // The second one is an archive without parts.
     if bytes.starts_with(b"PK\x03\x04") || bytes.starts_with(b"PK\x05\x06") {
@@ -101,6 +108,9 @@ pub fn detect_binary_format(bytes: &[u8], ending: Option<&str>) -> Option<Binary
     }
     if find(head, FLAT_OPEN_DOCUMENT) && find(head, b"<office:document") {
         return Some(BinaryFormat::OpenDocument);
+    }
+    if FLAT_TEXT_DOCUMENTS.iter().any(|mark| find(head, mark)) && head.starts_with(b"<?xml") {
+        return Some(BinaryFormat::TextDocument);
     }
     match ending {
         "eml" | "mht" | "mhtml" => Some(BinaryFormat::Mail),
@@ -204,6 +214,11 @@ fn format_addresses(addresses: &Address<'_>) -> String {
 mod tests {
     use super::*;
 
+    /// Writes the name of a stream as the directory of a compound file has it.
+    fn encode_name(name: &str) -> Vec<u8> {
+        name.encode_utf16().chain([0]).flat_map(u16::to_le_bytes).collect()
+    }
+
     #[test]
     fn formats_are_detected_by_content() {
         let packed = |part: &str| [b"PK\x03\x04....", part.as_bytes()].concat();
@@ -215,7 +230,14 @@ mod tests {
             (packed("mimetypeapplication/epub+zip"), "", Some(BinaryFormat::Publication)),
             (packed("a.txt"), "zip", None),
             (compound::MARK.to_vec(), "xls", Some(BinaryFormat::Workbook)),
-            (compound::MARK.to_vec(), "doc", None),
+            (compound::MARK.to_vec(), "doc", Some(BinaryFormat::Compound)),
+            (compound::MARK.to_vec(), "msi", None),
+            ([compound::MARK, &encode_name("WordDocument")].concat(), "", Some(BinaryFormat::Compound)),
+            (b"{\\rtf1 a}".to_vec(), "doc", Some(BinaryFormat::RichText)),
+            (packed("mimetypeapplication/vnd.oasis.opendocument.text"), "", Some(BinaryFormat::OpenDocument)),
+            (b"{\"cells\": [], \"nbformat\": 4}".to_vec(), "ipynb", Some(BinaryFormat::Notebook)),
+            (b"{\"cells\": []}".to_vec(), "ipynb", None),
+            (b"<?xml version='1.0'?><w:wordDocument>".to_vec(), "doc", Some(BinaryFormat::TextDocument)),
             (b"From: a@b\n\nHello".to_vec(), "eml", Some(BinaryFormat::Mail)),
             (b"no PDF".to_vec(), "pdf", None),
         ] {

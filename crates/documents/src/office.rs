@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use encoding_rs::UTF_8;
 use roxmltree::Node;
 
-use crate::archive::{Archive, find_attribute, find_elements, parse_xml, resolve_target};
+use crate::archive::{Archive, find_attribute, find_elements, find_title, parse_xml, resolve_target};
 use crate::blocks::{BlockWriter, ReferencedText, format_blocks, format_comment, join_words};
 use crate::chart::format_chart;
 use crate::format::extract_message;
@@ -30,6 +30,9 @@ struct Link {
 
 /// Extracts a text document. It has no pages: where they begin is up to the program that shows it.
 pub(crate) fn extract_text_document(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
+    if !bytes.starts_with(b"PK") {
+        return extract_flat_text_document(bytes);
+    }
     let mut archive = Archive::open(bytes)?;
     let title = archive.read_title(PROPERTIES)?;
     let body = find_main_part(&mut archive, TEXT_BODY)?;
@@ -64,6 +67,14 @@ pub(crate) fn extract_text_document(bytes: &[u8]) -> Result<ExtractedText, Extra
         );
     }
     Ok(ExtractedText::from_single_text(title, text))
+}
+
+/// Extracts a text document that is a single XML document.
+fn extract_flat_text_document(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
+    let xml = UTF_8.decode(bytes).0;
+    let document = parse_xml("of XML", &xml)?;
+    let text = find_elements(document.root(), "body").map(format_blocks).collect();
+    Ok(ExtractedText::from_single_text(find_title(document.root()), text))
 }
 
 pub(crate) fn append_section(text: &mut String, heading: &str, section: &str) {

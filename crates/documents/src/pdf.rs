@@ -108,7 +108,7 @@ fn read_title(document: &Document) -> Option<String> {
         return None;
     };
     let title = decode_string(title);
-    Some(title.trim().to_owned()).filter(|title| !title.is_empty())
+    Some(title.trim_matches(['\0', ' ']).trim().to_owned()).filter(|title| !title.is_empty())
 }
 
 /// Decodes a text string: UTF-16 with a byte order mark, else a superset of ASCII.
@@ -150,10 +150,8 @@ fn rebuild(bytes: &[u8]) -> Option<Document> {
     for (number, (generation, place)) in &places {
         file.extend(format!("{number} 1\n{place:010} {generation:05} n \n").bytes());
     }
-    let root = find_root(bytes)
-        .map(|(number, generation)| format!("/Root {number} {generation} R"))
-        .unwrap_or_default();
-    file.extend(format!("trailer\n<</Size {size}{root}>>\nstartxref\n{start}\n%%EOF").bytes());
+    let (root, info) = (find_reference(bytes, b"/Root "), find_reference(bytes, b"/Info "));
+    file.extend(format!("trailer\n<</Size {size}{root}{info}>>\nstartxref\n{start}\n%%EOF").bytes());
     let mut document = Document::load_mem(&file).ok()?;
     add_catalog(&mut document);
     Some(document)
@@ -202,13 +200,12 @@ fn read_object(bytes: &[u8], start: usize, number: u32, generation: u16) -> Foun
     let next = find(&rest[..end], b" obj").unwrap_or(end);
     let head_end = find(&rest[..end], b"stream").filter(|at| *at < next);
     let Some(head_end) = head_end else {
-        return FoundObject {
-            number,
-            generation,
-            head: rest[..end].to_vec(),
-            stream: None,
-            end: start + end,
-        };
+        // The numbers of the next object, if the end of this one is lost.
+        let is_number = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_whitespace();
+        let numbers = rest[..next].iter().rev().take_while(|byte| next < end && is_number(byte)).count();
+        let length = next - numbers;
+        let head = rest[..length].to_vec();
+        return FoundObject { number, generation, head, stream: None, end: start + length };
     };
     let mut content = head_end + b"stream".len();
     if rest.get(content) == Some(&b'\r') {
@@ -250,12 +247,16 @@ fn remove_length(dictionary: &[u8]) -> Vec<u8> {
     kept
 }
 
-/// Finds the last reference to the root of a document.
-fn find_root(bytes: &[u8]) -> Option<(u32, u16)> {
-    let at = bytes.windows(6).rposition(|window| window == b"/Root ")?;
-    let text = String::from_utf8_lossy(&bytes[at + 6..bytes.len().min(at + 40)]).into_owned();
-    let mut words = text.split_ascii_whitespace();
-    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+/// Finds the last entry of a name that refers to an object; empty if there is none.
+fn find_reference(bytes: &[u8], name: &[u8]) -> String {
+    let read = || {
+        let at = bytes.windows(name.len()).rposition(|window| window == name)? + name.len();
+        let text = String::from_utf8_lossy(&bytes[at..bytes.len().min(at + 34)]).into_owned();
+        let mut words = text.split_ascii_whitespace();
+        let (number, generation) = (words.next()?.parse::<u32>().ok()?, words.next()?.parse::<u16>().ok()?);
+        Some(format!("{}{number} {generation} R", String::from_utf8_lossy(name)))
+    };
+    read().unwrap_or_default()
 }
 
 /// Gives a document without a usable root one, with all pages in the order of their numbers.

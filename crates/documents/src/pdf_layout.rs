@@ -13,7 +13,7 @@ const MAX_RULES: usize = 20_000;
 /// The maximum thickness of a filled area that is a line.
 const MAX_THICKNESS: f64 = 3.0;
 
-/// A character on a page. The vertical axis points down.
+/// A character on a page. The first axis points in the direction of its text, the second one to the next line.
 #[derive(Debug, Clone)]
 pub(crate) struct Glyph {
     /// Its place in the text of the page.
@@ -22,14 +22,48 @@ pub(crate) struct Glyph {
     pub right: f64,
     pub baseline: f64,
     pub size: f64,
+    pub direction: Direction,
+}
+
+/// The direction of text on a page. A landscape page may be a portrait one that is shown turned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Right,
+    Up,
+    Left,
+    Down,
+}
+
+impl Direction {
+    const ALL: [Self; 4] = [Self::Right, Self::Up, Self::Left, Self::Down];
+
+    fn of(transform: &Transform) -> Self {
+        let (x, y) = (transform.m11, transform.m12);
+        match (x.abs() >= y.abs(), x >= 0.0, y >= 0.0) {
+            (true, true, _) => Self::Right,
+            (true, false, _) => Self::Left,
+            (false, _, true) => Self::Up,
+            (false, _, false) => Self::Down,
+        }
+    }
+
+    /// Turns a place on the page, whose second axis points up.
+    fn turn(self, x: f64, y: f64) -> (f64, f64) {
+        match self {
+            Self::Right => (x, -y),
+            Self::Up => (y, x),
+            Self::Left => (-x, y),
+            Self::Down => (-y, -x),
+        }
+    }
 }
 
 #[derive(Default)]
 pub(crate) struct PageLayout {
     text: String,
     glyphs: Vec<Glyph>,
-    rules: Rules,
-    height: f64,
+    /// The ends of the ruled lines, in the axes of the page.
+    rules: Vec<[(f64, f64); 2]>,
     last: Option<Last>,
     begins_word: bool,
 }
@@ -38,18 +72,24 @@ pub(crate) struct PageLayout {
 struct Last {
     right: f64,
     baseline: f64,
+    direction: Direction,
 }
 
 impl PageLayout {
     /// Returns the text of the page.
     pub fn format(&self) -> String {
-        let is_searchable = self.glyphs.len() < MAX_GLYPHS && self.rules.count() < MAX_RULES;
-        let tables =
-            if is_searchable { find_tables(&self.text, &self.glyphs, &self.rules) } else { Vec::new() };
-        if tables.is_empty() {
+        let is_searchable = self.glyphs.len() < MAX_GLYPHS && self.rules.len() < MAX_RULES;
+        let count =
+            |direction: &Direction| self.glyphs.iter().filter(|glyph| glyph.direction == *direction).count();
+        let Some(direction) = Direction::ALL.into_iter().max_by_key(count).filter(|_| is_searchable) else {
             return self.text.clone();
-        }
-        self.format_with_tables(&tables)
+        };
+        let turn = |(x, y): (f64, f64)| direction.turn(x, y);
+        let rules = Rules::new(
+            self.rules.iter().filter_map(|[from, to]| Rule::new(turn(*from), turn(*to))).collect(),
+        );
+        let tables = find_tables(&self.text, &self.glyphs, direction, &rules);
+        if tables.is_empty() { self.text.clone() } else { self.format_with_tables(&tables) }
     }
 
     /// Writes each table where the first of its characters is in the page's content.
@@ -83,12 +123,12 @@ impl PageLayout {
     }
 
     fn add_path(&mut self, transform: &Transform, path: &Path, is_filled: bool) {
-        if self.rules.count() >= MAX_RULES {
+        if self.rules.len() >= MAX_RULES {
             return;
         }
         let to_page = |x: f64, y: f64| {
             let right = x * transform.m11 + y * transform.m21 + transform.m31;
-            (right, self.height - (x * transform.m12 + y * transform.m22 + transform.m32))
+            (right, x * transform.m12 + y * transform.m22 + transform.m32)
         };
         let mut edges: Vec<[(f64, f64); 2]> = Vec::new();
         let (mut start, mut from) = ((0.0, 0.0), (0.0, 0.0));
@@ -115,13 +155,9 @@ impl PageLayout {
                 }
             }
         }
-        for [from, to] in edges {
-            let rule = Rule::new(from, to);
-            // The short sides of a line that is drawn as an area are no lines.
-            if let Some(rule) = rule.filter(|rule| !is_filled || rule.length() > MAX_THICKNESS) {
-                self.rules.push(rule);
-            }
-        }
+        // The short sides of a line that is drawn as an area are no lines.
+        let is_line = |[from, to]: &[(f64, f64); 2]| (from.0 - to.0).hypot(from.1 - to.1) > MAX_THICKNESS;
+        self.rules.extend(edges.into_iter().filter(|edge| !is_filled || is_line(edge)));
     }
 }
 
@@ -129,10 +165,9 @@ impl OutputDev for PageLayout {
     fn begin_page(
         &mut self,
         _number: u32,
-        media_box: &MediaBox,
+        _media_box: &MediaBox,
         _art_box: Option<(f64, f64, f64, f64)>,
     ) -> Result<(), OutputError> {
-        self.height = media_box.ury - media_box.lly;
         Ok(())
     }
 
@@ -148,29 +183,34 @@ impl OutputDev for PageLayout {
         font_size: f64,
         character: &str,
     ) -> Result<(), OutputError> {
-        let (left, baseline) = (transform.m31, self.height - transform.m32);
-        // The side of a square with the area of the character; no number for rotated text.
-        let across = font_size * (transform.m11 + transform.m21);
-        let size = (across * font_size * (transform.m12 + transform.m22)).sqrt();
+        let direction = Direction::of(transform);
+        let (left, baseline) = direction.turn(transform.m31, transform.m32);
+        // The side of a square with the area of the character.
+        let area = transform.m11 * transform.m22 - transform.m12 * transform.m21;
+        let size = font_size.abs() * area.abs().sqrt();
         if let Some(last) = self.last.take().filter(|_| self.begins_word) {
             let moved = (baseline - last.baseline).abs();
-            if moved > size * 1.5 {
+            if last.direction != direction {
                 self.text.push('\n');
-            }
-            if left < last.right && moved > size * 0.5 {
-                self.text.push('\n');
-            }
-            if left > last.right + size * 0.1 {
-                self.text.push(' ');
+            } else {
+                if moved > size * 1.5 {
+                    self.text.push('\n');
+                }
+                if left < last.right && moved > size * 0.5 {
+                    self.text.push('\n');
+                }
+                if left > last.right + size * 0.1 {
+                    self.text.push(' ');
+                }
             }
         }
         let start = self.text.len();
         self.text.push_str(character);
         let right = left + width * size;
         self.begins_word = false;
-        self.last = Some(Last { right, baseline });
+        self.last = Some(Last { right, baseline, direction });
         if self.glyphs.len() < MAX_GLYPHS {
-            self.glyphs.push(Glyph { range: start..self.text.len(), left, right, baseline, size });
+            self.glyphs.push(Glyph { range: start..self.text.len(), left, right, baseline, size, direction });
         }
         Ok(())
     }

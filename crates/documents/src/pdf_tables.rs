@@ -2,7 +2,7 @@
 //! the gaps between its columns: only where they can be told from those of text in columns.
 
 use crate::blocks::{CELL_BORDER, join_words};
-use crate::pdf_layout::Glyph;
+use crate::pdf_layout::{Direction, Glyph};
 
 /// Lines that are as close as this are one line.
 const SNAP: f64 = 2.5;
@@ -14,6 +14,8 @@ const MIN_RULE: f64 = 5.0;
 const MAX_LINES: usize = 1_500;
 /// The minimum gap between two columns without a line between them, as a share of the size of the characters.
 const MIN_GAP: f64 = 1.1;
+/// The maximum gap within a word.
+const MAX_WORD_GAP: f64 = 0.12;
 /// The minimum number of lines of a table without ruled lines.
 const MIN_ROWS: usize = 3;
 
@@ -74,12 +76,8 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub fn push(&mut self, rule: Rule) {
-        self.rules.push(rule);
-    }
-
-    pub fn count(&self) -> usize {
-        self.rules.len()
+    pub fn new(rules: Vec<Rule>) -> Self {
+        Self { rules }
     }
 
     /// Joins the lines of a direction that lie on each other or follow each other.
@@ -109,13 +107,13 @@ impl Rules {
     }
 }
 
-/// Finds the tables of a page.
-pub(crate) fn find_tables(text: &str, glyphs: &[Glyph], rules: &Rules) -> Vec<Table> {
+/// Finds the tables of a page whose text has a direction.
+pub(crate) fn find_tables(text: &str, glyphs: &[Glyph], direction: Direction, rules: &Rules) -> Vec<Table> {
     let visible: Vec<usize> = (0..glyphs.len())
         .filter(|at| {
             let glyph = &glyphs[*at];
             let is_placed = glyph.left.is_finite() && glyph.baseline.is_finite() && glyph.size > 0.0;
-            is_placed && !text[glyph.range.clone()].trim().is_empty()
+            glyph.direction == direction && is_placed && !text[glyph.range.clone()].trim().is_empty()
         })
         .collect();
     let page = PageText { text, glyphs };
@@ -184,14 +182,36 @@ impl PageText<'_> {
         segments
     }
 
+    fn segment_line(&self, line: &[usize]) -> SegmentedLine {
+        let first = self.glyph(line[0]);
+        SegmentedLine {
+            segments: self.split_segments(line, MIN_GAP),
+            baseline: first.baseline,
+            size: first.size,
+        }
+    }
+
     /// Returns the text of characters, line by line.
     fn format(&self, glyphs: &[usize]) -> String {
         let lines = self.split_lines(glyphs);
-        let words = lines.iter().flat_map(|line| self.split_segments(line, 0.12));
+        let words = lines.iter().flat_map(|line| self.split_segments(line, MAX_WORD_GAP));
         let word = |word: Vec<usize>| -> String {
             word.iter().map(|at| &self.text[self.glyph(*at).range.clone()]).collect()
         };
         join_words(&words.map(word).collect::<Vec<_>>().join(" "))
+    }
+
+    /// `true` if the characters of each word follow each other in the page's content too: else their places are not known well
+    /// enough, and words would be mixed. The order of text from right to left is left as it is.
+    fn is_reliable(&self, glyphs: &[usize]) -> bool {
+        let (mut pairs, mut mixed) = (0, 0);
+        for line in self.split_lines(glyphs) {
+            for word in self.split_segments(&line, MAX_WORD_GAP) {
+                pairs += word.len() - 1;
+                mixed += word.windows(2).filter(|pair| pair[1] < pair[0] || pair[1] - pair[0] > 3).count();
+            }
+        }
+        mixed * 25 <= pairs
     }
 
     fn bounds(&self, segment: &[usize]) -> (f64, f64) {
@@ -220,7 +240,7 @@ fn find_ruled_tables(page: &PageText<'_>, visible: &[usize], rules: &Rules) -> V
     }
     let mut used = vec![false; page.glyphs.len()];
     let mut tables = Vec::new();
-    for grid in find_grids(&horizontal, &vertical) {
+    for mut grid in find_grids(&horizontal, &vertical) {
         let free: Vec<usize> = visible.iter().copied().filter(|at| !used[*at]).collect();
         let Some(table) = grid.read_table(page, &free) else { continue };
         table.glyphs.iter().for_each(|at| used[*at] = true);
@@ -273,49 +293,104 @@ impl Grid {
         (self.tops.len() >= 2 && self.lefts.len() >= 3).then_some(self)
     }
 
-    fn read_table(&self, page: &PageText<'_>, free: &[usize]) -> Option<Table> {
-        let (rows, columns) = (self.tops.len() - 1, self.lefts.len() - 1);
-        let mut cells: Vec<Vec<Vec<usize>>> = vec![vec![Vec::new(); columns]; rows];
-        let mut glyphs = Vec::new();
+    fn read_table(&mut self, page: &PageText<'_>, free: &[usize]) -> Option<Table> {
+        let mut glyphs: Vec<usize> = Vec::new();
+        let mut bands: Vec<Vec<usize>> = vec![Vec::new(); self.tops.len() - 1];
         for at in free {
             let glyph = page.glyph(*at);
-            let (middle, height) = ((glyph.left + glyph.right) / 2.0, glyph.baseline - glyph.size * 0.3);
-            let (Some(row), Some(column)) = (find_band(&self.tops, height), find_band(&self.lefts, middle))
-            else {
-                continue;
-            };
-            let (row, column) = self.find_cell(row, column);
-            cells[row][column].push(*at);
-            glyphs.push(*at);
+            let is_between = find_band(&self.lefts, (glyph.left + glyph.right) / 2.0).is_some();
+            if let Some(row) = find_band(&self.tops, glyph.baseline - glyph.size * 0.3).filter(|_| is_between)
+            {
+                bands[row].push(*at);
+                glyphs.push(*at);
+            }
+        }
+        self.split_columns(page, &bands);
+        let columns = self.lefts.len() - 1;
+        let mut cells: Vec<Vec<Vec<usize>>> = vec![vec![Vec::new(); columns]; bands.len()];
+        let open: Vec<Vec<bool>> =
+            (0..bands.len()).map(|row| self.find_open_borders(page, row, &bands[row])).collect();
+        for (row, band) in bands.iter().enumerate() {
+            for at in band {
+                let glyph = page.glyph(*at);
+                let Some(column) = find_band(&self.lefts, (glyph.left + glyph.right) / 2.0) else { continue };
+                let (row, column) = self.find_cell(&open, row, column);
+                cells[row][column].push(*at);
+            }
         }
         let mut texts: Vec<Vec<String>> = Vec::new();
         for row in cells {
             texts.extend(split_row(page, &row));
         }
         remove_empty_columns(&mut texts);
-        let filled_rows =
-            texts.iter().filter(|row| row.iter().filter(|cell| !cell.is_empty()).count() > 1).count();
-        let is_table = filled_rows > 1 && texts.first().is_some_and(|row| row.len() > 1);
+        let filled = texts.iter().flatten().filter(|cell| !cell.is_empty()).count();
+        let is_table = count_filled_rows(&texts) > 1
+            && texts[0].len() > 1
+            // A diagram may have lines too.
+            && filled * 5 >= texts.len() * texts[0].len()
+            && page.is_reliable(&glyphs);
         is_table.then(|| Table { rows: format_rows(&texts), glyphs })
     }
 
-    /// Returns the first cell of those that are one, because there is no line between them.
-    fn find_cell(&self, row: usize, column: usize) -> (usize, usize) {
+    /// Adds the columns between which there is only a gap, in most of the lines between two ruled ones.
+    fn split_columns(&mut self, page: &PageText<'_>, bands: &[Vec<usize>]) {
+        let lines: Vec<Line> = bands.iter().flat_map(|band| page.split_lines(band)).collect();
+        let mut added = Vec::new();
+        for column in self.lefts.windows(2) {
+            let is_inside = |at: &usize| {
+                let glyph = page.glyph(*at);
+                (column[0]..column[1]).contains(&((glyph.left + glyph.right) / 2.0))
+            };
+            let parts = lines.iter().map(|line| line.iter().copied().filter(is_inside).collect::<Line>());
+            let parts: Vec<SegmentedLine> =
+                parts.filter(|part| !part.is_empty()).map(|part| page.segment_line(&part)).collect();
+            let divided = parts.iter().filter(|part| part.segments.len() > 1).count();
+            if parts.len() < MIN_ROWS || divided * 10 < parts.len() * 6 {
+                continue;
+            }
+            let size = parts.iter().map(|line| line.size).fold(0.0, f64::max);
+            let columns = find_columns(page, &parts, size);
+            added.extend(columns.windows(2).map(|pair| (pair[0].1 + pair[1].0) / 2.0));
+        }
+        self.lefts.extend(added);
+        self.lefts.sort_by(f64::total_cmp);
+    }
+
+    /// For each column of a row, finds out if it is one cell with the column before: there is no line between them, and text
+    /// across their border.
+    fn find_open_borders(&self, page: &PageText<'_>, row: usize, band: &[usize]) -> Vec<bool> {
+        let middle = middle(&self.tops, row);
+        let lines = page.split_lines(band);
+        let segments: Vec<(f64, f64)> = lines
+            .iter()
+            .flat_map(|line| page.split_segments(line, MIN_GAP))
+            .map(|segment| page.bounds(&segment))
+            .collect();
+        let is_open = |place: &f64| {
+            !has_rule(&self.vertical, *place, middle)
+                && segments.iter().any(|(left, right)| left + 1.0 < *place && *place < right - 1.0)
+        };
+        self.lefts.iter().map(is_open).collect()
+    }
+
+    /// Returns the first cell of those that are one.
+    fn find_cell(&self, open: &[Vec<bool>], row: usize, column: usize) -> (usize, usize) {
         let (mut row, mut column) = (row, column);
         loop {
-            let (middle, center) = (middle(&self.tops, row), middle(&self.lefts, column));
-            let is_open = |rules: &[Rule], at: f64, place: f64| {
-                !rules.iter().any(|rule| (rule.at - at).abs() <= SNAP && rule.covers(place))
-            };
-            if column > 0 && is_open(&self.vertical, self.lefts[column], middle) {
+            if column > 0 && open[row][column] {
                 column -= 1;
-            } else if row > 0 && is_open(&self.horizontal, self.tops[row], center) {
+            } else if row > 0 && !has_rule(&self.horizontal, self.tops[row], middle(&self.lefts, column)) {
                 row -= 1;
             } else {
                 return (row, column);
             }
         }
     }
+}
+
+/// `true` if there is a line at a place that covers another place in its direction.
+fn has_rule(rules: &[Rule], at: f64, place: f64) -> bool {
+    rules.iter().any(|rule| (rule.at - at).abs() <= SNAP && rule.covers(place))
 }
 
 /// Returns the places of lines, with the ends of the lines across: a table may have no line at its edge.
@@ -382,8 +457,13 @@ fn remove_empty_columns(rows: &mut Vec<Vec<String>>) {
     }
 }
 
+/// Counts the rows with text in more than one cell.
+fn count_filled_rows(rows: &[Vec<String>]) -> usize {
+    rows.iter().filter(|row| row.iter().filter(|cell| !cell.is_empty()).count() > 1).count()
+}
+
 fn format_rows(rows: &[Vec<String>]) -> Vec<String> {
-    rows.iter().map(|row| row.join(CELL_BORDER).trim_end().to_owned()).collect()
+    rows.iter().map(|row| row.join(CELL_BORDER).trim_end_matches([' ', '|']).to_owned()).collect()
 }
 
 /// A line of text by its parts between gaps.
@@ -395,15 +475,8 @@ struct SegmentedLine {
 
 /// Finds tables without ruled lines: lines that follow each other, with gaps at the same places.
 fn find_aligned_tables(page: &PageText<'_>, visible: &[usize]) -> Vec<Table> {
-    let lines: Vec<SegmentedLine> = page
-        .split_lines(visible)
-        .iter()
-        .map(|line| SegmentedLine {
-            segments: page.split_segments(line, MIN_GAP),
-            baseline: page.glyph(line[0]).baseline,
-            size: page.glyph(line[0]).size,
-        })
-        .collect();
+    let lines: Vec<SegmentedLine> =
+        page.split_lines(visible).iter().map(|line| page.segment_line(line)).collect();
     let mut tables = Vec::new();
     let mut start = 0;
     while start < lines.len() {
@@ -459,8 +532,8 @@ fn read_aligned_table(page: &PageText<'_>, lines: &[SegmentedLine]) -> Option<Ta
     }
     let texts: Vec<Vec<String>> =
         rows.iter().map(|row| row.iter().map(|cell| page.format(cell)).collect()).collect();
-    let glyphs = rows.into_iter().flatten().flatten().collect();
-    is_table(&texts).then(|| Table { rows: format_rows(&texts), glyphs })
+    let glyphs: Vec<usize> = rows.into_iter().flatten().flatten().collect();
+    (is_table(&texts) && page.is_reliable(&glyphs)).then(|| Table { rows: format_rows(&texts), glyphs })
 }
 
 /// Finds the columns of lines: ranges between gaps that nearly all lines have.
@@ -496,9 +569,7 @@ fn is_table(rows: &[Vec<String>]) -> bool {
     let columns = rows[0].len();
     let cells: Vec<&str> =
         rows.iter().flatten().map(String::as_str).filter(|cell| !cell.is_empty()).collect();
-    let filled_rows =
-        rows.iter().filter(|row| row.iter().filter(|cell| !cell.is_empty()).count() > 1).count();
-    if filled_rows < MIN_ROWS || cells.len() * 2 < rows.len() * columns {
+    if count_filled_rows(rows) < MIN_ROWS || cells.len() * 2 < rows.len() * columns {
         return false;
     }
     let has_digit = |cell: &str| cell.chars().any(|c| c.is_ascii_digit());
@@ -532,6 +603,7 @@ mod tests {
                     right: left + 5.0,
                     baseline,
                     size: 10.0,
+                    direction: Direction::Right,
                 });
             }
         }
@@ -540,7 +612,10 @@ mod tests {
 
     fn read_rows(lines: &[&str], rules: &Rules) -> Vec<String> {
         let (text, glyphs) = write_page(lines);
-        find_tables(&text, &glyphs, rules).into_iter().flat_map(|table| table.rows).collect()
+        find_tables(&text, &glyphs, Direction::Right, rules)
+            .into_iter()
+            .flat_map(|table| table.rows)
+            .collect()
     }
 
     #[test]
@@ -551,10 +626,10 @@ mod tests {
                 "",
                 "",
                 "",
-                "mill     weight    year",
-                "wheel one    501   2024",
-                "dam          302   2025",
-                "gear                2026",
+                "mill         weight    year",
+                "wheel one    501       2024",
+                "dam          302       2025",
+                "gear                   2026",
             ],
             &Rules::default(),
         );
@@ -568,7 +643,7 @@ mod tests {
     fn text_in_columns_and_lists_are_no_tables() {
         let column = "The miller opens the sluice early";
         let line = format!("{column}     {column}");
-        assert!(read_rows(&[&line; 5], &Rules::default()).is_empty());
+        assert!(read_rows(&[line.as_str(); 5], &Rules::default()).is_empty());
         assert!(
             read_rows(&["1.   Open the sluice.", "2.   Wait for water.", "3.   Grind."], &Rules::default())
                 .is_empty()
@@ -577,15 +652,18 @@ mod tests {
 
     #[test]
     fn ruled_lines_tell_cells_with_several_lines_and_those_that_are_one() {
-        let mut rules = Rules::default();
+        let mut rules = Vec::new();
         let mut draw = |from, to| rules.push(Rule::new(from, to).unwrap());
-        for y in [10.0, 23.5, 47.5] {
+        for y in [10.0, 23.5, 47.5, 59.5] {
             draw((-2.0, y), (104.0, y));
         }
         for (x, from) in [(-2.0, 10.0), (50.0, 23.5), (104.0, 10.0)] {
-            draw((x, from), (x, 47.5));
+            draw((x, from), (x, 59.5));
         }
-        let rows = read_rows(&["  About the wheel", "weight    501 kg", "of it", "outside"], &rules);
-        assert_eq!(rows, ["About the wheel", "weight of it | 501 kg"]);
+        let rows = read_rows(
+            &["  About the wheel", "weight    501 kg", "of it", "year      2024", "outside"],
+            &Rules::new(rules),
+        );
+        assert_eq!(rows, ["About the wheel", "weight of it | 501 kg", "year | 2024"]);
     }
 }

@@ -193,7 +193,9 @@ fn format_story(characters: &[Character], styles: &[ParagraphStyle]) -> String {
     let mut cells: Vec<String> = Vec::new();
     // For each open field, whether its text has begun; before it are instructions.
     let mut fields: Vec<bool> = Vec::new();
+    let mut last = ' ';
     for &(c, offset) in characters {
+        let before = std::mem::replace(&mut last, c);
         let is_hidden = fields.contains(&false);
         match c {
             '\u{13}' => fields.push(false),
@@ -208,7 +210,7 @@ fn format_story(characters: &[Character], styles: &[ParagraphStyle]) -> String {
                     false => paragraph.push(' '),
                 }
             }
-            '\u{7}' if find_style(styles, offset).is_some_and(|style| style.ends_row) => {
+            '\u{7}' if ends_row(styles, offset, before) => {
                 text.push_str(&format!("{}\n", std::mem::take(&mut cells).join(CELL_BORDER)));
             }
             '\u{7}' => cells.push(join_words(&std::mem::take(&mut paragraph))),
@@ -224,6 +226,11 @@ fn format_story(characters: &[Character], styles: &[ParagraphStyle]) -> String {
     text
 }
 
+/// `true` if the mark of a cell is that of a row. Without the properties of paragraphs, it is one without a cell before it.
+fn ends_row(styles: &[ParagraphStyle], offset: usize, before: char) -> bool {
+    find_style(styles, offset).map_or(before == '\u{7}', |style| style.ends_row)
+}
+
 fn end_paragraph(text: &mut String, paragraph: &str, style: Option<ParagraphStyle>) {
     if paragraph.trim().is_empty() {
         return;
@@ -236,7 +243,7 @@ fn end_paragraph(text: &mut String, paragraph: &str, style: Option<ParagraphStyl
         level @ 1..=9 => text.push_str(&format!("{} ", "#".repeat(usize::from(level).min(6)))),
         _ => {}
     }
-    text.push_str(&format!("{}\n\n", paragraph.trim_end()));
+    text.push_str(&format!("{}\n\n", paragraph.trim()));
 }
 
 fn find_style(styles: &[ParagraphStyle], offset: usize) -> Option<ParagraphStyle> {
