@@ -1,5 +1,5 @@
 //! The walker over text in XML: WordprocessingML, DrawingML (slides, charts, diagrams) and OpenDocument. Paragraphs become lines
-//! between blank lines, rows of tables lines of cells. It visits each node once and does not recurse, whatever the nesting.
+//! between blank lines, rows of tables lines of cells. It visits each node once and does not recurse.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,14 @@ use roxmltree::{Node, NodeId};
 use crate::archive::{find_attribute, find_child};
 
 pub(crate) const CELL_BORDER: &str = " | ";
-/// The beginning of the namespaces of OpenDocument, whose paragraphs hold their text directly.
+/// The prefix of the OpenDocument namespaces. Its paragraphs contain text nodes directly.
 const OPEN_DOCUMENT: &str = "urn:oasis:names:tc:opendocument:";
-/// The maximum number of times that a cell or blank is written that says how often it is repeated.
+/// The maximum number of repetitions of a cell or blank with a repetition count.
 const MAX_REPEATS: usize = 64;
-/// The maximum size of a cell that is repeated.
+/// The maximum size of a repeated cell, in bytes.
 const MAX_REPEATED_TEXT: usize = 256;
 
-/// The text of the parts to which a part refers (charts, diagrams, objects), by the id of the reference.
+/// The text of referenced parts (charts, diagrams, objects), by the id of the reference.
 pub(crate) type ReferencedText = BTreeMap<String, String>;
 
 /// Formats the paragraphs and tables below a node, with the notes after them.
@@ -31,9 +31,9 @@ pub(crate) fn format_blocks(root: Node<'_, '_>) -> String {
 #[derive(Debug, Default)]
 pub(crate) struct BlockText {
     pub text: String,
-    /// Footnotes and endnotes that stand within the text (OpenDocument).
+    /// Inline footnotes and endnotes (OpenDocument).
     pub notes: Vec<String>,
-    /// Comments that stand within the text (OpenDocument).
+    /// Inline comments (OpenDocument).
     pub comments: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct BlockWriter<'r> {
     used: BTreeSet<String>,
     skips_placeholders: bool,
     open: Vec<(NodeId, Block)>,
-    /// Blocks within an open one, such as the paragraphs of a text box: they follow it.
+    /// Finished blocks inside an open one, such as paragraphs of a text box. They are written after it.
     deferred: Vec<FinishedBlock>,
     is_table: bool,
     done: BlockText,
@@ -75,12 +75,12 @@ impl<'r> BlockWriter<'r> {
         }
     }
 
-    /// Skips the shapes of a slide master or layout that only mark the place of a slide's own text.
+    /// Skips the placeholder shapes of a slide master or layout.
     pub fn without_placeholders(self) -> Self {
         Self { skips_placeholders: true, ..self }
     }
 
-    /// Writes the referenced parts that are at no place in the text.
+    /// Writes the referenced parts without a reference in the text.
     pub fn write_unused(&mut self) {
         let unused: Vec<&str> = self
             .referenced
@@ -131,7 +131,7 @@ impl<'r> BlockWriter<'r> {
         let namespace = node.tag_name().namespace().unwrap_or_default();
         let open_document = namespace.strip_prefix(OPEN_DOCUMENT);
         match (node.tag_name().name(), open_document) {
-            // Stand-ins for older programs, deleted or moved text, and descriptions of shapes.
+            // Fallbacks for older programs, deleted or moved text, and descriptions of shapes.
             ("Fallback" | "moveFrom" | "del", None)
             | ("tracked-changes" | "note-citation" | "page-number" | "binary-data" | "notes", Some(_)) => {
                 return false;
@@ -192,7 +192,7 @@ impl<'r> BlockWriter<'r> {
         }
     }
 
-    /// Appends to the open paragraph if it is one of OpenDocument, where white space counts as one blank.
+    /// Appends to the open paragraph if it is an OpenDocument paragraph; collapses white space.
     fn append_open_document_text(&mut self, appended: &str) {
         let Some((_, Block::Paragraph { text, is_open_document: true, .. })) = self.open.last_mut() else {
             return;
@@ -251,7 +251,7 @@ impl<'r> BlockWriter<'r> {
         }
     }
 
-    /// Adds a finished block to the cell or note that it is in, or writes it after the outermost block that it is in.
+    /// Appends a finished block to the enclosing cell or note, or defers it until the outermost block ends.
     fn close_into_parent(&mut self, block: FinishedBlock) {
         match self.open.last_mut() {
             None => self.emit(block),
@@ -315,7 +315,7 @@ fn heading_level(paragraph: Node<'_, '_>) -> Option<usize> {
     }
 }
 
-/// Returns how often something is repeated, by an attribute; 1 without it.
+/// Returns a repetition count from an attribute; 1 without it.
 fn count_attribute(node: Node<'_, '_>, name: &str) -> usize {
     let count = find_attribute(node, name).and_then(|text| text.parse().ok());
     count.unwrap_or(1).min(MAX_REPEATS)

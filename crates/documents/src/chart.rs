@@ -1,4 +1,4 @@
-//! Charts of office documents as tables: a row for each category, a column for each series.
+//! Charts of Office Open XML as tables: a row for each category, a column for each series.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ struct Series {
     values: BTreeMap<u32, String>,
 }
 
-/// Formats the part of a chart: DrawingML charts, and those that Office has had since 2016.
+/// Formats a chart part, of DrawingML or of the newer format of Office 2016.
 pub(crate) fn format_chart(root: Node<'_, '_>) -> String {
     let titles: Vec<String> =
         find_elements(root, "title").map(read_text).filter(|title| !title.is_empty()).collect();
@@ -75,7 +75,7 @@ fn read_series(series: Node<'_, '_>) -> Series {
     read
 }
 
-/// Returns the points by their index. A category with several levels has those of the innermost one last.
+/// Returns the points by index. The levels of a category are joined, the innermost one last.
 fn read_points(node: Node<'_, '_>) -> BTreeMap<u32, String> {
     let mut points: BTreeMap<u32, String> = BTreeMap::new();
     for point in find_elements(node, "pt") {
@@ -87,7 +87,7 @@ fn read_points(node: Node<'_, '_>) -> BTreeMap<u32, String> {
     points
 }
 
-/// Rounds numbers to the 15 digits that Excel shows: files have the noise of binary fractions after them.
+/// Rounds numbers to the 15 digits that Excel displays.
 fn round_values(mut values: BTreeMap<u32, String>) -> BTreeMap<u32, String> {
     for value in values.values_mut().filter(|value| value.len() > 15) {
         if let Ok(number) = value.parse::<f64>()

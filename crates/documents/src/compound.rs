@@ -1,5 +1,5 @@
-//! Compound files (OLE): Word, PowerPoint and Excel before 2007, messages of Outlook, and encrypted office documents. Finds out
-//! which of them a file is, and reads the title that all but messages have in the same place.
+//! Compound files (OLE): documents of Word, PowerPoint and Excel before 2007, Outlook messages, and encrypted office documents.
+//! Detects the kind by the streams in the root, and reads the title.
 
 use std::io::{Cursor, Read};
 
@@ -10,7 +10,7 @@ use crate::{ExtractError, ExtractedText, outlook, slides_97, word_97, workbook};
 
 /// The beginning of compound files.
 pub(crate) const MARK: &[u8] = &[0xd0, 0xcf, 0x11, 0xe0, 0xa1, 0xb1, 0x1a, 0xe1];
-/// The streams by which a kind of document is recognised.
+/// The names of the main streams of the supported documents.
 const STREAMS: [&str; 6] =
     ["EncryptedPackage", word_97::STREAM, slides_97::STREAM, outlook::PROPERTIES, "Workbook", "Book"];
 /// The maximum number of entries in the root.
@@ -18,7 +18,7 @@ const MAX_ENTRIES: usize = 10_000;
 /// The maximum size of a stream.
 const MAX_STREAM: u64 = 64 * 1024 * 1024;
 
-/// `true` if a compound file may be one of the documents that are read.
+/// `true` if a compound file has the name of a supported main stream.
 pub(crate) fn is_document(bytes: &[u8]) -> bool {
     STREAMS.iter().any(|name| {
         let name: Vec<u8> = name.encode_utf16().chain([0]).flat_map(u16::to_le_bytes).collect();
@@ -39,7 +39,7 @@ impl Compound<'_> {
         let mut bytes = Vec::new();
         let stream = self.file.open_stream(path).map_err(to_extract_error)?;
         let read = stream.take(MAX_STREAM + 1).read_to_end(&mut bytes);
-        // What can be read of a damaged stream is of use.
+        // Of a damaged stream, the readable beginning is used.
         if bytes.is_empty() {
             read.map_err(to_extract_error)?;
         }

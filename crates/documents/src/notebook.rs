@@ -1,4 +1,4 @@
-//! Text of Jupyter notebooks: a part for each cell, with its outputs that are text.
+//! Text of Jupyter notebooks: a part for each cell, with its text outputs.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -9,7 +9,7 @@ use crate::{ExtractError, ExtractedText, TextPart};
 struct Notebook {
     #[serde(default)]
     cells: Vec<Cell>,
-    /// The only one has the cells, before version 4 of the format.
+    /// The cells before version 4 of the format.
     #[serde(default)]
     worksheets: Vec<Worksheet>,
     #[serde(default)]
@@ -27,7 +27,7 @@ struct Cell {
     cell_type: String,
     #[serde(default)]
     source: Text,
-    /// The name of `source` in code cells before version 4.
+    /// The source of code cells before version 4.
     #[serde(default)]
     input: Text,
     level: Option<usize>,
@@ -35,7 +35,7 @@ struct Cell {
     outputs: Vec<Map<String, Value>>,
 }
 
-/// A text, or its lines.
+/// A string, or a list of lines.
 #[derive(Default, Deserialize)]
 #[serde(untagged)]
 enum Text {
@@ -101,7 +101,7 @@ fn format_listing(text: &str, language: &str) -> String {
     }
 }
 
-/// Formats an output: what a program printed, the text of a value, or an error. Pictures have no text.
+/// Formats an output: printed text, the text of a value, or an error. Pictures are left out.
 fn format_output(output: &Map<String, Value>) -> String {
     let text_of = |value: Option<&Value>| -> Option<String> {
         let text: Text = Text::deserialize(value?).ok()?;
@@ -124,7 +124,7 @@ fn format_output(output: &Map<String, Value>) -> String {
     }
 }
 
-/// Removes the escape sequences by which terminals show colours.
+/// Removes terminal escape sequences, such as colours.
 fn remove_escapes(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut parts = text.split("\u{1b}[");

@@ -37,7 +37,6 @@ pub(crate) fn extract_message(compound: &mut Compound<'_>) -> Result<ExtractedTe
     let encoding = CODE_PAGES.iter().find_map(|tag| {
         let page = u16::try_from(u32::from_le_bytes(find_property(&properties, *tag)?[..4].try_into().ok()?))
             .ok()?;
-        // Another body than UTF-8 may follow strings of the message in the system's character set.
         codepage::to_encoding(page)
     });
     let mut message = Message { compound, folder: String::new(), encoding: encoding.unwrap_or(WINDOWS_1252) };
@@ -95,7 +94,7 @@ impl Message<'_, '_> {
         let name = self.read_text(SENDER)?;
         let mut address = None;
         for tag in SENDER_ADDRESSES {
-            // Addresses within a company are no addresses of e-mail.
+            // Internal addresses of Exchange servers begin with a slash.
             address = address.or(self
                 .read_text(tag)?
                 .filter(|address| address.contains('@') && !address.starts_with('/')));
@@ -141,7 +140,7 @@ fn format_time(value: [u8; 8]) -> Option<String> {
     (seconds > EPOCH).then(|| DateTime::from_timestamp(seconds - EPOCH).to_rfc3339())
 }
 
-/// Unpacks RTF of a message (MS-OXRTFCP). The result has at most 9 times the size of what is packed.
+/// Decompresses the RTF of a message (MS-OXRTFCP) to at most 9 times its size.
 fn unpack_rich_text(packed: &[u8]) -> Option<Vec<u8>> {
     const START: &[u8] =
         b"{\\rtf1\\ansi\\mac\\deff0\\deftab720{\\fonttbl;}{\\f0\\fnil \\froman \\fswiss \\fmodern \\fscript \
@@ -154,7 +153,7 @@ fn unpack_rich_text(packed: &[u8]) -> Option<Vec<u8>> {
         0x7546_5a4c => {}
         _ => return None,
     }
-    // A reference may reach before the beginning, into the window that starts with this text.
+    // References may point into this initial content of the window.
     let mut output = START.to_vec();
     let mut bytes = content.iter().copied();
     while let Some(flags) = bytes.next() {

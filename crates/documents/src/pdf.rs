@@ -1,5 +1,5 @@
-//! Text of PDF files by pages, in the order of the page's content; tables as rows. A file whose directory of objects is damaged is
-//! searched for its objects, as other readers do, and a page that cannot be read does not take the others with it.
+//! Text of PDF files by pages, in the order of the page's content; tables as rows. If the cross-reference table is damaged, the file
+//! is scanned for its objects, as other readers do. A page that cannot be parsed does not affect the others.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -44,9 +44,11 @@ fn load(bytes: &[u8]) -> Result<Document, ExtractError> {
 }
 
 fn to_extract_error(error: Error) -> ExtractError {
-    match error {
-        Error::Decryption(_) | Error::InvalidPassword => ExtractError::Encrypted,
-        error => ExtractError::Damaged(OutputError::from(error).to_string()),
+    let needs_password = matches!(error, Error::Decryption(_) | Error::InvalidPassword);
+    if needs_password {
+        ExtractError::Encrypted
+    } else {
+        ExtractError::Damaged(OutputError::from(error).to_string())
     }
 }
 
@@ -57,7 +59,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// `true` if there is no reason to search for lost objects.
+    /// `true` if all pages were parsed and have text.
     fn is_complete(&self) -> bool {
         self.texts.iter().all(Option::is_some) && self.count_characters() > 0
     }
@@ -89,7 +91,7 @@ fn read_pages(document: &Document) -> Pages {
     }
 }
 
-/// Reads a page, as far as its content can be understood.
+/// Reads a page, or its beginning if its content is damaged.
 fn read_page(document: &Document, number: u32) -> Option<String> {
     let mut layout = PageLayout::default();
     let read = catch_unwind(AssertUnwindSafe(|| output_doc_page(document, &mut layout, number)));
@@ -120,7 +122,7 @@ fn decode_string(bytes: &[u8]) -> String {
     encoding.decode_without_bom_handling(bytes).0.into_owned()
 }
 
-/// Builds a document from the objects that are found in a damaged file: with a new directory, and the true lengths of streams.
+/// Rebuilds a damaged file from its objects, with a new cross-reference table and the actual lengths of streams.
 fn rebuild(bytes: &[u8]) -> Option<Document> {
     if contains(bytes, b"/Encrypt") {
         return None;
@@ -178,7 +180,7 @@ fn find_object(bytes: &[u8], from: usize) -> Option<FoundObject<'_>> {
     }
 }
 
-/// Reads the numbers at the end of what precedes `obj`.
+/// Parses the object number and generation before `obj`.
 fn read_numbers_before(before: &[u8]) -> Option<(u32, u16)> {
     let start = before.len().saturating_sub(24);
     let text = String::from_utf8_lossy(&before[start..]);
@@ -259,7 +261,7 @@ fn find_reference(bytes: &[u8], name: &[u8]) -> String {
     read().unwrap_or_default()
 }
 
-/// Gives a document without a usable root one, with all pages in the order of their numbers.
+/// Adds a catalog to a document without one: all pages in the order of their object numbers.
 fn add_catalog(document: &mut Document) {
     if !document.get_pages().is_empty() {
         return;

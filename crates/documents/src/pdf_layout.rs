@@ -1,5 +1,5 @@
-//! The layout of a page of a PDF file: its characters with their places, and its ruled lines. Its text has the order of the
-//! page's content, with tables as rows.
+//! The layout of a PDF page: its characters with their positions, and its ruled lines. The text keeps the order of the page's
+//! content, with tables as rows.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ const MAX_RULES: usize = 20_000;
 /// The maximum thickness of a filled area that is a line.
 const MAX_THICKNESS: f64 = 3.0;
 
-/// A character on a page. The first axis points in the direction of its text, the second one to the next line.
+/// A character on a page, in coordinates whose x axis is the direction of its text and whose y axis points to the next line.
 #[derive(Debug, Clone)]
 pub(crate) struct Glyph {
     /// Its place in the text of the page.
@@ -25,7 +25,7 @@ pub(crate) struct Glyph {
     pub direction: Direction,
 }
 
-/// The direction of text on a page. A landscape page may be a portrait one that is shown turned.
+/// The direction of text on a page. Landscape pages are often rotated portrait pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Right,
@@ -47,7 +47,7 @@ impl Direction {
         }
     }
 
-    /// Turns a place on the page, whose second axis points up.
+    /// Rotates a point of the page, whose y axis points up.
     fn turn(self, x: f64, y: f64) -> (f64, f64) {
         match self {
             Self::Right => (x, -y),
@@ -92,7 +92,7 @@ impl PageLayout {
         if tables.is_empty() { self.text.clone() } else { self.format_with_tables(&tables) }
     }
 
-    /// Writes each table where the first of its characters is in the page's content.
+    /// Writes each table at the position of its first character in the page's content.
     fn format_with_tables(&self, tables: &[Table]) -> String {
         let mut owners: Vec<Option<usize>> = vec![None; self.glyphs.len()];
         for (number, table) in tables.iter().enumerate() {
@@ -155,7 +155,7 @@ impl PageLayout {
                 }
             }
         }
-        // The short sides of a line that is drawn as an area are no lines.
+        // Skips the short sides of lines that are drawn as thin areas.
         let is_line = |[from, to]: &[(f64, f64); 2]| (from.0 - to.0).hypot(from.1 - to.1) > MAX_THICKNESS;
         self.rules.extend(edges.into_iter().filter(|edge| !is_filled || is_line(edge)));
     }

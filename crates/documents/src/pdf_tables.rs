@@ -1,17 +1,21 @@
-//! Tables on a page of a PDF file, which has only characters and lines at places. A table is found by its ruled lines, else by
-//! the gaps between its columns: only where they can be told from those of text in columns.
+//! Table detection on a PDF page, which has only positioned characters and lines. A table is detected by its ruled lines, else by
+//! aligned gaps between columns. Text in newspaper columns and lists are excluded.
+
+use std::collections::BTreeMap;
 
 use crate::blocks::{CELL_BORDER, join_words};
 use crate::pdf_layout::{Direction, Glyph};
 
-/// Lines that are as close as this are one line.
+/// The maximum distance of two lines that are joined to one.
 const SNAP: f64 = 2.5;
-/// Lines that end as close as this to another one meet it.
+/// The maximum distance between the end of a line and another line that it touches.
 const MEET: f64 = 4.0;
 /// The minimum length of a ruled line.
 const MIN_RULE: f64 = 5.0;
-/// The maximum number of lines in each direction, after those that belong together are joined.
+/// The maximum number of joined lines in each direction.
 const MAX_LINES: usize = 1_500;
+/// The maximum number of ruled tables of a page. A map or a drawing has more.
+const MAX_GRIDS: usize = 200;
 /// The minimum gap between two columns without a line between them, as a share of the size of the characters.
 const MIN_GAP: f64 = 1.1;
 /// The maximum gap within a word.
@@ -201,8 +205,8 @@ impl PageText<'_> {
         join_words(&words.map(word).collect::<Vec<_>>().join(" "))
     }
 
-    /// `true` if the characters of each word follow each other in the page's content too: else their places are not known well
-    /// enough, and words would be mixed. The order of text from right to left is left as it is.
+    /// `true` if the characters of each word are also consecutive in the page's content. Otherwise their positions are unreliable,
+    /// and words would be mixed. Text from right to left fails this check and keeps its order.
     fn is_reliable(&self, glyphs: &[usize]) -> bool {
         let (mut pairs, mut mixed) = (0, 0);
         for line in self.split_lines(glyphs) {
@@ -238,9 +242,13 @@ fn find_ruled_tables(page: &PageText<'_>, visible: &[usize], rules: &Rules) -> V
     if horizontal.len() > MAX_LINES || vertical.len() > MAX_LINES {
         return Vec::new();
     }
+    let grids = find_grids(&horizontal, &vertical);
+    if grids.len() > MAX_GRIDS {
+        return Vec::new();
+    }
     let mut used = vec![false; page.glyphs.len()];
     let mut tables = Vec::new();
-    for mut grid in find_grids(&horizontal, &vertical) {
+    for mut grid in grids {
         let free: Vec<usize> = visible.iter().copied().filter(|at| !used[*at]).collect();
         let Some(table) = grid.read_table(page, &free) else { continue };
         table.glyphs.iter().for_each(|at| used[*at] = true);
@@ -308,13 +316,15 @@ impl Grid {
         self.split_columns(page, &bands);
         let columns = self.lefts.len() - 1;
         let mut cells: Vec<Vec<Vec<usize>>> = vec![vec![Vec::new(); columns]; bands.len()];
+        let mut first_cells: BTreeMap<(usize, usize), (usize, usize)> = BTreeMap::new();
         let open: Vec<Vec<bool>> =
-            (0..bands.len()).map(|row| self.find_open_borders(page, row, &bands[row])).collect();
+            bands.iter().enumerate().map(|(row, band)| self.find_open_borders(page, row, band)).collect();
         for (row, band) in bands.iter().enumerate() {
             for at in band {
                 let glyph = page.glyph(*at);
                 let Some(column) = find_band(&self.lefts, (glyph.left + glyph.right) / 2.0) else { continue };
-                let (row, column) = self.find_cell(&open, row, column);
+                let first = first_cells.entry((row, column));
+                let (row, column) = *first.or_insert_with(|| self.find_cell(&open, row, column));
                 cells[row][column].push(*at);
             }
         }
@@ -356,8 +366,8 @@ impl Grid {
         self.lefts.sort_by(f64::total_cmp);
     }
 
-    /// For each column of a row, finds out if it is one cell with the column before: there is no line between them, and text
-    /// across their border.
+    /// Returns for each column of a row if it is merged with the column before: text crosses their border, and no line separates
+    /// them.
     fn find_open_borders(&self, page: &PageText<'_>, row: usize, band: &[usize]) -> Vec<bool> {
         let middle = middle(&self.tops, row);
         let lines = page.split_lines(band);
@@ -373,7 +383,7 @@ impl Grid {
         self.lefts.iter().map(is_open).collect()
     }
 
-    /// Returns the first cell of those that are one.
+    /// Returns the first cell of a merged cell.
     fn find_cell(&self, open: &[Vec<bool>], row: usize, column: usize) -> (usize, usize) {
         let (mut row, mut column) = (row, column);
         loop {
@@ -393,7 +403,7 @@ fn has_rule(rules: &[Rule], at: f64, place: f64) -> bool {
     rules.iter().any(|rule| (rule.at - at).abs() <= SNAP && rule.covers(place))
 }
 
-/// Returns the places of lines, with the ends of the lines across: a table may have no line at its edge.
+/// Returns the positions of lines, with the ends of the crossing lines: a table may have no line at its edge.
 fn places(rules: &[Rule], across: &[Rule]) -> Vec<f64> {
     let ends = across.iter().flat_map(|rule| [rule.from, rule.to]);
     let (first, last) =
@@ -418,7 +428,7 @@ fn middle(places: &[f64], band: usize) -> f64 {
     (places[band] + places[band + 1]) / 2.0
 }
 
-/// Returns the texts of a row between two lines. It has several if most of its lines have text in more than one column.
+/// Returns the texts of a band between two lines: several rows if most of its text lines have more than one column.
 fn split_row(page: &PageText<'_>, cells: &[Vec<usize>]) -> Vec<Vec<String>> {
     let whole = || vec![cells.iter().map(|cell| page.format(cell)).collect()];
     let glyphs: Vec<usize> = cells.iter().flatten().copied().collect();
@@ -648,6 +658,27 @@ mod tests {
             read_rows(&["1.   Open the sluice.", "2.   Wait for water.", "3.   Grind."], &Rules::default())
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn words_whose_characters_are_mixed_are_no_table() {
+        let lines = ["wheel one    501", "dam          302", "gear         402"];
+        let (mut text, mut glyphs) = write_page(&lines);
+        let (other, mixed) =
+            write_page(&["a text at the same place", "b text at the same place", "c text at the same place"]);
+        let start = text.len();
+        text.push_str(&other);
+        let move_range = |glyph: Glyph| Glyph {
+            range: glyph.range.start + start..glyph.range.end + start,
+            left: glyph.left + 1.0,
+            ..glyph
+        };
+        let tables = |text: &str, glyphs: &[Glyph]| {
+            find_tables(text, glyphs, Direction::Right, &Rules::default()).len()
+        };
+        assert_eq!(tables(&text, &glyphs), 1);
+        glyphs.extend(mixed.into_iter().filter(|glyph| glyph.left < 45.0).map(move_range));
+        assert_eq!(tables(&text, &glyphs), 0);
     }
 
     #[test]

@@ -1,7 +1,5 @@
-//! Text of RTF documents. The format is a stream of groups and control words; the reader keeps a stack of the groups that are open
-//! on the heap, and takes time proportional to the file.
-//!
-//! The crates for it that were tried know no character sets of other languages than English, or no tables.
+//! Text of RTF documents, a stream of groups and control words. The parser keeps the open groups on the heap and runs in linear
+//! time.
 
 use encoding_rs::{Encoding, WINDOWS_1252};
 
@@ -15,7 +13,7 @@ pub(crate) const MARK: &[u8] = b"{\\rtf";
 const MAX_DEPTH: usize = 10_000;
 /// The maximum nesting of HTML in RTF.
 const MAX_NESTING: usize = 500;
-/// The groups that are no text of the document. Those that begin with `\*` are skipped too, unless they are in [`KEPT`].
+/// Groups without document text. Groups that begin with `\*` are skipped too, unless they are in [`KEPT`].
 const SKIPPED: [&str; 26] = [
     "fonttbl",
     "colortbl",
@@ -44,14 +42,14 @@ const SKIPPED: [&str; 26] = [
     "shprslt",
     "do",
 ];
-/// The groups that older programs may ignore, but that have text.
+/// Groups with text that begin with `\*`.
 const KEPT: [&str; 4] = ["shpinst", "shptxt", "annotation", "atnauthor"];
 
 #[derive(Debug, Default)]
 pub(crate) struct RichText {
     pub title: Option<String>,
     pub text: String,
-    /// The document is HTML that a mail program has put into RTF; `text` is that HTML.
+    /// `text` is HTML that a mail program encapsulated in RTF.
     pub is_html: bool,
 }
 
@@ -74,12 +72,12 @@ enum Target {
 #[derive(Debug, Clone)]
 struct Group {
     target: Target,
-    /// The number of characters that stand for a Unicode character in older programs.
+    /// The number of fallback characters after a Unicode character.
     fallback_length: usize,
     encoding: &'static Encoding,
-    /// The text is for those who do not read the HTML tags.
+    /// The text is a fallback for the encapsulated HTML.
     is_hidden_by_html: bool,
-    /// The group has just begun: its first word decides what it is.
+    /// No control word of the group was read yet; the first one decides its target.
     is_new: bool,
     /// It began with `\*`.
     is_optional: bool,
@@ -94,7 +92,7 @@ pub(crate) fn extract_document(bytes: &[u8]) -> Result<ExtractedText, ExtractErr
     Ok(ExtractedText::from_single_text(title, text))
 }
 
-/// Converts HTML that a mail program has put into RTF.
+/// Converts encapsulated HTML, or the HTML body of a message.
 pub(crate) fn convert_html(html: &str) -> Result<String, ExtractError> {
     html_to_markdown(html, &["script", "style", "title", "img"], MAX_NESTING)
         .map_err(|fault| ExtractError::Damaged(format!("its HTML: {fault}")))
@@ -118,7 +116,7 @@ struct Reader<'a> {
     default_encoding: &'static Encoding,
     /// Bytes of the document's character set that are not decoded yet.
     pending: Vec<u8>,
-    /// The characters that are to be skipped after a Unicode character.
+    /// The number of fallback characters that are still to be skipped.
     to_skip: usize,
     high_surrogate: Option<u16>,
     paragraph: String,
@@ -298,7 +296,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Changes what a group is by its first word; `true` if the word did.
+    /// Sets the target of a group by a control word; `true` if the word is such a one.
     fn open_target(&mut self, word: &str) -> bool {
         self.group.is_new = false;
         let is_optional = std::mem::take(&mut self.group.is_optional);

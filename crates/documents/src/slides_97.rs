@@ -30,7 +30,7 @@ const STRING: u16 = 4_026;
 const HEADERS_FOOTERS: u16 = 4_057;
 const SLIDE_LIST: u16 = 4_080;
 const USER_EDIT: u16 = 4_085;
-/// Data of later versions, which are records too.
+/// A record with the data of later versions.
 const BINARY_TAG: u16 = 5_003;
 const PLACES: u16 = 6_002;
 const COMMENT: u16 = 12_000;
@@ -47,13 +47,13 @@ struct Record<'a> {
 /// A slide in the list of the document, with the text of its outline.
 struct ListedSlide {
     id: u32,
-    /// The number by which its place in the stream is found.
+    /// Its number in the directory of persistent objects.
     place: u32,
     outline: Vec<String>,
 }
 
 pub(crate) fn format_slides(compound: &mut Compound<'_>) -> Result<Vec<TextPart>, ExtractError> {
-    // A file for PowerPoint 95 and 97 has the presentation twice.
+    // A file for both PowerPoint 95 and 97 contains two presentations.
     let folder = if compound.has(DUAL_STORAGE) { format!("{DUAL_STORAGE}/") } else { String::new() };
     let stream = compound.read(&format!("{folder}{STREAM}"))?.unwrap_or_default();
     let user = compound.read(&format!("{folder}{CURRENT_USER}"))?.unwrap_or_default();
@@ -65,7 +65,7 @@ pub(crate) fn format_slides(compound: &mut Compound<'_>) -> Result<Vec<TextPart>
     if parts.iter().any(|part| !part.text.is_empty()) {
         return Ok(parts);
     }
-    // A damaged file may have lost its lists: then all of its text is one part.
+    // Without a readable slide list, all text is one part.
     let mut texts = Vec::new();
     records(&stream).for_each(|record| collect_texts(record, &[], 0, &mut texts));
     match (texts.is_empty(), parts.is_empty()) {
@@ -75,8 +75,8 @@ pub(crate) fn format_slides(compound: &mut Compound<'_>) -> Result<Vec<TextPart>
     }
 }
 
-/// Reads where the objects of the presentation are in the stream, from the last edit back to the first. `None` if there is no
-/// edit; the last of the numbers is the document's.
+/// Reads the offsets of the persistent objects by number, from the last edit back to the first, and the number of the document.
+/// `None` if there is no edit.
 fn read_places(stream: &[u8], last_edit: usize) -> Option<(BTreeMap<u32, usize>, u32)> {
     let mut places = BTreeMap::new();
     let mut document = None;
@@ -167,7 +167,7 @@ fn list_slides(document: Record<'_>, instance: u16) -> Vec<ListedSlide> {
     slides
 }
 
-/// Formats the shapes of a slide; those in the outline have their text there.
+/// Formats the shapes of a slide. Placeholders refer to the text of the outline.
 fn format_slide(slide: Record<'_>, outline: &[String]) -> String {
     let mut texts = Vec::new();
     collect_texts(slide, outline, 0, &mut texts);

@@ -10,7 +10,7 @@ use crate::office::append_section;
 use crate::text::decode_text;
 
 pub(crate) const STREAM: &str = "WordDocument";
-/// The first version whose header has its fields at today's places: Word 97.
+/// The version number of Word 97, which moved the fields of the header.
 const WORD_97: u16 = 0xc1;
 const HAS_TABLE_1: u16 = 0x0200;
 const IS_ENCRYPTED: u16 = 0x0100;
@@ -28,7 +28,7 @@ struct Piece {
     is_utf16: bool,
 }
 
-/// What is known of the paragraph that ends in a range of the stream.
+/// The properties of the paragraph that ends in a range of the stream.
 #[derive(Clone, Copy, Default)]
 struct ParagraphStyle {
     start: usize,
@@ -102,7 +102,7 @@ fn read_characters(document: &[u8], pieces: &[Piece]) -> Vec<Character> {
     let mut characters = Vec::new();
     for piece in pieces {
         let width = if piece.is_utf16 { 2 } else { 1 };
-        // Pieces do not overlap, hence there are no more characters than bytes.
+        // Limits the memory: pieces that do not overlap have no more characters than the stream has bytes.
         let length = piece.length.min(document.len().saturating_sub(characters.len()));
         let end = piece.offset.saturating_add(length.saturating_mul(width)).min(document.len());
         let Some(bytes) = document.get(piece.offset..end) else { continue };
@@ -111,7 +111,7 @@ fn read_characters(document: &[u8], pieces: &[Piece]) -> Vec<Character> {
         for c in encoding.decode_without_bom_handling(bytes).0.chars() {
             characters.push((c, offset));
             offset += if piece.is_utf16 { c.len_utf16() * 2 } else { 1 };
-            // The second unit counts as a character of the story too.
+            // The lengths of stories are in UTF-16 units.
             if piece.is_utf16 && c.len_utf16() == 2 {
                 characters.push(('\0', offset));
             }
@@ -191,7 +191,7 @@ fn format_story(characters: &[Character], styles: &[ParagraphStyle]) -> String {
     let mut text = String::new();
     let mut paragraph = String::new();
     let mut cells: Vec<String> = Vec::new();
-    // For each open field, whether its text has begun; before it are instructions.
+    // For each open field: `false` inside its instructions, `true` inside its text.
     let mut fields: Vec<bool> = Vec::new();
     let mut last = ' ';
     for &(c, offset) in characters {
@@ -226,7 +226,7 @@ fn format_story(characters: &[Character], styles: &[ParagraphStyle]) -> String {
     text
 }
 
-/// `true` if the mark of a cell is that of a row. Without the properties of paragraphs, it is one without a cell before it.
+/// `true` if a cell mark ends a row. Without paragraph properties, the second of two consecutive marks does.
 fn ends_row(styles: &[ParagraphStyle], offset: usize, before: char) -> bool {
     find_style(styles, offset).map_or(before == '\u{7}', |style| style.ends_row)
 }
@@ -239,9 +239,8 @@ fn end_paragraph(text: &mut String, paragraph: &str, style: Option<ParagraphStyl
     if !text.is_empty() && !text.ends_with("\n\n") {
         text.push('\n');
     }
-    match style.map_or(0, |style| style.style) {
-        level @ 1..=9 => text.push_str(&format!("{} ", "#".repeat(usize::from(level).min(6)))),
-        _ => {}
+    if let level @ 1..=9 = style.map_or(0, |style| style.style) {
+        text.push_str(&format!("{} ", "#".repeat(usize::from(level).min(6))));
     }
     text.push_str(&format!("{}\n\n", paragraph.trim()));
 }
@@ -251,7 +250,7 @@ fn find_style(styles: &[ParagraphStyle], offset: usize) -> Option<ParagraphStyle
     styles.get(at).filter(|style| offset < style.end).copied()
 }
 
-/// Formats a document of Word 6 or 95, whose text is in the character set of the system that wrote it.
+/// Formats a document of Word 6 or 95, whose text has no declared character set.
 fn format_older_document(document: &[u8], flags: u16, lengths: &[usize; 8]) -> Option<String> {
     let pieces =
         read_range(document, 0x160, document).filter(|_| flags & IS_COMPLEX != 0).and_then(read_pieces);
@@ -266,7 +265,7 @@ fn format_older_document(document: &[u8], flags: u16, lengths: &[usize; 8]) -> O
         }
     };
     let printable: Vec<u8> = bytes.iter().map(|byte| (*byte).max(b' ')).collect();
-    // All of these character sets but those of East Asia have one byte for each character.
+    // Control bytes keep their places if each character has one byte.
     let text = decode_text(&printable, None)?;
     let characters: Vec<Character> = match text.chars().count() == bytes.len() {
         true => text
