@@ -308,8 +308,8 @@ fn shorten_title(raw: &str) -> Option<String> {
 /// The title of a document without one: the name of its file, without the ending of a format for reading.
 fn title_of_file(path: &str) -> &str {
     const READING: [&str; 19] = [
-        "txt", "text", "rst", "md", "markdown", "html", "htm", "pdf", "docx", "pptx", "doc", "ppt", "odt", "odp",
-        "rtf", "epub", "eml", "msg", "ipynb",
+        "txt", "text", "rst", "md", "markdown", "html", "htm", "pdf", "docx", "pptx", "doc", "ppt", "odt",
+        "odp", "rtf", "epub", "eml", "msg", "ipynb",
     ];
     let name = path.rsplit('/').next().unwrap_or(path);
     match name.rsplit_once('.') {
@@ -400,8 +400,7 @@ impl fmt::Display for SkipReason {
 }
 
 /// The supported formats, for messages.
-pub const SUPPORTED: &str =
-    "text in any character set, HTML, PDF, office documents (DOCX, PPTX, XLSX, DOC, PPT, XLS, ODT, ODP, ODS, RTF), EPUB, notebooks, e-mail (EML, MSG) and images (PNG, JPEG, GIF, WebP)";
+pub const SUPPORTED: &str = "text in any character set, HTML, PDF, office documents (DOCX, PPTX, XLSX, DOC, PPT, XLS, ODT, ODP, ODS, RTF), EPUB, notebooks, e-mail (EML, MSG) and images (PNG, JPEG, GIF, WebP)";
 
 impl SkipReason {
     /// `true` if another try, or another machine, would have the same result.
