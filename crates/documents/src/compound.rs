@@ -65,21 +65,42 @@ impl Compound<'_> {
 }
 
 pub(crate) fn extract_compound(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
-    let file = CompoundFile::open(Cursor::new(bytes)).map_err(to_extract_error)?;
-    let mut compound = Compound { file };
+    match CompoundFile::open(Cursor::new(bytes)) {
+        Ok(file) => extract_document(&mut Compound { file }, bytes),
+        Err(error) => {
+            // Some programs, and a truncated download, leave out sectors that the file allocates.
+            let padded = pad_to_allocation(bytes).ok_or_else(|| to_extract_error(error))?;
+            let file = CompoundFile::open(Cursor::new(padded.as_slice())).map_err(to_extract_error)?;
+            extract_document(&mut Compound { file }, &padded)
+        }
+    }
+}
+
+/// Appends zeros up to the size that the allocation table covers; `None` if the file has that size, or is no compound file.
+fn pad_to_allocation(bytes: &[u8]) -> Option<Vec<u8>> {
+    let sector =
+        1_usize.checked_shl(u32::from(read_u16(bytes, 30)?)).filter(|size| [512, 4_096].contains(size))?;
+    let tables = read_u32(bytes, 44)? as usize;
+    let size = tables.checked_mul(sector / 4)?.checked_add(1)?.checked_mul(sector)?;
+    let is_padding = bytes.starts_with(MARK) && size > bytes.len() && size as u64 <= MAX_STREAM;
+    is_padding.then(|| [bytes, &vec![0; size - bytes.len()]].concat())
+}
+
+/// Extracts the document of an open file with these bytes.
+fn extract_document(compound: &mut Compound<'_>, bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
     if compound.has("/EncryptedPackage") {
         return Err(ExtractError::Encrypted);
     }
     if compound.has(outlook::PROPERTIES) {
-        return outlook::extract_message(&mut compound);
+        return outlook::extract_message(compound);
     }
     let title = compound.read_title();
     if let Some(document) = compound.read(word_97::STREAM)? {
-        let text = word_97::format_document(&mut compound, &document)?;
+        let text = word_97::format_document(compound, &document)?;
         return Ok(ExtractedText::from_single_text(title, text));
     }
     if compound.has(slides_97::STREAM) {
-        return Ok(ExtractedText { title, parts: slides_97::format_slides(&mut compound)? });
+        return Ok(ExtractedText { title, parts: slides_97::format_slides(compound)? });
     }
     if compound.has("Workbook") || compound.has("Book") {
         return workbook::extract_sheets(bytes);
