@@ -122,7 +122,7 @@ fn documents_before_2007_are_read() {
     check_texts("footnote.doc", &["Test text", "## Footnotes", "TestFootnote", "## Endnotes", "TestEndnote"]);
     // The file is shorter than its allocation table says.
     check_texts("47950_normal.doc", &["This is a sample Word document"]);
-    check_texts("Word95.doc", &["Paragraph 2\n\nParagraph 3.", "Last (4th) paragraph."]);
+    check_texts("Word6.doc", &["The quick brown fox jumps over the lazy dog"]);
 }
 
 #[test]
