@@ -38,7 +38,7 @@ pub struct SubmissionArguments {
     /// The question to answer or the work to do; may be omitted if the plan file has an objective
     objective: Option<String>,
     /// Source documents: a folder, a file, a pattern such as 'notes/**/*.pdf', a URL, or - for standard input; text of any
-    /// kind, HTML, PDF, DOCX, PPTX, XLSX, EPUB, e-mail and images are read. May be given several times
+    /// kind, HTML, PDF, office documents, EPUB, notebooks, e-mail and images are read. May be given several times
     #[arg(long, value_name = "PATH|URL|-")]
     docs: Vec<String>,
     /// List the files that were skipped, with the reasons

@@ -37,6 +37,12 @@ impl<'a> Archive<'a> {
 
     /// Unpacks a part as text; `None` if there is no such part.
     pub fn read_part(&mut self, name: &str) -> Result<Option<String>, ExtractError> {
+        // XML has a byte order mark unless it is UTF-8.
+        Ok(self.read_bytes(name)?.map(|bytes| UTF_8.decode(&bytes).0.into_owned()))
+    }
+
+    /// Unpacks a part; `None` if there is no such part.
+    pub fn read_bytes(&mut self, name: &str) -> Result<Option<Vec<u8>>, ExtractError> {
         let part = match self.zip.by_name(name) {
             Ok(part) if part.encrypted() => return Err(ExtractError::Encrypted),
             Ok(part) => part,
@@ -52,8 +58,7 @@ impl<'a> Archive<'a> {
             return Err(too_large_error(if limit < MAX_PART { MAX_UNPACKED } else { MAX_PART }));
         }
         self.left -= size;
-        // XML has a byte order mark unless it is UTF-8.
-        Ok(Some(UTF_8.decode(&bytes).0.into_owned()))
+        Ok(Some(bytes))
     }
 
     /// Unpacks a part that the format requires.
@@ -64,12 +69,17 @@ impl<'a> Archive<'a> {
         self.read_part(name)?.ok_or_else(|| ExtractError::Damaged(format!("it has no part {name}")))
     }
 
-    pub fn read_title(&mut self) -> Result<Option<String>, ExtractError> {
-        let Some(properties) = self.read_part("docProps/core.xml")? else { return Ok(None) };
-        let Ok(properties) = parse_xml("docProps/core.xml", &properties) else { return Ok(None) };
-        let title = find_elements(properties.root(), "title").find_map(|node| node.text());
-        Ok(title.map(|title| title.trim().to_owned()).filter(|title| !title.is_empty()))
+    /// Reads the title from the part with the properties of the document.
+    pub fn read_title(&mut self, part: &str) -> Result<Option<String>, ExtractError> {
+        let Some(properties) = self.read_part(part)? else { return Ok(None) };
+        Ok(parse_xml(part, &properties).ok().and_then(|properties| find_title(properties.root())))
     }
+}
+
+/// Returns the text of the first element `title`.
+pub(crate) fn find_title(root: Node<'_, '_>) -> Option<String> {
+    let title = find_elements(root, "title").find_map(|node| node.text());
+    title.map(|title| title.trim().to_owned()).filter(|title| !title.is_empty())
 }
 
 /// Parses an XML part. A document type, which could define entities, is refused.
@@ -85,6 +95,11 @@ pub(crate) fn find_elements<'a, 'i: 'a>(
     name: &'a str,
 ) -> impl Iterator<Item = Node<'a, 'i>> {
     root.descendants().filter(move |node| has_name(*node, name))
+}
+
+/// Returns the first child with a local name.
+pub(crate) fn find_child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
+    node.children().find(|child| has_name(*child, name))
 }
 
 /// `true` if a node is an element with this local name.

@@ -1,19 +1,24 @@
 //! The binary formats: detection by content, and the parser of each.
 //!
-//! Text of PDF files by pages. The order of the text is that of the page's content.
-//!
 //! Text of e-mail messages: the headers that a reader sees, the body, and the names of the attachments.
 
 use mail_parser::{Address, Message, MessageParser, MimeHeaders};
-use pdf_extract::{Document, Error, Object, OutputError};
 use serde::{Deserialize, Serialize};
 
-use crate::{ExtractError, ExtractedText, TextPart, office, publication};
+use crate::{
+    ExtractError, ExtractedText, compound, notebook, office, open_document, pdf, publication, rich_text,
+    workbook,
+};
 
 /// The number of bytes in which the marks of a format are searched.
 const HEAD: usize = 4_096;
-/// The beginning of compound files: old office formats, and new ones that are encrypted.
-const COMPOUND_FILE: &[u8] = &[0xd0, 0xcf, 0x11, 0xe0, 0xa1, 0xb1, 0x1a, 0xe1];
+
+/// The namespace of a flat OpenDocument file, which is XML.
+const FLAT_OPEN_DOCUMENT: &[u8] = b"urn:oasis:names:tc:opendocument:xmlns:office:1.0";
+
+/// The marks of text documents of Word that are a single XML document.
+const FLAT_TEXT_DOCUMENTS: [&[u8]; 2] =
+    [b"<w:wordDocument", b"http://schemas.microsoft.com/office/2006/xmlPackage"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -25,6 +30,14 @@ pub enum BinaryFormat {
     Slides,
     /// A workbook: XLSX, XLSB, XLS, ODS.
     Workbook,
+    /// A text document, presentation or drawing of OpenDocument: ODT, ODP, ODG, packed or flat.
+    OpenDocument,
+    /// A document of Word or PowerPoint before 2007, or an Outlook message.
+    Compound,
+    /// RTF.
+    RichText,
+    /// A Jupyter notebook.
+    Notebook,
     /// EPUB.
     Publication,
     /// An e-mail message.
@@ -34,11 +47,15 @@ pub enum BinaryFormat {
 }
 
 impl BinaryFormat {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 11] = [
         Self::Pdf,
         Self::TextDocument,
         Self::Slides,
         Self::Workbook,
+        Self::OpenDocument,
+        Self::Compound,
+        Self::RichText,
+        Self::Notebook,
         Self::Publication,
         Self::Mail,
         Self::Encrypted,
@@ -51,6 +68,10 @@ impl BinaryFormat {
             Self::TextDocument => "text-document",
             Self::Slides => "slides",
             Self::Workbook => "workbook",
+            Self::OpenDocument => "open-document",
+            Self::Compound => "compound",
+            Self::RichText => "rich-text",
+            Self::Notebook => "notebook",
             Self::Publication => "publication",
             Self::Mail => "mail",
             Self::Encrypted => "encrypted",
@@ -67,25 +88,43 @@ pub fn detect_binary_format(bytes: &[u8], ending: Option<&str>) -> Option<Binary
     if find(&head[..head.len().min(1_024)], b"%PDF-") {
         return Some(BinaryFormat::Pdf);
     }
-    if bytes.starts_with(COMPOUND_FILE) {
+    if bytes.starts_with(compound::MARK) {
         let name: Vec<u8> = "EncryptedPackage".encode_utf16().flat_map(u16::to_le_bytes).collect();
         if find(bytes, &name) {
             return Some(BinaryFormat::Encrypted);
         }
-        return (ending == "xls").then_some(BinaryFormat::Workbook);
+        return match ending {
+            "xls" => Some(BinaryFormat::Workbook),
+            "doc" | "dot" | "ppt" | "pps" | "pot" | "msg" => Some(BinaryFormat::Compound),
+            _ => compound::is_document(bytes).then_some(BinaryFormat::Compound),
+        };
     }
     // The second one is an archive without parts.
     if bytes.starts_with(b"PK\x03\x04") || bytes.starts_with(b"PK\x05\x06") {
         return detect_packed_format(bytes, ending);
     }
-    (ending == "eml").then_some(BinaryFormat::Mail)
+    if bytes.starts_with(rich_text::MARK) {
+        return Some(BinaryFormat::RichText);
+    }
+    if find(head, FLAT_OPEN_DOCUMENT) && find(head, b"<office:document") {
+        return Some(BinaryFormat::OpenDocument);
+    }
+    if FLAT_TEXT_DOCUMENTS.iter().any(|mark| find(head, mark)) && head.starts_with(b"<?xml") {
+        return Some(BinaryFormat::TextDocument);
+    }
+    match ending {
+        "eml" | "mht" | "mhtml" => Some(BinaryFormat::Mail),
+        "ipynb" if find(bytes, b"\"nbformat\"") => Some(BinaryFormat::Notebook),
+        _ => None,
+    }
 }
 
 fn detect_packed_format(bytes: &[u8], ending: &str) -> Option<BinaryFormat> {
     match ending {
-        "docx" | "docm" | "dotx" => return Some(BinaryFormat::TextDocument),
-        "pptx" | "pptm" | "ppsx" => return Some(BinaryFormat::Slides),
-        "xlsx" | "xlsm" | "xlsb" | "ods" => return Some(BinaryFormat::Workbook),
+        "docx" | "docm" | "dotx" | "dotm" => return Some(BinaryFormat::TextDocument),
+        "pptx" | "pptm" | "ppsx" | "ppsm" | "potx" | "potm" => return Some(BinaryFormat::Slides),
+        "xlsx" | "xlsm" | "xlsb" | "xltx" | "ods" | "ots" => return Some(BinaryFormat::Workbook),
+        "odt" | "ott" | "odm" | "odp" | "otp" | "odg" | "otg" => return Some(BinaryFormat::OpenDocument),
         "epub" => return Some(BinaryFormat::Publication),
         _ => {}
     }
@@ -95,6 +134,7 @@ fn detect_packed_format(bytes: &[u8], ending: &str) -> Option<BinaryFormat> {
         (b"xl/workbook.", BinaryFormat::Workbook),
         (b"application/epub+zip", BinaryFormat::Publication),
         (b"application/vnd.oasis.opendocument.spreadsheet", BinaryFormat::Workbook),
+        (b"application/vnd.oasis.opendocument.", BinaryFormat::OpenDocument),
     ]
     .into_iter()
     .find_map(|(mark, format)| find(bytes, mark).then_some(format))
@@ -106,10 +146,14 @@ fn detect_packed_format(bytes: &[u8], ending: &str) -> Option<BinaryFormat> {
 /// See [`ExtractError`]. On a damaged file the parser may also panic, loop, or use up the memory.
 pub fn extract_text(format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
     match format {
-        BinaryFormat::Pdf => extract_pages(bytes),
+        BinaryFormat::Pdf => pdf::extract_pages(bytes),
         BinaryFormat::TextDocument => office::extract_text_document(bytes),
         BinaryFormat::Slides => office::extract_slides(bytes),
-        BinaryFormat::Workbook => office::extract_sheets(bytes),
+        BinaryFormat::Workbook => workbook::extract_sheets(bytes),
+        BinaryFormat::OpenDocument => open_document::extract_open_document(bytes),
+        BinaryFormat::Compound => compound::extract_compound(bytes),
+        BinaryFormat::RichText => rich_text::extract_document(bytes),
+        BinaryFormat::Notebook => notebook::extract_cells(bytes),
         BinaryFormat::Publication => publication::extract_sections(bytes),
         BinaryFormat::Mail => extract_message(bytes),
         BinaryFormat::Encrypted => Err(ExtractError::Encrypted),
@@ -118,39 +162,6 @@ pub fn extract_text(format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText,
 
 fn find(bytes: &[u8], mark: &[u8]) -> bool {
     bytes.windows(mark.len()).any(|window| window == mark)
-}
-
-/// Extracts the pages of a PDF file. A file that opens with an empty password is readable.
-pub(crate) fn extract_pages(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
-    let title = read_title(bytes);
-    let pages = pdf_extract::extract_text_from_mem_by_pages(bytes).map_err(to_extract_error)?;
-    let number_page = |(at, text)| TextPart { place: Some(format!("page {}", at + 1)), text };
-    Ok(ExtractedText { title, parts: pages.into_iter().enumerate().map(number_page).collect() })
-}
-
-fn read_title(bytes: &[u8]) -> Option<String> {
-    let document = Document::load_mem(bytes).ok()?;
-    let info = document.trailer.get(b"Info").ok()?.as_reference().ok()?;
-    let Object::String(title, _) = document.get_dictionary(info).ok()?.get(b"Title").ok()? else {
-        return None;
-    };
-    let title = decode_string(title);
-    Some(title.trim().to_owned()).filter(|title| !title.is_empty())
-}
-
-/// Decodes a text string: UTF-16 with a byte order mark, else a superset of ASCII.
-fn decode_string(bytes: &[u8]) -> String {
-    let (encoding, bytes) = match bytes.strip_prefix(&[0xfe, 0xff]) {
-        Some(units) => (encoding_rs::UTF_16BE, units),
-        None => (encoding_rs::WINDOWS_1252, bytes),
-    };
-    encoding.decode_without_bom_handling(bytes).0.into_owned()
-}
-
-fn to_extract_error(error: OutputError) -> ExtractError {
-    let needs_password =
-        matches!(error, OutputError::PdfError(Error::Decryption(_) | Error::InvalidPassword));
-    if needs_password { ExtractError::Encrypted } else { ExtractError::Damaged(error.to_string()) }
 }
 
 pub(crate) fn extract_message(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
@@ -203,6 +214,11 @@ fn format_addresses(addresses: &Address<'_>) -> String {
 mod tests {
     use super::*;
 
+    /// Writes the name of a stream as the directory of a compound file has it.
+    fn encode_name(name: &str) -> Vec<u8> {
+        name.encode_utf16().chain([0]).flat_map(u16::to_le_bytes).collect()
+    }
+
     #[test]
     fn formats_are_detected_by_content() {
         let packed = |part: &str| [b"PK\x03\x04....", part.as_bytes()].concat();
@@ -213,15 +229,22 @@ mod tests {
             (packed("xl/workbook.xml"), "", Some(BinaryFormat::Workbook)),
             (packed("mimetypeapplication/epub+zip"), "", Some(BinaryFormat::Publication)),
             (packed("a.txt"), "zip", None),
-            (COMPOUND_FILE.to_vec(), "xls", Some(BinaryFormat::Workbook)),
-            (COMPOUND_FILE.to_vec(), "doc", None),
+            (compound::MARK.to_vec(), "xls", Some(BinaryFormat::Workbook)),
+            (compound::MARK.to_vec(), "doc", Some(BinaryFormat::Compound)),
+            (compound::MARK.to_vec(), "msi", None),
+            ([compound::MARK, &encode_name("WordDocument")].concat(), "", Some(BinaryFormat::Compound)),
+            (b"{\\rtf1 a}".to_vec(), "doc", Some(BinaryFormat::RichText)),
+            (packed("mimetypeapplication/vnd.oasis.opendocument.text"), "", Some(BinaryFormat::OpenDocument)),
+            (b"{\"cells\": [], \"nbformat\": 4}".to_vec(), "ipynb", Some(BinaryFormat::Notebook)),
+            (b"{\"cells\": []}".to_vec(), "ipynb", None),
+            (b"<?xml version='1.0'?><w:wordDocument>".to_vec(), "doc", Some(BinaryFormat::TextDocument)),
             (b"From: a@b\n\nHello".to_vec(), "eml", Some(BinaryFormat::Mail)),
             (b"no PDF".to_vec(), "pdf", None),
         ] {
             assert_eq!(detect_binary_format(&bytes, Some(ending)), expected, "{ending}");
         }
         let name: Vec<u8> = "EncryptedPackage".encode_utf16().flat_map(u16::to_le_bytes).collect();
-        let encrypted = [COMPOUND_FILE, &name].concat();
+        let encrypted = [compound::MARK, &name].concat();
         assert_eq!(detect_binary_format(&encrypted, Some("docx")), Some(BinaryFormat::Encrypted));
     }
 }

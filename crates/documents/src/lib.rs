@@ -10,12 +10,25 @@
 //! run in a child process of the same program, whose end is no more than the reason to skip one file.
 
 mod archive;
+mod blocks;
+mod chart;
 mod child;
+mod compound;
 mod format;
 pub mod markdown;
+mod notebook;
 mod office;
+mod open_document;
+mod outlook;
+mod pdf;
+mod pdf_layout;
+mod pdf_tables;
 mod publication;
+mod rich_text;
+mod slides_97;
 pub mod text;
+mod word_97;
+mod workbook;
 
 use serde::{Deserialize, Serialize};
 

@@ -1,226 +1,289 @@
-//! Text of office documents. In DOCX and PPTX files paragraphs become lines between blank lines, rows of tables become lines of cells.
-//! In workbooks each sheet is a part, with a line for each row that has values.
+//! Text of office documents of Microsoft (Office Open XML): the body of a text document or slide, and the parts to which it
+//! refers: charts, diagrams (SmartArt), notes, comments, headers and footers.
 
-use std::io::Cursor;
+use std::collections::{BTreeMap, BTreeSet};
 
-use calamine::{Data, Error, ExcelDateTime, Range, Reader, XlsError, XlsxError, open_workbook_auto_from_rs};
+use encoding_rs::UTF_8;
 use roxmltree::Node;
 
-use crate::archive::{Archive, find_attribute, find_elements, has_name, parse_xml, resolve_target};
+use crate::archive::{Archive, find_attribute, find_elements, find_title, parse_xml, resolve_target};
+use crate::blocks::{BlockWriter, ReferencedText, format_blocks, format_comment, join_words};
+use crate::chart::format_chart;
+use crate::format::extract_message;
+use crate::markdown::html_to_markdown;
+use crate::{ExtractError, ExtractedText, TextPart, rich_text};
 
-use crate::{ExtractError, ExtractedText, TextPart};
-
+/// The part with title and author.
+pub(crate) const PROPERTIES: &str = "docProps/core.xml";
 const TEXT_BODY: &str = "word/document.xml";
-/// The parts of a text document that follow its body.
-const NOTES: [(&str, &str); 2] = [("word/footnotes.xml", "Footnotes"), ("word/endnotes.xml", "Endnotes")];
 const PRESENTATION: &str = "ppt/presentation.xml";
-pub(crate) const CELL_BORDER: &str = " | ";
+/// The maximum nesting of HTML that is a part of a document.
+const MAX_NESTING: usize = 500;
+
+/// A link from one part to another.
+struct Link {
+    id: String,
+    /// The last word of its type, such as `chart`.
+    kind: String,
+    target: String,
+}
 
 /// Extracts a text document. It has no pages: where they begin is up to the program that shows it.
 pub(crate) fn extract_text_document(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
+    if !bytes.starts_with(b"PK") {
+        return extract_flat_text_document(bytes);
+    }
     let mut archive = Archive::open(bytes)?;
-    let title = archive.read_title()?;
-    let body = archive.read_required_part(TEXT_BODY)?;
-    let mut text = format_blocks(parse_xml(TEXT_BODY, &body)?.root());
-    for (part, heading) in NOTES {
-        let Some(notes) = archive.read_part(part)? else { continue };
-        let notes = format_blocks(parse_xml(part, &notes)?.root());
-        if !notes.trim().is_empty() {
-            text.push_str(&format!("## {heading}\n\n{notes}"));
+    let title = archive.read_title(PROPERTIES)?;
+    let body = find_main_part(&mut archive, TEXT_BODY)?;
+    let mut text = read_blocks(&mut archive, &body)?;
+    let links = list_links(&mut archive, &body)?;
+    let targets = |kind: &str| -> Vec<String> {
+        links.iter().filter(|link| link.kind == kind).map(|link| link.target.clone()).collect()
+    };
+    let mut edges = Vec::new();
+    for part in [targets("header"), targets("footer")].concat() {
+        let edge = read_blocks(&mut archive, &part)?;
+        // Each section has its own, which are mostly the same.
+        if !edges.contains(&edge) {
+            edges.push(edge);
         }
+    }
+    let mut notes = [("Footnotes", Vec::new()), ("Endnotes", Vec::new()), ("Comments", Vec::new())];
+    for (kind, at, label) in [("footnotes", 0, ""), ("endnotes", 1, "e")] {
+        for part in targets(kind) {
+            notes[at].1.extend(read_notes(&mut archive, &part, label)?);
+        }
+    }
+    for part in targets("comments") {
+        notes[2].1.extend(read_comments(&mut archive, &part, &BTreeMap::new())?);
+    }
+    append_section(&mut text, "Headers and footers", &edges.concat());
+    for (heading, notes) in notes {
+        append_section(
+            &mut text,
+            heading,
+            &notes.iter().map(|note| format!("{note}\n\n")).collect::<String>(),
+        );
     }
     Ok(ExtractedText::from_single_text(title, text))
 }
 
-/// Extracts slides in their order, each with its notes.
+/// Extracts a text document that is a single XML document.
+fn extract_flat_text_document(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
+    let xml = UTF_8.decode(bytes).0;
+    let document = parse_xml("of XML", &xml)?;
+    let text = find_elements(document.root(), "body").map(format_blocks).collect();
+    Ok(ExtractedText::from_single_text(find_title(document.root()), text))
+}
+
+pub(crate) fn append_section(text: &mut String, heading: &str, section: &str) {
+    if !section.trim().is_empty() {
+        if !text.is_empty() && !text.ends_with("\n\n") {
+            text.push('\n');
+        }
+        text.push_str(&format!("## {heading}\n\n{section}"));
+    }
+}
+
+/// Extracts slides in their order, each with its comments and notes, and then the text of the slide masters that they use.
 pub(crate) fn extract_slides(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
     let mut archive = Archive::open(bytes)?;
-    let title = archive.read_title()?;
+    let title = archive.read_title(PROPERTIES)?;
+    let presentation = find_main_part(&mut archive, PRESENTATION)?;
+    let links = list_links(&mut archive, &presentation)?;
+    let authors = read_authors(&mut archive, &links)?;
     let mut parts = Vec::new();
-    for (at, slide) in list_slides(&mut archive)?.iter().enumerate() {
-        let body = archive.read_required_part(slide)?;
-        let mut text = format_blocks(parse_xml(slide, &body)?.root());
-        if let Some((_, notes)) =
-            list_links(&mut archive, slide)?.into_iter().find(|(_, target)| target.contains("notesSlide"))
-            && let Some(body) = archive.read_part(&notes)?
-        {
-            let notes = format_blocks(parse_xml(&notes, &body)?.root());
-            if !notes.trim().is_empty() {
-                text.push_str(&format!("Notes:\n\n{notes}"));
+    let mut layouts = BTreeSet::new();
+    for (at, slide) in list_slides(&mut archive, &presentation, &links)?.iter().enumerate() {
+        let mut text = read_blocks(&mut archive, slide)?;
+        let (mut comments, mut notes) = (Vec::new(), String::new());
+        for link in list_links(&mut archive, slide)? {
+            match link.kind.as_str() {
+                "comments" => comments.extend(read_comments(&mut archive, &link.target, &authors)?),
+                "notesSlide" => notes = read_blocks(&mut archive, &link.target)?,
+                "slideLayout" => drop(layouts.insert(link.target)),
+                _ => {}
+            }
+        }
+        for (heading, section) in [("Comments", comments.join("\n\n")), ("Notes", notes)] {
+            if !section.trim().is_empty() {
+                text.push_str(&format!("{heading}:\n\n{}\n\n", section.trim_end()));
             }
         }
         parts.push(TextPart { place: Some(format!("slide {}", at + 1)), text });
     }
+    let text = read_masters(&mut archive, layouts)?;
+    if !text.is_empty() {
+        parts.push(TextPart { place: Some("slide master".into()), text });
+    }
     Ok(ExtractedText { title, parts })
 }
 
+/// Reads what layouts and their masters show on each slide, without their placeholders.
+fn read_masters(archive: &mut Archive<'_>, mut parts: BTreeSet<String>) -> Result<String, ExtractError> {
+    for layout in parts.clone() {
+        let links = list_links(archive, &layout)?;
+        parts.extend(links.into_iter().filter(|link| link.kind == "slideMaster").map(|link| link.target));
+    }
+    let mut text = String::new();
+    for part in parts {
+        let Some(xml) = archive.read_part(&part)? else { continue };
+        let referenced = ReferencedText::new();
+        let mut writer = BlockWriter::new(&referenced).without_placeholders();
+        writer.write(parse_xml(&part, &xml)?.root());
+        text.push_str(&writer.finish().text);
+    }
+    Ok(text)
+}
+
+/// Returns the part to which the package refers as its document.
+fn find_main_part(archive: &mut Archive<'_>, usual: &str) -> Result<String, ExtractError> {
+    let links = list_links(archive, "")?;
+    let main = links.into_iter().find(|link| link.kind == "officeDocument").map(|link| link.target);
+    Ok(main.unwrap_or_else(|| usual.to_owned()))
+}
+
 /// Lists the parts of the slides in the order of the presentation.
-fn list_slides(archive: &mut Archive<'_>) -> Result<Vec<String>, ExtractError> {
-    let presentation = archive.read_required_part(PRESENTATION)?;
-    let presentation = parse_xml(PRESENTATION, &presentation)?;
-    let links = list_links(archive, PRESENTATION)?;
+fn list_slides(
+    archive: &mut Archive<'_>,
+    presentation: &str,
+    links: &[Link],
+) -> Result<Vec<String>, ExtractError> {
+    let text = archive.read_required_part(presentation)?;
+    let document = parse_xml(presentation, &text)?;
     let relation = |node: Node<'_, '_>| {
         let namespaced = node.attributes().find(|one| one.name() == "id" && one.namespace().is_some());
         namespaced.map(|attribute| attribute.value().to_owned())
     };
-    let ids = find_elements(presentation.root(), "sldId").filter_map(relation);
-    Ok(ids
-        .filter_map(|id| links.iter().find(|(own, _)| *own == id).map(|(_, target)| target.clone()))
-        .collect())
+    let ids = find_elements(document.root(), "sldId").filter_map(relation);
+    Ok(ids.filter_map(|id| links.iter().find(|link| link.id == id).map(|link| link.target.clone())).collect())
 }
 
-/// Lists the links of a part: their ids and targets.
-fn list_links(archive: &mut Archive<'_>, part: &str) -> Result<Vec<(String, String)>, ExtractError> {
-    let (folder, name) = part.rsplit_once('/').unwrap_or(("", part));
-    let path = format!("{folder}/_rels/{name}.rels");
+/// Lists the links of a part, or of the package if `part` is empty. Links out of the package are left out.
+fn list_links(archive: &mut Archive<'_>, part: &str) -> Result<Vec<Link>, ExtractError> {
+    let (folder, name) =
+        part.rsplit_once('/').map_or((String::new(), part), |(folder, name)| (format!("{folder}/"), name));
+    let path = format!("{folder}_rels/{name}.rels");
     let Some(text) = archive.read_part(&path)? else { return Ok(Vec::new()) };
     let links = parse_xml(&path, &text)?;
     let links = find_elements(links.root(), "Relationship").filter_map(|link| {
-        let (id, target) = (find_attribute(link, "Id")?, find_attribute(link, "Target")?);
-        Some((id.to_owned(), resolve_target(part, target)))
+        if find_attribute(link, "TargetMode") == Some("External") {
+            return None;
+        }
+        let kind = find_attribute(link, "Type")?.rsplit('/').next().unwrap_or_default();
+        Some(Link {
+            id: find_attribute(link, "Id")?.to_owned(),
+            kind: kind.to_owned(),
+            target: resolve_target(part, find_attribute(link, "Target")?),
+        })
     });
     Ok(links.collect())
 }
 
-/// Formats the paragraphs and tables below a node.
-fn format_blocks(root: Node<'_, '_>) -> String {
-    let mut text = String::new();
-    let mut is_table = false;
-    let mut walk = BlockWalk { next: Some(root), root };
-    while let Some(node) = walk.next_block() {
-        let block = if has_name(node, "tr") { format_row(node) } else { format_paragraph(node) };
-        if block.trim().is_empty() {
-            continue;
-        }
-        if is_table && !has_name(node, "tr") {
-            text.push('\n');
-        }
-        is_table = has_name(node, "tr");
-        text.push_str(&block);
-        text.push_str(if is_table { "\n" } else { "\n\n" });
+/// Reads the blocks of a part, with the charts and diagrams to which it refers.
+fn read_blocks(archive: &mut Archive<'_>, part: &str) -> Result<String, ExtractError> {
+    let mut referenced = ReferencedText::new();
+    for Link { id, kind, target } in list_links(archive, part)? {
+        let text = match kind.as_str() {
+            "chart" | "chartEx" => read_chart(archive, &target)?,
+            "diagramData" => read_part_blocks(archive, &target)?,
+            "aFChunk" => read_foreign_text(archive, &target)?,
+            _ => continue,
+        };
+        referenced.insert(id, text);
     }
-    text
+    let xml = archive.read_required_part(part)?;
+    let mut writer = BlockWriter::new(&referenced);
+    writer.write(parse_xml(part, &xml)?.root());
+    writer.write_unused();
+    Ok(writer.finish().text)
 }
 
-/// Walks over the outermost paragraphs and rows, in document order, without recursion. The stand-ins that a document has for
-/// older programs are skipped.
-struct BlockWalk<'a, 'i> {
-    next: Option<Node<'a, 'i>>,
-    root: Node<'a, 'i>,
+/// Reads the blocks of a part, without those to which it refers; nothing if there is no such part.
+fn read_part_blocks(archive: &mut Archive<'_>, part: &str) -> Result<String, ExtractError> {
+    let Some(xml) = archive.read_part(part)? else { return Ok(String::new()) };
+    Ok(format_blocks(parse_xml(part, &xml)?.root()))
 }
 
-impl<'a, 'i> BlockWalk<'a, 'i> {
-    fn next_block(&mut self) -> Option<Node<'a, 'i>> {
-        while let Some(node) = self.next {
-            let is_block = has_name(node, "p") || has_name(node, "tr");
-            let inner = node.first_child().filter(|_| !is_block && !has_name(node, "Fallback"));
-            self.next = inner.or_else(|| self.node_after(node));
-            if is_block {
-                return Some(node);
-            }
-        }
-        None
+/// Reads a chart, and the shapes that are drawn over it.
+fn read_chart(archive: &mut Archive<'_>, part: &str) -> Result<String, ExtractError> {
+    let Some(xml) = archive.read_part(part)? else { return Ok(String::new()) };
+    let mut text = format_chart(parse_xml(part, &xml)?.root());
+    for link in list_links(archive, part)?.into_iter().filter(|link| link.kind == "chartUserShapes") {
+        text.push_str(&read_part_blocks(archive, &link.target)?);
     }
-
-    /// Returns the node after a node and everything within it.
-    fn node_after(&self, node: Node<'a, 'i>) -> Option<Node<'a, 'i>> {
-        let mut node = node;
-        loop {
-            if node == self.root {
-                return None;
-            }
-            match node.next_sibling() {
-                Some(sibling) => return Some(sibling),
-                None => node = node.parent()?,
-            }
-        }
-    }
+    Ok(text)
 }
 
-fn format_row(row: Node<'_, '_>) -> String {
-    let cell = |cell: Node<'_, '_>| format_inline(cell).split_whitespace().collect::<Vec<_>>().join(" ");
-    let cells = row.children().filter(|node| has_name(*node, "tc")).map(cell);
-    cells.collect::<Vec<_>>().join(CELL_BORDER)
-}
-
-fn format_paragraph(paragraph: Node<'_, '_>) -> String {
-    let style = find_elements(paragraph, "pStyle").find_map(|style| find_attribute(style, "val"));
-    let level = style.and_then(|style| match style.to_lowercase().as_str() {
-        "title" => Some(1),
-        other => other.strip_prefix("heading")?.trim().parse::<usize>().ok(),
-    });
-    let text = format_inline(paragraph);
-    match level {
-        Some(level) if !text.trim().is_empty() => {
-            format!("{} {}", "#".repeat(level.clamp(1, 6)), text.trim())
+/// Reads a part of a document that is a file of another format: HTML, MHTML, RTF or plain text.
+fn read_foreign_text(archive: &mut Archive<'_>, part: &str) -> Result<String, ExtractError> {
+    let Some(bytes) = archive.read_bytes(part)? else { return Ok(String::new()) };
+    let ending = part.rsplit_once('.').map_or(String::new(), |(_, ending)| ending.to_lowercase());
+    let text = UTF_8.decode(&bytes).0;
+    match ending.as_str() {
+        "html" | "htm" | "xhtml" => {
+            html_to_markdown(&text, &["script", "style", "title", "img"], MAX_NESTING)
+                .map_err(|fault| ExtractError::Damaged(format!("its part {part}: {fault}")))
         }
-        Some(_) | None => text,
+        "rtf" => rich_text::format_rich_text(&bytes).map(|read| read.text),
+        "mht" | "mhtml" => {
+            extract_message(&bytes).map(|message| message.parts.into_iter().map(|part| part.text).collect())
+        }
+        "txt" => Ok(text.into_owned()),
+        _ => Ok(String::new()),
     }
 }
 
-fn format_inline(node: Node<'_, '_>) -> String {
-    let mut text = String::new();
-    for inner in node.descendants() {
-        match inner.tag_name().name() {
-            "t" => text.push_str(inner.text().unwrap_or_default()),
-            "tab" if inner.parent().is_some_and(|parent| has_name(parent, "r")) => text.push('\t'),
-            "br" | "cr" => text.push('\n'),
-            // Between the paragraphs of a cell.
-            "p" if !text.is_empty() => text.push(' '),
-            _ => {}
-        }
-    }
-    text
-}
-
-pub(crate) fn extract_sheets(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
-    let title = match bytes.starts_with(b"PK") {
-        // The parser of workbooks has no limit of its own on what it unpacks.
-        true => Archive::open(bytes)?.read_title()?,
-        false => None,
+/// Reads footnotes or endnotes, each with the mark that it has in the text.
+fn read_notes(archive: &mut Archive<'_>, part: &str, label: &str) -> Result<Vec<String>, ExtractError> {
+    let Some(xml) = archive.read_part(part)? else { return Ok(Vec::new()) };
+    let document = parse_xml(part, &xml)?;
+    let is_note = |node: &Node<'_, '_>| {
+        let kind = find_attribute(*node, "type").unwrap_or("normal");
+        ["footnote", "endnote"].contains(&node.tag_name().name()) && kind == "normal"
     };
-    let mut workbook = open_workbook_auto_from_rs(Cursor::new(bytes)).map_err(to_extract_error)?;
-    let mut parts = Vec::new();
-    for name in workbook.sheet_names() {
-        // A sheet may be a chart, which has no cells.
-        let Ok(range) = workbook.worksheet_range(&name) else { continue };
-        parts.push(TextPart { place: Some(format!("sheet {name}")), text: format_range(&range) });
-    }
-    Ok(ExtractedText { title, parts })
+    let notes = document.root().descendants().filter(is_note).filter_map(|note| {
+        let text = join_words(&format_blocks(note));
+        let id = find_attribute(note, "id").unwrap_or("*");
+        (!text.is_empty()).then(|| format!("[^{label}{id}]: {text}"))
+    });
+    Ok(notes.collect())
 }
 
-fn format_range(range: &Range<Data>) -> String {
-    let mut text = String::new();
-    for row in range.rows() {
-        let cells: Vec<String> = row.iter().map(format_cell).collect();
-        let line = cells.join(CELL_BORDER);
-        let line = line.trim_end_matches([' ', '|']);
-        if !line.is_empty() {
-            text.push_str(line);
-            text.push('\n');
-        }
-    }
-    text
+/// Reads the comments of a text document or slide, each with its author.
+fn read_comments(
+    archive: &mut Archive<'_>,
+    part: &str,
+    authors: &BTreeMap<String, String>,
+) -> Result<Vec<String>, ExtractError> {
+    let Some(xml) = archive.read_part(part)? else { return Ok(Vec::new()) };
+    let document = parse_xml(part, &xml)?;
+    let is_comment = |node: &Node<'_, '_>| ["comment", "cm", "reply"].contains(&node.tag_name().name());
+    let comments = document.root().descendants().filter(is_comment).filter_map(|comment| {
+        let author = find_attribute(comment, "author");
+        let id = find_attribute(comment, "authorId");
+        let author = author.or_else(|| id.and_then(|id| authors.get(id)).map(String::as_str));
+        let text =
+            match comment.children().find(|child| ["text", "txBody"].contains(&child.tag_name().name())) {
+                Some(body) if body.tag_name().name() == "text" => body.text().unwrap_or_default().to_owned(),
+                Some(body) => format_blocks(body),
+                None => format_blocks(comment),
+            };
+        (!text.trim().is_empty()).then(|| format_comment(author.unwrap_or_default(), &text))
+    });
+    Ok(comments.collect())
 }
 
-fn format_cell(cell: &Data) -> String {
-    if let Data::DateTime(time) = cell
-        && time.is_datetime()
-    {
-        return format_time(time);
+/// Returns the names of those who commented slides, by id.
+fn read_authors(archive: &mut Archive<'_>, links: &[Link]) -> Result<BTreeMap<String, String>, ExtractError> {
+    let mut authors = BTreeMap::new();
+    for link in links.iter().filter(|link| ["commentAuthors", "authors"].contains(&link.kind.as_str())) {
+        let Some(xml) = archive.read_part(&link.target)? else { continue };
+        let document = parse_xml(&link.target, &xml)?;
+        authors.extend(document.root().descendants().filter_map(|node| {
+            Some((find_attribute(node, "id")?.to_owned(), find_attribute(node, "name")?.to_owned()))
+        }));
     }
-    cell.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-fn format_time(time: &ExcelDateTime) -> String {
-    let (year, month, day, hour, minute, second, _) = time.to_ymd_hms_milli();
-    match (hour, minute, second) {
-        (0, 0, 0) => format!("{year:04}-{month:02}-{day:02}"),
-        _ => format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}"),
-    }
-}
-
-fn to_extract_error(error: Error) -> ExtractError {
-    let needs_password = matches!(error, Error::Xls(XlsError::Password) | Error::Xlsx(XlsxError::Password));
-    if needs_password { ExtractError::Encrypted } else { ExtractError::Damaged(error.to_string()) }
+    Ok(authors)
 }

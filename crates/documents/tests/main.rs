@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
+mod collected;
 mod formats;
 mod real_documents;

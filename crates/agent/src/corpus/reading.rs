@@ -130,7 +130,7 @@ pub fn read_document(file: &InputFile) -> Result<Document, SkipReason> {
     let (text, places) = join_parts(&parts);
     if text.trim().is_empty() {
         let pages = describe_pages(&file.path, &file.bytes, format, &parts);
-        return pages.map(|pages| image_document(file, pages)).ok_or(SkipReason::Empty);
+        return pages.map(|pages| image_document(file, pages)).ok_or_else(|| empty_reason(format));
     }
     let title = title.and_then(|title| shorten_title(&title)).or_else(|| is_title(&text));
     let title = title.unwrap_or_else(|| title_of_file(&file.path).to_owned());
@@ -138,9 +138,13 @@ pub fn read_document(file: &InputFile) -> Result<Document, SkipReason> {
     Ok(StoredDocument { path: file.path.clone(), title, sha256, text, places, image: None }.into())
 }
 
+fn empty_reason(format: Option<BinaryFormat>) -> SkipReason {
+    if format == Some(BinaryFormat::Pdf) { SkipReason::Scan } else { SkipReason::Empty }
+}
+
 /// Returns the document that an image is, or a PDF file without text: its text is a description.
 fn image_document(file: &InputFile, image: Image) -> Document {
-    let why = if image.is_pdf() { ": its pages have no text" } else { "" };
+    let why = if image.is_pdf() { ": its pages have no text, as of a scan" } else { "" };
     let stored = StoredDocument {
         path: file.path.clone(),
         title: title_of_file(&file.path).to_owned(),
@@ -178,7 +182,7 @@ pub(crate) fn read_binary_content(path: &str, bytes: &[u8]) -> Option<Result<Bin
         let text = format_parts(&extracted.parts);
         let pages = describe_pages(path, bytes, Some(format), &extracted.parts);
         match text.is_empty() && pages.is_none() {
-            true => Err(SkipReason::Empty),
+            true => Err(empty_reason(Some(format))),
             false => Ok(BinaryContent { text, pages }),
         }
     }))
@@ -303,8 +307,10 @@ fn shorten_title(raw: &str) -> Option<String> {
 
 /// The title of a document without one: the name of its file, without the ending of a format for reading.
 fn title_of_file(path: &str) -> &str {
-    const READING: [&str; 12] =
-        ["txt", "text", "rst", "md", "markdown", "html", "htm", "pdf", "docx", "pptx", "epub", "eml"];
+    const READING: [&str; 19] = [
+        "txt", "text", "rst", "md", "markdown", "html", "htm", "pdf", "docx", "pptx", "doc", "ppt", "odt",
+        "odp", "rtf", "epub", "eml", "msg", "ipynb",
+    ];
     let name = path.rsplit('/').next().unwrap_or(path);
     match name.rsplit_once('.') {
         Some((stem, ending)) if !stem.is_empty() && READING.contains(&ending.to_lowercase().as_str()) => stem,
@@ -345,6 +351,8 @@ pub enum SkipReason {
     TooMuch,
     /// It contains no text.
     Empty,
+    /// It is a PDF file whose pages have no text, and that is too large to be shown to models.
+    Scan,
     /// It is an image that can't be shown to models.
     Image(String),
     /// Its HTML is nested too deep, or the converter failed.
@@ -377,6 +385,9 @@ impl fmt::Display for SkipReason {
                 write!(f, "the documents before it reach the maximum of {} MiB", MAX_TOTAL as u64 / MIB)
             }
             Self::Empty => f.write_str("it contains no text"),
+            Self::Scan => f.write_str(
+                "its pages are images without text, as of a scan; let a program for OCR add the text",
+            ),
             Self::Image(reason) => write!(f, "it can't be shown to models: {reason}"),
             Self::Html(reason) => write!(f, "its HTML can't be read: {reason}"),
             Self::SamePath => f.write_str("another file has the same path"),
@@ -389,8 +400,7 @@ impl fmt::Display for SkipReason {
 }
 
 /// The supported formats, for messages.
-pub const SUPPORTED: &str =
-    "text in any character set, HTML, PDF, DOCX, PPTX, XLSX, EPUB, e-mail and images (PNG, JPEG, GIF, WebP)";
+pub const SUPPORTED: &str = "text in any character set, HTML, PDF, office documents (DOCX, PPTX, XLSX, DOC, PPT, XLS, ODT, ODP, ODS, RTF), EPUB, notebooks, e-mail (EML, MSG) and images (PNG, JPEG, GIF, WebP)";
 
 impl SkipReason {
     /// `true` if another try, or another machine, would have the same result.
@@ -403,6 +413,7 @@ impl SkipReason {
             | Self::TooLarge(_)
             | Self::TooMuch
             | Self::Empty
+            | Self::Scan
             | Self::Image(_)
             | Self::Html(_)
             | Self::SamePath
@@ -418,6 +429,7 @@ impl SkipReason {
             Self::Hidden => "hidden".into(),
             Self::Link => "link".into(),
             Self::Empty => "empty".into(),
+            Self::Scan => "without text".into(),
             Self::TooLarge(_) | Self::TooMuch | Self::Image(_) => "too large".into(),
             Self::Unextractable(ExtractError::Encrypted) => "encrypted".into(),
             Self::Unextractable(_) | Self::Html(_) => "damaged".into(),
@@ -479,7 +491,7 @@ mod tests {
             reasons,
             [
                 "a.pdf: no process for reading it can be started: the program's main does not begin with run_as_launcher()",
-                "b.png: binary files of the kind .png are not supported; text in any character set, HTML, PDF, DOCX, PPTX, XLSX, EPUB, e-mail and images (PNG, JPEG, GIF, WebP) are",
+                "b.png: binary files of the kind .png are not supported; text in any character set, HTML, PDF, office documents (DOCX, PPTX, XLSX, DOC, PPT, XLS, ODT, ODP, ODS, RTF), EPUB, notebooks, e-mail (EML, MSG) and images (PNG, JPEG, GIF, WebP) are",
                 "c: it is binary, not text",
                 "d.md: it contains no text",
                 "e.txt: it has 33 MiB; the maximum is 32 MiB",

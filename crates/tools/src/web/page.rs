@@ -47,7 +47,7 @@ pub(crate) struct Page {
 }
 
 /// The content types of documents in binary formats, and of bytes of unknown format.
-const DOCUMENT_TYPES: [&str; 18] = [
+const DOCUMENT_TYPES: [&str; 26] = [
     "application/pdf",
     "application/x-pdf",
     "application/epub+zip",
@@ -62,6 +62,14 @@ const DOCUMENT_TYPES: [&str; 18] = [
     "application/vnd.ms-excel.sheet.macroenabled.12",
     "application/vnd.ms-excel.sheet.binary.macroenabled.12",
     "application/vnd.oasis.opendocument.spreadsheet",
+    "application/vnd.oasis.opendocument.text",
+    "application/vnd.oasis.opendocument.presentation",
+    "application/vnd.oasis.opendocument.graphics",
+    "application/msword",
+    "application/vnd.ms-powerpoint",
+    "application/vnd.ms-outlook",
+    "application/rtf",
+    "application/x-ole-storage",
     "message/rfc822",
     "application/octet-stream",
     "binary/octet-stream",
