@@ -29,7 +29,6 @@ fn serve(media_type: &'static str, text: &'static str) -> Response {
     let headers = [
         (header::CONTENT_TYPE, media_type),
         (header::CONTENT_SECURITY_POLICY, DOCS_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
     (headers, text).into_response()
 }
@@ -51,7 +50,6 @@ pub fn html_page_of_markdown(text: &str) -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
     (headers, page).into_response()
 }
