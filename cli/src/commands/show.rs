@@ -13,13 +13,16 @@ use millrace_protocol::plan::{Attempt, Plan, Task, TaskState};
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::schema::find_nearest_name;
 use millrace_runtime::Bus;
+use millrace_runtime::work::queue_place::read_places;
 use millrace_views::journal::{TranscriptEntry, read_entry};
 
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::history::RunHistory;
 use crate::interrupted::offline_run_hint;
 use crate::invocation::command_hint;
-use crate::json::{EntryLine, PlannerTranscript, RunResult, TaskTranscript, print_json};
+use crate::json::{
+    EntryLine, PlannerTranscript, RunResult, TaskTranscript, print_json, waiting_work_of_plan,
+};
 use crate::monitors::{ConnectionMonitor, LinkState};
 use crate::questions::{
     format_closed_question, format_question, format_question_line, open_questions_of_plan,
@@ -103,7 +106,13 @@ async fn show_run(bus: &Bus, arguments: &ShowArguments, is_offline: bool) -> Com
         (Ok(report), false) => report.deliverable_markdown().iter().for_each(|text| print_deliverable(text)),
         (Err(history), true) => {
             let result = RunResult::new(&run, &history, None, now, resume_command_hint(&run, &history.plan));
-            print_json(&if is_offline { result.without_cluster(&history) } else { result });
+            print_json(&match is_offline {
+                true => result.without_cluster(&history),
+                false => {
+                    let places = read_places(bus, waiting_work_of_plan(&run, &history.plan)).await?;
+                    result.with_places(&history, &places)
+                }
+            });
         }
         (Err(history), false) if is_offline => print_stderr_line(&offline_run_hint(&run, &history.plan)),
         (Err(_), false) => {}

@@ -80,9 +80,9 @@ fn check_request_line(version: Version, uri: &Uri, headers: &HeaderMap) -> Resul
         // HTTP/1.0 knows requests without.
         (None, false) => Ok(()),
         (Some(host), _) if host.is_same(&target, uri.scheme()) => Ok(()),
-        (Some(_) | None, _) => {
-            Err(Problem::invalid(format!("the header Host names another server than the address, {authority}")))
-        }
+        (Some(_) | None, _) => Err(Problem::invalid(format!(
+            "the header Host names another server than the address, {authority}"
+        ))),
     }
 }
 

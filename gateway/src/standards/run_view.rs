@@ -34,6 +34,13 @@ pub struct RunView {
     /// `submitted`, `queued` in its session, `running`, `paused`, `interrupted` or `winding_down`; once it has ended, `completed`, `completed_partial`, `failed`,
     /// `cancelled`, `no_progress`, `planner_unavailable`, `budget_exhausted` or `max_steps`.
     pub state: String,
+    /// What it waits for while nothing of its own plan is in progress: `question`, `parameters`, `provider`, `worker`, `event`, `time` or
+    /// `sub_agent`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
+    /// The same in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_for: Option<String>,
     /// The objective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objective: Option<String>,
@@ -231,7 +238,11 @@ impl RunView {
     /// Returns its state in a sentence.
     pub fn describe(&self) -> String {
         let done = self.tasks.iter().filter(|task| task.state == "completed").count();
-        let (state, total) = (self.state.replace('_', " "), self.tasks.len());
+        let state = match &self.waiting {
+            Some(wait) if self.state == "running" => format!("waiting ({})", wait.replace('_', "-")),
+            Some(_) | None => self.state.replace('_', " "),
+        };
+        let total = self.tasks.len();
         match &self.end {
             Some(end) if !end.detail.is_empty() => format!("{state}: {}", end.detail),
             Some(_) => state,

@@ -18,8 +18,8 @@ use millrace_protocol::plan::{
     CommandAction, Decision, DeliverableRule, Document, Edit, EndReason, Event, Fact, GraphError, GraphEvent,
     InputAnswer, JournalKey, OnFailedDependency, PlanTime, PlannerConsultMode, PlannerTrigger, PlanningEvent,
     PlanningMode, ProviderEvent, Refusal, ResourceAmounts, ReviewCheck, ReviewEvent, ReviewPolicy,
-    RunCommand, RunEvent, RunHold, StartEvent, StartEventExpiry, StartExpiryAction, StoppedClocks,
-    Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
+    RunCommand, RunEvent, RunHold, RunWait, RunWaitKind, StartEvent, StartEventExpiry, StartExpiryAction,
+    StoppedClocks, Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
 };
 use millrace_protocol::question::{
     Answer, AnswerKind, AnswerScope, ExpiryAction, QuestionSubject, RunAnswer, StandingAnswer,
@@ -1604,7 +1604,16 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
                         ..summary.clone()
                     },
                 ),
-                (named("of a run"), RunSummary { waiting_for: None, ..summary.clone() }),
+                (named("of a run"), RunSummary { wait: None, waiting_for: None, ..summary.clone() }),
+                (
+                    named("of a run that waits for a person"),
+                    RunSummary {
+                        wait: Some(RunWait { kind: RunWaitKind::Question, order: None }),
+                        open_questions: 1,
+                        questions: 1,
+                        ..summary.clone()
+                    },
+                ),
                 (named("of a run with labels"), RunSummary { labels: sample_labels(), ..summary.clone() }),
                 (
                     named("of a run that waits for its turn"),

@@ -375,6 +375,12 @@ pub struct ListedRun {
     pub run: String,
     /// Its state.
     pub state: String,
+    /// What it waits for, while nothing of its own plan is in progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
+    /// The same in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_for: Option<String>,
     /// The beginning of its objective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objective: Option<String>,
