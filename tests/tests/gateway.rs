@@ -857,6 +857,9 @@ async fn runs_say_what_they_wait_for_and_are_selected_by_it() {
     let shown = cluster.millrace_command().args(["show", last, "--json"]).output().unwrap();
     let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
     assert_eq!((&shown["waiting_for"], &shown["waiting"]), (&json!(text(10)), &json!("worker")));
+    let board = cluster.millrace_command().args(["show", last]).output().unwrap();
+    let board = String::from_utf8_lossy(&board.stdout).into_owned();
+    assert!(board.contains(&text(10)), "{board}");
     let tasks = gateway.get(&format!("/runs/{first}/tasks")).await.json();
     assert_eq!(tasks["tasks"][0]["waiting_for"], "a free slot of echo: queued behind 0, 1 of 1 slots busy");
     let refused = gateway.get("/runs?waiting=nothing").await;

@@ -21,7 +21,8 @@ use crate::history::RunHistory;
 use crate::interrupted::offline_run_hint;
 use crate::invocation::command_hint;
 use crate::json::{
-    EntryLine, PlannerTranscript, RunResult, TaskTranscript, print_json, waiting_work_of_plan,
+    EntryLine, PlannerTranscript, RunResult, TaskTranscript, describe_wait_of_plan, print_json,
+    waiting_work_of_plan,
 };
 use crate::monitors::{ConnectionMonitor, LinkState};
 use crate::questions::{
@@ -90,12 +91,17 @@ async fn show_run(bus: &Bus, arguments: &ShowArguments, is_offline: bool) -> Com
         refuse_damaged_log(bus, &run).await?;
     }
     let now = Timestamp::now();
+    let waiting = if is_offline { Vec::new() } else { waiting_work_of_plan(&run, &history.plan) };
+    let places = read_places(bus, waiting).await?;
     if !arguments.json {
         let live = LiveModelOutput::default();
         print_board_lines(&match is_offline {
             true => render_offline_board_lines(&run, &history.plan, now, WIDTH),
             false => render_board_lines(&run, &history.plan, &live, now, WIDTH, usize::MAX),
         });
+        if let Some(wait) = describe_wait_of_plan(&run, &history.plan, &places) {
+            print_stdout_line(&single_line(&wait));
+        }
         for record in open_questions_of_plan(&history.plan) {
             print_stdout_line(&format_question_line(&run, &record));
         }
@@ -108,10 +114,7 @@ async fn show_run(bus: &Bus, arguments: &ShowArguments, is_offline: bool) -> Com
             let result = RunResult::new(&run, &history, None, now, resume_command_hint(&run, &history.plan));
             print_json(&match is_offline {
                 true => result.without_cluster(&history),
-                false => {
-                    let places = read_places(bus, waiting_work_of_plan(&run, &history.plan)).await?;
-                    result.with_places(&history, &places)
-                }
+                false => result.with_places(&history, &places),
             });
         }
         (Err(history), false) if is_offline => print_stderr_line(&offline_run_hint(&run, &history.plan)),

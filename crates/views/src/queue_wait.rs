@@ -18,12 +18,16 @@ pub fn waiting_work_of_plan(run: &RunId, plan: &Plan) -> Vec<WaitingWork> {
     if !plan.is_live() || describe_hold(plan, false).is_some() {
         return Vec::new();
     }
-    let of_plan = plan.current_wait().and_then(|(wait, _)| wait.order);
-    let of_plan = of_plan.map(|(capability, work)| WaitingWork { run: run.clone(), capability, work });
+    let first = first_waiting_work(run, plan);
     let of_tasks = plan.tasks().iter().filter_map(|task| waiting_work_of_task(run, task));
-    let mut all: Vec<WaitingWork> = of_plan.into_iter().collect();
-    all.extend(of_tasks.filter(|one| all.first() != Some(one)).collect::<Vec<_>>());
-    all
+    let others: Vec<WaitingWork> = of_tasks.filter(|one| Some(one) != first.as_ref()).collect();
+    first.into_iter().chain(others).collect()
+}
+
+/// Returns the work for which a run as a whole waits for a worker, if it does.
+fn first_waiting_work(run: &RunId, plan: &Plan) -> Option<WaitingWork> {
+    let (capability, work) = plan.current_wait()?.0.order?;
+    Some(WaitingWork { run: run.clone(), capability, work })
 }
 
 /// Returns the work of a task that waits for a worker.
@@ -32,12 +36,17 @@ pub(crate) fn waiting_work_of_task(run: &RunId, task: &Task) -> Option<WaitingWo
     Some(WaitingWork { run: run.clone(), capability: task.spec.capability.clone(), work })
 }
 
+/// Describes what a run waits for, by its place in the queue; `None` if it has none.
+pub fn describe_wait_of_plan(run: &RunId, plan: &Plan, places: &PlacesInQueue) -> Option<String> {
+    describe_wait_of_run(&first_waiting_work(run, plan)?, places)
+}
+
 /// Describes what a run in a list waits for, by its place in the queue; `None` if it has none.
 pub fn describe_wait_of_summary(summary: &RunSummary, places: &PlacesInQueue) -> Option<String> {
     describe_wait_of_run(&waiting_work_of_summary(summary)?, places)
 }
 
-pub(crate) fn describe_wait_of_run(waiting: &WaitingWork, places: &PlacesInQueue) -> Option<String> {
+fn describe_wait_of_run(waiting: &WaitingWork, places: &PlacesInQueue) -> Option<String> {
     let who = match &waiting.work {
         Work::Task { task, .. } | Work::Review { task, .. } => task.to_string(),
         Work::Planning { turn, .. } => format!("the planner's turn {turn}"),

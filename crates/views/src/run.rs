@@ -17,14 +17,14 @@ use millrace_protocol::registry::{QueuePlace, RunSummary};
 use millrace_protocol::result::{SourceKind, TaskResult, Usage};
 use millrace_protocol::safe_text::{self, markdown_line};
 use millrace_protocol::wait::ProviderWaitJson;
-use millrace_runtime::work::queue_place::{PlacesInQueue, WaitingWork};
+use millrace_runtime::work::queue_place::PlacesInQueue;
 use millrace_verification::VerificationCounts;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::answer::AnswerState;
 use crate::history::{FailureRecord, PlannerTurn, RunHistory, UserCommand, UserMessage};
-use crate::queue_wait::describe_wait_of_run;
+use crate::queue_wait::describe_wait_of_plan;
 use crate::run_state::{RunState, TaskCounts};
 use crate::tagged;
 use crate::task::TaskJson;
@@ -396,10 +396,7 @@ impl<'a> RunResult<'a> {
 
     /// The same with the places of the work that waits for a worker.
     pub fn with_places(mut self, history: &'a RunHistory, places: &PlacesInQueue) -> Self {
-        let wait = history.plan.current_wait().and_then(|(wait, _)| wait.order);
-        let wait = wait.map(|(capability, work)| WaitingWork { run: self.run.clone(), capability, work });
-        let text = wait.and_then(|waiting| describe_wait_of_run(&waiting, places));
-        self.waiting_for = text.or(self.waiting_for);
+        self.waiting_for = describe_wait_of_plan(self.run, &history.plan, places).or(self.waiting_for);
         self.tasks.iter_mut().for_each(|task| task.set_place(self.run, &history.plan, places));
         self
     }

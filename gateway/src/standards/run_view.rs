@@ -238,11 +238,7 @@ impl RunView {
     /// Returns its state in a sentence.
     pub fn describe(&self) -> String {
         let done = self.tasks.iter().filter(|task| task.state == "completed").count();
-        let state = match &self.waiting {
-            Some(wait) if self.state == "running" => format!("waiting ({})", wait.replace('_', "-")),
-            Some(_) | None => self.state.replace('_', " "),
-        };
-        let total = self.tasks.len();
+        let (state, total) = (self.state.replace('_', " "), self.tasks.len());
         match &self.end {
             Some(end) if !end.detail.is_empty() => format!("{state}: {}", end.detail),
             Some(_) => state,

@@ -1574,7 +1574,8 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
         lane_lease_ms: 5000,
         work_lease_ms: 20_000,
     };
-    let summary = RunSummary::from_plan(&run, Lane(0), &plan, cast::test_start_time()).unwrap();
+    let waiting = RunSummary::from_plan(&run, Lane(0), &plan, cast::test_start_time()).unwrap();
+    let summary = RunSummary { wait: None, ..waiting.clone() };
     let manifest = vec![Document { path: "GPL-3.0.txt".into(), sha256: "01".repeat(32), size: 35_149 }];
     let description = CapabilityDescription {
         parameters: Some(json!({ "type": "object" })),
@@ -1604,7 +1605,8 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
                         ..summary.clone()
                     },
                 ),
-                (named("of a run"), RunSummary { wait: None, waiting_for: None, ..summary.clone() }),
+                (named("of a run"), RunSummary { waiting_for: None, ..summary.clone() }),
+                (named("of a run that waits for a worker"), waiting),
                 (
                     named("of a run that waits for a person"),
                     RunSummary {

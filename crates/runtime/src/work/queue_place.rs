@@ -63,11 +63,15 @@ pub async fn read_places(bus: &Bus, waiting: Vec<WaitingWork>) -> Result<PlacesI
         queues.map(|queue| (queue.capability.clone(), queue)).collect();
     let counted: HashSet<WaitingWork> = waiting.iter().take(MAX_PLACES).cloned().collect();
     let places = futures::stream::iter(waiting).map(async |one| {
-        let behind = match queues.get(&one.capability) {
+        let queue = queues.get(&one.capability);
+        let behind = match queue {
             Some(queue) if counted.contains(&one) => count_orders_before(bus, &one, queue).await?,
             Some(_) | None => None,
         };
-        let slots = slots.get(&one.capability).copied().unwrap_or_default();
+        let mut slots = slots.get(&one.capability).copied().unwrap_or_default();
+        // Heartbeats are seconds old.
+        let taken = queue.map_or(0, |queue| u32::try_from(queue.in_progress).unwrap_or(u32::MAX));
+        slots.busy = slots.busy.max(taken.min(slots.total));
         Ok((one, PlaceInQueue { behind, slots }))
     });
     let places: Vec<Result<(WaitingWork, PlaceInQueue), Fault>> =
