@@ -154,11 +154,11 @@ pub struct RunSummary {
     pub winding_down: Option<EndReason>,
     /// Its usage so far.
     pub usage: Usage,
-    /// What it waits for while nothing of its own plan is in progress; `None` also if the program that wrote the summary does not
-    /// report it.
+    /// The current wait; `None` while one of its own tasks is in progress, and if the program that wrote the summary does not report
+    /// waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait: Option<RunWait>,
-    /// The same as a text, and that of a run that waits before its first task.
+    /// A description of the wait, also of the hold before the first task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
     /// The damage of its log, if the run cannot continue because of it.

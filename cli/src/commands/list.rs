@@ -188,7 +188,7 @@ fn summary_row(summary: &RunSummary, now: Timestamp) -> [String; 7] {
         let age = format_age(now.duration_since(wait.since));
         format!("  (waiting for provider {} for {age})", single_line(&wait.model))
     });
-    // That of a provider is said already.
+    // The wait for a provider is in `provider`.
     let wait = summary.waiting_for.as_ref().filter(|_| provider.is_none());
     let wait = summary.log_damage.as_ref().or(wait);
     let wait = wait.map(|wait| format!("  ({})", single_line(wait)));

@@ -70,9 +70,9 @@ export type RunLine = {
   usage: Usage
   /** The provider that it waits for, or for which it is paused. */
   waiting_for_provider?: ProviderWaitJson | null
-  /** What it waits for while nothing of its own plan is in progress; absent otherwise. `state` does not change with it. */
+  /** The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend on it. */
   waiting?: RunWaitKind | null
-  /** The same as a text, and that of a run that waits before its first task. */
+  /** A description of the wait, also of the hold before the first task. */
   waiting_for?: string | null
   /** The number of its open questions to persons; `millrace inbox` shows them. */
   open_questions: number
@@ -162,7 +162,7 @@ export type ProviderWaitJson = {
   error: string
 }
 
-/** What a live run waits for. Of several waits the first in this order counts: a person can do something about it, or an operator. */
+/** The kind of a wait. Of several waits, the first in this order counts: a person or an operator can end it. */
 export type RunWaitKind = "question" | "parameters" | "provider" | "worker" | "event" | "time" | "sub_agent"
 
 /** A part of the list of sessions. */
@@ -233,9 +233,9 @@ export type RunData = {
   resumable: boolean
   /** The provider that the run waits for, or for which it is paused. */
   waiting_for_provider?: ProviderWaitJson | null
-  /** What it waits for while nothing of its own plan is in progress; absent otherwise. `state` does not change with it. */
+  /** The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend on it. */
   waiting?: RunWaitKind | null
-  /** The same as a text, and that of a run that waits before its first task. */
+  /** A description of the wait, also of the hold before the first task. */
   waiting_for?: string | null
   /** The task whose result is the deliverable. */
   deliverable: DeliverableJson | null

@@ -36,12 +36,12 @@ pub(crate) fn waiting_work_of_task(run: &RunId, task: &Task) -> Option<WaitingWo
     Some(WaitingWork { run: run.clone(), capability: task.spec.capability.clone(), work })
 }
 
-/// Describes what a run waits for, by its place in the queue; `None` if it has none.
+/// Describes the wait of a run for a worker, with its place in the queue; `None` if it has none.
 pub fn describe_wait_of_plan(run: &RunId, plan: &Plan, places: &PlacesInQueue) -> Option<String> {
     describe_wait_of_run(&first_waiting_work(run, plan)?, places)
 }
 
-/// Describes what a run in a list waits for, by its place in the queue; `None` if it has none.
+/// Describes the wait of a run in a list for a worker, with its place in the queue; `None` if it has none.
 pub fn describe_wait_of_summary(summary: &RunSummary, places: &PlacesInQueue) -> Option<String> {
     describe_wait_of_run(&waiting_work_of_summary(summary)?, places)
 }

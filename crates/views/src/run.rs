@@ -77,10 +77,10 @@ pub struct RunListLine<'a> {
     /// The provider that it waits for, or for which it is paused.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting_for_provider: Option<ProviderWaitJson<'a>>,
-    /// What it waits for while nothing of its own plan is in progress; absent otherwise. `state` does not change with it.
+    /// The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting: Option<RunWaitKind>,
-    /// The same as a text, and that of a run that waits before its first task.
+    /// A description of the wait, also of the hold before the first task.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting_for: Option<Cow<'a, str>>,
     /// The number of its open questions to persons; `millrace inbox` shows them.
@@ -173,10 +173,10 @@ pub struct RunResult<'a> {
     /// The provider that the run waits for, or for which it is paused.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting_for_provider: Option<ProviderWaitJson<'a>>,
-    /// What it waits for while nothing of its own plan is in progress; absent otherwise. `state` does not change with it.
+    /// The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting: Option<RunWaitKind>,
-    /// The same as a text, and that of a run that waits before its first task.
+    /// A description of the wait, also of the hold before the first task.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting_for: Option<String>,
     /// The task whose result is the deliverable.

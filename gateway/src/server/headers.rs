@@ -1,5 +1,5 @@
-//! The headers of all requests and responses, whatever their path: ambiguous requests are refused (RFC 9112, section 3.2), and every
-//! response tells browsers what it may do.
+//! The headers of all requests and responses: ambiguous requests are refused (RFC 9112, section 3.2), and every response has the
+//! security headers.
 //!
 //! A proxy or a cache in front of the gateway may take the last one of two equal lines where this server takes the first, so that each
 //! would check another request.

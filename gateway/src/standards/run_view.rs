@@ -34,11 +34,11 @@ pub struct RunView {
     /// `submitted`, `queued` in its session, `running`, `paused`, `interrupted` or `winding_down`; once it has ended, `completed`, `completed_partial`, `failed`,
     /// `cancelled`, `no_progress`, `planner_unavailable`, `budget_exhausted` or `max_steps`.
     pub state: String,
-    /// What it waits for while nothing of its own plan is in progress: `question`, `parameters`, `provider`, `worker`, `event`, `time` or
-    /// `sub_agent`.
+    /// The current wait: `question`, `parameters`, `provider`, `worker`, `event`, `time` or `sub_agent`; absent while one of its own
+    /// tasks is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
-    /// The same in words.
+    /// A description of the wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
     /// The objective.

@@ -1,4 +1,4 @@
-//! What a run waits for, as its summary says it.
+//! The current wait of a run in its summary.
 
 use millrace_protocol::ids::{Lane, RunId};
 use millrace_protocol::plan::{

@@ -61,11 +61,11 @@ class RunLine(_RunLineRequired, total=False):
     waiting_for_provider: ProviderWaitJson | None
     """The provider that it waits for, or for which it is paused."""
     waiting: RunWaitKind | None
-    """What it waits for while nothing of its own plan is in progress; absent otherwise. `state` does not change
-    with it.
+    """The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend
+    on it.
     """
     waiting_for: str | None
-    """The same as a text, and that of a run that waits before its first task."""
+    """A description of the wait, also of the hold before the first task."""
     log_damage: str | None
     """The damage of its log; such a run cannot continue."""
 
@@ -240,11 +240,11 @@ class RunResult(_RunResultRequired, total=False):
     waiting_for_provider: ProviderWaitJson | None
     """The provider that the run waits for, or for which it is paused."""
     waiting: RunWaitKind | None
-    """What it waits for while nothing of its own plan is in progress; absent otherwise. `state` does not change
-    with it.
+    """The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend
+    on it.
     """
     waiting_for: str | None
-    """The same as a text, and that of a run that waits before its first task."""
+    """A description of the wait, also of the hold before the first task."""
     answered: bool | None
     """`false` if the deliverable does not answer its question; absent as long as there is no deliverable."""
     answer: AnswerState | None
@@ -6007,9 +6007,7 @@ Time = str
 """A time in UTC, as RFC 3339."""
 
 RunWaitKind = Literal["question", "parameters", "provider", "worker", "event", "time", "sub_agent"]
-"""What a live run waits for. Of several waits the first in this order counts: a person can do something
-about it, or an operator.
-"""
+"""The kind of a wait. Of several waits, the first in this order counts: a person or an operator can end it."""
 
 Mode = Literal["llm", "hybrid", "fixed"]
 """The author of the plan of a run."""

@@ -251,7 +251,7 @@ pub async fn count_subjects_before(
     let what = || format!("counting {filter} in {stream}");
     let request = serde_json::json!({ "multi_last": [filter], "up_to_seq": sequence - 1, "batch": 1 });
     let subject = format!("$JS.API.DIRECT.GET.{stream}");
-    // The first message of the response says how many follow.
+    // The first message of the response has the number of the others in a header.
     let reply = client.request(subject, request.to_string().into()).await;
     let reply = reply.map_err(|error| Fault::unavailable(what(), error))?;
     match refused_status(&reply) {

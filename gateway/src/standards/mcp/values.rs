@@ -375,10 +375,10 @@ pub struct ListedRun {
     pub run: String,
     /// Its state.
     pub state: String,
-    /// What it waits for, while nothing of its own plan is in progress.
+    /// The current wait; absent while one of its own tasks is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
-    /// The same in words.
+    /// A description of the wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
     /// The beginning of its objective.

@@ -1,4 +1,4 @@
-//! What a live run waits for while nothing of its own plan is in progress. Derived from the plan, and in no event.
+//! The current wait of a live run. It is derived from the plan and in no event.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::ids::Capability;
 use crate::plan::Work;
 use crate::wait::WaitCondition;
 
-/// What a live run waits for. Of several waits the first in this order counts: a person can do something about it, or an operator.
+/// The kind of a wait. Of several waits, the first in this order counts: a person or an operator can end it.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, Named,
 )]
@@ -103,9 +103,9 @@ impl Activity {
 }
 
 impl Plan {
-    /// Returns what the run waits for, with a text where there is one; `None` if something is in progress, if the run is paused or held, or has ended.
+    /// Returns the current wait with its description; `None` if a task is in progress, and for a run that is paused, held or ended.
     ///
-    /// A delegated task in progress is the work of the task that waits for it: such a run waits for a sub-agent.
+    /// A run whose only tasks in progress are delegated ones waits for a sub-agent.
     pub fn current_wait(&self) -> Option<(RunWait, Option<String>)> {
         if !self.is_live() || self.run.paused.is_some() || self.is_held() {
             return None;
