@@ -39,7 +39,6 @@ pub async fn respond_with_content(
     };
     // A browser must not run what an agent wrote.
     insert(header::CONTENT_TYPE, "application/octet-stream");
-    insert(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
     insert(header::CONTENT_SECURITY_POLICY, "sandbox; default-src 'none'");
     insert(header::ACCEPT_RANGES, "bytes");
     insert(header::ETAG, &etag);

@@ -134,8 +134,6 @@ impl Asset {
         out.insert(header::CACHE_CONTROL, HeaderValue::from_static(caching));
         out.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
         out.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
-        out.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        out.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
         if let Ok(etag) = HeaderValue::from_str(&self.etag) {
             out.insert(header::ETAG, etag);
         }

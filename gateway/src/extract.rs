@@ -7,7 +7,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{self, FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use millrace_protocol::foreign_json::{mend_halves, plain_json_error};
 use millrace_protocol::trace_context::TraceParent;
 use serde::de::DeserializeOwned;
@@ -45,6 +45,9 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Query<T
     }
 }
 
+/// The header with the key of a request.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
 /// The key by which a repetition of a request is recognised; `None` if the client gives none.
 pub struct IdempotencyKey(pub Option<String>);
 
@@ -52,7 +55,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let Some(value) = parts.headers.get("idempotency-key") else { return Ok(Self(None)) };
+        let Some(value) = parts.headers.get(IDEMPOTENCY_KEY) else { return Ok(Self(None)) };
         Self::parse(value.to_str().ok())
     }
 }

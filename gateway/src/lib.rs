@@ -34,6 +34,7 @@ mod listed_run;
 mod openapi;
 mod pages;
 mod problem;
+mod queue_places;
 mod resources;
 mod run_filter;
 mod run_index;

@@ -8,7 +8,8 @@ use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::registry::RunSummary;
 use millrace_runtime::log::SubmittedRun;
-use millrace_views::{RunListLine, RunState};
+use millrace_runtime::work::queue_place::{PlacesInQueue, WaitingWork};
+use millrace_views::{RunListLine, RunState, describe_wait_of_summary, waiting_work_of_summary};
 
 use crate::run_filter::RunTraits;
 
@@ -84,7 +85,8 @@ impl IndexedRun {
     pub fn traits(&self) -> RunTraits<'_> {
         let RunSummary { labels, session, started, .. } = &self.summary;
         let state = RunState::of_summary(Some(&self.summary));
-        RunTraits { state, labels, session: session.as_ref(), started: *started, text: &self.text }
+        let wait = self.summary.wait.as_ref().map(|wait| wait.kind);
+        RunTraits { state, wait, labels, session: session.as_ref(), started: *started, text: &self.text }
     }
 
     /// The key of a run with a part in the archive: one that is archived, or was reopened.
@@ -125,7 +127,7 @@ impl UnstartedRun {
     pub fn traits(&self) -> RunTraits<'_> {
         let Self { labels, session, submitted, text, .. } = self;
         let state = RunState::Submitted;
-        RunTraits { state, labels, session: session.as_ref(), started: *submitted, text }
+        RunTraits { state, wait: None, labels, session: session.as_ref(), started: *submitted, text }
     }
 }
 
@@ -144,9 +146,18 @@ impl ListedRun {
         }
     }
 
-    pub fn line(&self) -> RunListLine<'_> {
+    /// Returns the work for which it waits for a worker, if it does.
+    pub fn waiting_work(&self) -> Option<WaitingWork> {
         match self {
-            Self::Started(run) => RunListLine::new(&run.summary.run, Some(&run.summary)),
+            Self::Started(run) => waiting_work_of_summary(&run.summary),
+            Self::Submitted(_) => None,
+        }
+    }
+
+    pub fn line(&self, places: &PlacesInQueue) -> RunListLine<'_> {
+        match self {
+            Self::Started(run) => RunListLine::new(&run.summary.run, Some(&run.summary))
+                .with_waiting_for(describe_wait_of_summary(&run.summary, places)),
             Self::Submitted(run) => {
                 RunListLine::submitted(&run.run, &run.objective, &run.labels, run.session.as_ref())
             }

@@ -26,11 +26,7 @@ pub async fn serve_style() -> Response {
 }
 
 fn serve(media_type: &'static str, text: &'static str) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, media_type),
-        (header::CONTENT_SECURITY_POLICY, DOCS_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
+    let headers = [(header::CONTENT_TYPE, media_type), (header::CONTENT_SECURITY_POLICY, DOCS_POLICY)];
     (headers, text).into_response()
 }
 
@@ -48,11 +44,8 @@ pub fn html_page_of_markdown(text: &str) -> Response {
     let page = format!(
         "<!doctype html><html><head><meta charset=\"utf-8\"><title>Report</title><style>{STYLE}</style></head><body>\n{body}</body></html>\n"
     );
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
+    let headers =
+        [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, POLICY)];
     (headers, page).into_response()
 }
 

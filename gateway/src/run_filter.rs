@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use millrace_protocol::ids::SessionId;
 use millrace_protocol::labels::{LabelSelector, Labels};
+use millrace_protocol::plan::RunWaitKind;
 use millrace_protocol::time_text::parse_time_or_age;
 use millrace_views::RunState;
 
@@ -15,6 +16,7 @@ use crate::problem::Problem;
 #[derive(Debug)]
 pub struct RunTraits<'a> {
     pub state: RunState,
+    pub wait: Option<RunWaitKind>,
     pub labels: &'a Labels,
     pub session: Option<&'a SessionId>,
     /// The time of its start, or of its submission if it has not started.
@@ -28,6 +30,8 @@ pub struct RunTraits<'a> {
 pub struct RunFilter {
     /// The names of states; none are all.
     pub states: BTreeSet<&'static str>,
+    /// The kinds of waits of live runs; none are all runs.
+    pub waits: BTreeSet<RunWaitKind>,
     /// Conditions that must all be met.
     pub labels: Vec<LabelSelector>,
     /// A part of the id or of the objective, in lowercase.
@@ -47,6 +51,7 @@ impl RunFilter {
     ) -> Result<Self, Problem> {
         Ok(Self {
             states: parse_states(state)?,
+            waits: BTreeSet::new(),
             labels: parse_labels(label)?,
             text: text.unwrap_or_default().trim().to_lowercase(),
             since: parse_time("since", since)?,
@@ -69,6 +74,7 @@ impl RunFilter {
 
     pub fn selects(&self, run: &RunTraits<'_>) -> bool {
         self.selects_state(run.state)
+            && (self.waits.is_empty() || run.wait.is_some_and(|wait| self.waits.contains(&wait)))
             && self.labels.iter().all(|label| label.selects(run.labels))
             && self.since.is_none_or(|since| run.started >= since)
             && self.until.is_none_or(|until| run.started < until)
@@ -83,6 +89,18 @@ fn parse_states(text: Option<&str>) -> Result<BTreeSet<&'static str>, Problem> {
         let known = RunState::ALL.map(RunState::name);
         known.into_iter().find(|known| *known == name).ok_or_else(|| {
             Problem::invalid(format!("state={name:?} is no state of a run; valid: {}", known.join(", ")))
+        })
+    };
+    names.map(find).collect()
+}
+
+/// Parses the parameter `waiting`.
+pub fn parse_waits(text: Option<&str>) -> Result<BTreeSet<RunWaitKind>, Problem> {
+    let names = text.unwrap_or_default().split(',').map(str::trim).filter(|name| !name.is_empty());
+    let find = |name: &str| {
+        RunWaitKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            let known = RunWaitKind::ALL.map(RunWaitKind::name).join(", ");
+            Problem::invalid(format!("waiting={name:?} is nothing that runs wait for; valid: {known}"))
         })
     };
     names.map(find).collect()
@@ -108,6 +126,9 @@ mod tests {
         assert_eq!(parse_states(Some("running, failed")).unwrap(), ["failed", "running"].into());
         assert!(parse_states(Some("")).unwrap().is_empty());
         assert!(parse_states(Some("runing")).is_err());
+        let waits = parse_waits(Some("question, sub_agent")).unwrap();
+        assert_eq!(waits, [RunWaitKind::Question, RunWaitKind::SubAgent].into());
+        assert!(parse_waits(None).unwrap().is_empty() && parse_waits(Some("sub-agent")).is_err());
         assert!(parse_time("since", Some("2h")).unwrap().unwrap() < Timestamp::now());
         assert!(parse_time("since", Some("2026-11-22")).unwrap().is_some());
         assert!(parse_time("since", Some("soon")).is_err());

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::feed::LaneHub;
 use crate::history::{HistoryCache, RunState, read_state_at};
 use crate::problem::{ApiResult, Problem, ProblemKind};
+use crate::queue_places::CachedPlaces;
 use crate::resources::CachedCaps;
 use crate::run_index::RunIndex;
 
@@ -38,6 +39,8 @@ pub struct Gateway {
     pub hub: Arc<LaneHub>,
     /// The caps on the number of runs as they were last read.
     pub caps: CachedCaps,
+    /// The places in the queues as they were last read.
+    pub places: CachedPlaces,
     pub receivers: ReceiverPolicy,
     /// Ends open streams when the process stops, or stops serving the tenant.
     pub shutdown: CancellationToken,
@@ -63,6 +66,7 @@ impl Gateway {
             histories: Arc::default(),
             hub,
             caps: CachedCaps::default(),
+            places: CachedPlaces::default(),
             receivers,
             shutdown,
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Capability, Lane, RunId, SessionId, WorkerId};
 use crate::labels::Labels;
-use crate::plan::{Absence, EndReason, Plan, RunHold, TaskState};
+use crate::plan::{Absence, EndReason, Plan, RunHold, RunWait, TaskState};
 use crate::result::Usage;
 use crate::wait::ProviderWait;
 
@@ -154,7 +154,11 @@ pub struct RunSummary {
     pub winding_down: Option<EndReason>,
     /// Its usage so far.
     pub usage: Usage,
-    /// The reason why its first waiting task waits, while nothing is in progress.
+    /// The current wait; `None` while one of its own tasks is in progress, and if the program that wrote the summary does not report
+    /// waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<RunWait>,
+    /// A description of the wait, also of the hold before the first task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
     /// The damage of its log, if the run cannot continue because of it.
@@ -219,34 +223,14 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-/// Describes what a run waits for while nothing is in progress: the wait of its first task that has no unmet dependency.
-fn describe_wait(plan: &Plan) -> Option<String> {
-    let is_in_progress = plan.run.end.is_some()
-        || plan.run.paused.is_some()
-        || (plan.planning.turn.is_some() && !plan.is_held())
-        || plan.task_count_in_state(TaskState::Running) + plan.task_count_in_state(TaskState::NeedsReview)
-            > 0;
-    if is_in_progress {
-        return None;
-    }
-    if let Some(hold) = plan.run.holds.first() {
-        return Some(hold.to_string());
-    }
-    if plan.needs_approval() && plan.open_task_count() > 0 {
-        return Some("the plan waits for the approval of a person".into());
-    }
-    let waiting = plan
-        .tasks()
-        .iter()
-        .find(|task| task.state() != TaskState::Pending && task.describe_wait().is_some())?;
-    Some(format!("{} waits for {}", waiting.spec.id, waiting.describe_wait()?))
-}
-
 impl RunSummary {
     /// Returns the summary of a run with this plan; `None` before its first decision.
     #[must_use]
     pub fn from_plan(run: &RunId, lane: Lane, plan: &Plan, now: Timestamp) -> Option<Self> {
         let start = plan.run.start.as_ref()?;
+        let hold = plan.run.holds.first().filter(|_| plan.is_live());
+        let (wait, waiting_for) = plan.current_wait().unzip();
+        let is_paused = plan.run.paused.is_some();
         Some(Self {
             run: run.clone(),
             lane,
@@ -260,17 +244,18 @@ impl RunSummary {
             questions: plan.run.question_count,
             archived: false,
             is_resumable: plan.is_resumable(),
-            is_paused: plan.run.paused.is_some(),
+            is_paused,
             is_interrupted: plan.run.is_interrupted,
             waiting_for_provider: plan.oldest_provider_wait().cloned(),
             winding_down: plan.run.winding_down.as_ref().map(|(reason, _)| *reason),
             usage: plan.budget.spend.total,
-            waiting_for: describe_wait(plan),
+            wait,
+            waiting_for: hold.filter(|_| !is_paused).map(|hold| hold.to_string()).or(waiting_for.flatten()),
             log_damage: None,
             labels: start.labels.clone(),
             session: start.session.clone(),
             session_position: plan.run.holds.position,
-            hold: plan.run.holds.first().filter(|_| plan.is_live()),
+            hold,
             queue_place: None,
             spend: SummarySpend::from_plan(plan),
             archived_span: None,

@@ -8,6 +8,8 @@ mod local;
 mod screens;
 mod verdicts;
 
+use std::time::Duration;
+
 use millrace_tests::cluster::{ClusterSetup, TestCluster};
 use millrace_tests::machine::share_machine;
 use serde_json::{Value, json};
@@ -261,6 +263,56 @@ async fn approval_is_edited_by_keyboard_and_second_browser_sees_who_answered() {
     for browser in [one, two] {
         assert_no_errors(&browser, "the inbox").await;
     }
+}
+
+/// One slot: a run in each waiting state, and one in the queue of the worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_are_filtered_by_what_they_wait_for() {
+    if !has_browser() {
+        return;
+    }
+    let _shared = share_machine();
+    let setup = ClusterSetup { slots: 1, ..ClusterSetup::default() };
+    let cluster = TestCluster::start_with_workers(setup, 1);
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let browser = Browser::start(gateway.address).await;
+    let child = json!([{ "parameters": { "delay_ms": 600_000 } }]);
+    for (objective, parameters, state) in [
+        ("ask", json!({ "ask": ["Which region?"] }), "waiting (question)"),
+        ("sleep", json!({ "park_ms": 600_000 }), "waiting (time)"),
+        ("listen", json!({ "await_event": "go" }), "waiting (event)"),
+        ("delegate", json!({ "delegate": child }), "waiting (sub-agent)"),
+        ("queue", json!({}), "waiting (worker)"),
+    ] {
+        let task =
+            json!({ "id": "t", "objective": objective, "capability": "echo", "parameters": parameters });
+        let run = gateway.submit(&json!({ "objective": objective, "plan": { "tasks": [task] } })).await;
+        browser.open(&format!("/runs/{run}/tasks")).await;
+        browser.wait_for_text(".run-head .state", state).await;
+    }
+    browser.open("/runs").await;
+    browser.wait_for_text(".runs", "queued behind 0, 1 of 1 slots busy").await;
+    let choose = "const list = document.querySelector('select.waits'); list.value = 'question'; \
+                  list.dispatchEvent(new Event('change', { bubbles: true }));";
+    browser.evaluate(choose).await;
+    browser.wait_for_text(".runs", "ask").await;
+    let has_one_run = "return document.querySelectorAll('.runs tbody tr').length === 1";
+    while browser.evaluate(has_one_run).await != json!(true) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(browser.path().await.contains("waiting=question"), "{}", browser.path().await);
+    let screens = [
+        Screen::new("waiting-runs", "/runs?waiting=any".into(), ".runs", "waiting (sub-agent)"),
+        Screen::new("waiting-for-time", "/runs?waiting=time".into(), ".runs", "waiting (time)"),
+    ];
+    let mut faults = Vec::new();
+    for screen in &screens {
+        screen.open(&browser).await;
+        faults.extend(screen.find_faults(&browser).await);
+    }
+    faults.extend(find_narrow_faults(&browser, &screens).await);
+    keep_pictures(&browser, &screens).await;
+    assert!(faults.is_empty(), "{faults:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -820,6 +820,78 @@ async fn questions_are_answered_one_by_one_and_in_a_batch() {
     assert_eq!(history["questions"].as_array().unwrap().len(), 3);
 }
 
+/// One slot, which a sub-agent has: a run in each waiting state, and eleven in the queue of a worker that is busy.
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_say_what_they_wait_for_and_are_selected_by_it() {
+    let _shared = share_machine();
+    let setup = ClusterSetup { slots: 1, ..ClusterSetup::default() };
+    let cluster = TestCluster::start_with_workers(setup, 1);
+    let _bus = cluster.connect_bus().await;
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let waiting = async |kind: &str| {
+        let list = gateway.get(&format!("/runs?waiting={kind}&state=running")).await.json();
+        list["runs"].as_array().unwrap().clone()
+    };
+    let child = json!([{ "parameters": { "delay_ms": 600_000 } }]);
+    for (kind, parameters) in [
+        ("question", json!({ "ask": ["Which region?"] })),
+        ("event", json!({ "await_event": "go" })),
+        ("time", json!({ "park_ms": 600_000 })),
+        ("sub_agent", json!({ "delegate": child })),
+    ] {
+        let run = gateway.submit(&chain(1, &parameters)).await;
+        wait_for_value(TIMEOUT, kind, async || {
+            let selected = waiting(kind).await;
+            let is_it = selected.len() == 1 && selected[0]["run"] == run.as_str();
+            (is_it && selected[0]["waiting"] == kind).then_some(())
+        })
+        .await;
+        let shown = gateway.get(&format!("/runs/{run}")).await.json();
+        assert_eq!((&shown["state"], &shown["waiting"]), (&json!("running"), &json!(kind)));
+        let listed = cluster.millrace_command().args(["list", "--waiting", kind]).output().unwrap();
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let words = format!("waiting ({})", kind.replace('_', "-"));
+        assert!(listed.lines().count() == 2 && listed.contains(&words), "{listed}");
+        let board = cluster.millrace_command().args(["show", &run]).output().unwrap();
+        let board = String::from_utf8_lossy(&board.stdout).into_owned();
+        assert!(board.contains(&words), "{board}");
+    }
+    let mut queued = Vec::new();
+    for _ in 0..11 {
+        queued.push(gateway.submit(&chain(1, &json!({}))).await);
+        // In the order of their places.
+        let count = queued.len();
+        wait_for_value(TIMEOUT, "the run in the queue", async || {
+            (waiting("worker").await.len() == count).then_some(())
+        })
+        .await;
+    }
+    let text = |behind: usize| {
+        format!("t0 waits for a free slot of echo: queued behind {behind}, 1 of 1 slots busy")
+    };
+    wait_for_value(TIMEOUT, "the places in the queue", async || {
+        let list = waiting("worker").await;
+        let texts: Vec<&str> = list.iter().rev().filter_map(|run| run["waiting_for"].as_str()).collect();
+        (texts == (0..11).map(text).collect::<Vec<_>>()).then_some(())
+    })
+    .await;
+    let (first, last) = (&queued[0], &queued[10]);
+    let listed = cluster.millrace_command().args(["list", "--waiting", "worker"]).output().unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.contains(&text(10)) && listed.contains("waiting (worker)"), "{listed}");
+    let shown = cluster.millrace_command().args(["show", last, "--json"]).output().unwrap();
+    let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!((&shown["waiting_for"], &shown["waiting"]), (&json!(text(10)), &json!("worker")));
+    let board = cluster.millrace_command().args(["show", last]).output().unwrap();
+    let board = String::from_utf8_lossy(&board.stdout).into_owned();
+    assert!(board.contains(&text(10)), "{board}");
+    let tasks = gateway.get(&format!("/runs/{first}/tasks")).await.json();
+    assert_eq!(tasks["tasks"][0]["waiting_for"], "a free slot of echo: queued behind 0, 1 of 1 slots busy");
+    let refused = gateway.get("/runs?waiting=nothing").await;
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("question, parameters, provider, worker"), "{}", refused.text());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn web_pages_of_other_origins_change_nothing() {
     let _shared = share_machine();

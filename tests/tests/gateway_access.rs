@@ -199,3 +199,92 @@ async fn tokens_are_created_used_and_revoked() {
     assert_eq!(actions[1..], [("root", "token_created"), ("root", "limit_set"), ("root", "token_revoked")]);
     assert_eq!(audit["actions"][2]["by"]["address"], "127.0.0.1");
 }
+
+/// Sends a head as it is and returns the answer.
+async fn send_head(gateway: &GatewayProcess, head: &str) -> Answer {
+    let exchange = async {
+        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+        stream.write_all(format!("{head}Connection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).await.unwrap();
+        Answer::parse(&bytes).unwrap_or_else(|| panic!("no answer to {head:?}"))
+    };
+    tokio::time::timeout(Duration::from_secs(60), exchange).await.expect("an answer in time")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ambiguous_headers_are_refused() {
+    let _shared = share_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
+    cluster.connect_bus().await;
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    let host = gateway.address.to_string();
+    let port = gateway.address.port();
+    let cancel = "POST /api/v1/runs/none/cancel HTTP/1.1\r\nContent-Length: 0\r\n";
+    for (head, status) in [
+        (format!("GET /api/v1/version HTTP/1.1\r\nHost: {host}\r\n"), 200),
+        (format!("GET http://{host}/api/v1/version HTTP/1.1\r\nHost: {host}\r\n"), 200),
+        (format!("GET http://LOCALHOST:{port}/api/v1/version HTTP/1.1\r\nHost: localhost:{port}\r\n"), 200),
+        ("GET /api/v1/version HTTP/1.1\r\n".into(), 400),
+        (format!("GET /api/v1/version HTTP/1.1\r\nHost: {host}\r\nHost: {host}\r\n"), 400),
+        (format!("GET /api/v1/version HTTP/1.1\r\nHost: {host}\r\nHost: evil.example\r\n"), 400),
+        ("GET /api/v1/version HTTP/1.1\r\nHost: localhost:99999\r\n".into(), 400),
+        ("GET /api/v1/version HTTP/1.1\r\nHost: localhost:0\r\n".into(), 400),
+        ("GET /api/v1/version HTTP/1.1\r\nHost: localhost:x\r\n".into(), 400),
+        ("GET /api/v1/version HTTP/1.1\r\nHost: ann@localhost\r\n".into(), 400),
+        (format!("GET http://evil.example/api/v1/version HTTP/1.1\r\nHost: {host}\r\n"), 400),
+        (format!("GET http://localhost:{port}/api/v1/version HTTP/1.1\r\nHost: {host}\r\n"), 400),
+        (format!("GET http://{host}/api/v1/version HTTP/1.1\r\n"), 400),
+        (format!("GET http://{host}/api/v1/version HTTP/1.1\r\nHost: evil.example\r\n"), 400),
+        (format!("{cancel}Host: {host}\r\nIdempotency-Key: a\r\n"), 404),
+        (format!("{cancel}Host: {host}\r\nIdempotency-Key: a\r\nIdempotency-Key: b\r\n"), 400),
+        (format!("{cancel}Host: {host}\r\nOrigin: http://{host}\r\n"), 404),
+        (format!("{cancel}Host: {host}\r\nOrigin: http://{host}\r\nOrigin: http://evil.example\r\n"), 400),
+        (format!("{cancel}Host: {host}\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n"), 400),
+        // Pages and files are refused as the API is.
+        (format!("GET /runs HTTP/1.1\r\nHost: {host}\r\nHost: {host}\r\n"), 400),
+        (format!("GET /mcp HTTP/1.1\r\nHost: {host}\r\nHost: {host}\r\n"), 400),
+        (format!("GET /nothing HTTP/1.1\r\nHost: {host}\r\nHost: {host}\r\n"), 400),
+    ] {
+        let answer = send_head(&gateway, &head).await;
+        assert_eq!(answer.status, status, "{head:?}: {}", answer.text());
+        let is_ambiguous = answer.text().contains("urn:millrace:problem:invalid-request");
+        assert_eq!(is_ambiguous, status == 400, "{head:?}: {}", answer.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_response_has_the_security_headers() {
+    let _shared = share_machine();
+    let cluster = TestCluster::start_with_workers(ClusterSetup::default(), 0);
+    cluster.connect_bus().await;
+    let gateway = GatewayProcess::start(&cluster, "gateway").await;
+    for (request, status) in [
+        (Request::new("GET", "/"), 307),
+        (Request::new("GET", "/runs"), 200),
+        (Request::new("HEAD", "/runs"), 200),
+        (Request::new("GET", "/runs/"), 308),
+        (Request::new("GET", "/runs/none"), 200),
+        (Request::new("POST", "/runs"), 405),
+        (Request::new("GET", "/assets/none/app/main.mjs"), 404),
+        (Request::new("GET", "/assets/%ff/x"), 400),
+        (Request::new("GET", "/docs"), 200),
+        (Request::new("GET", "/nothing"), 404),
+        (Request::new("GET", "/runs").header("Host", "evil.example"), 421),
+        (Request::new("GET", "/runs").header("Host", "localhost:0"), 400),
+        (Request::new("GET", "/api/v1/runs"), 200),
+        (Request::new("GET", "/api/v1/runs/none"), 404),
+        (Request::new("PUT", "/api/v1/runs"), 405),
+        (Request::new("POST", "/api/v1/runs").header("Origin", "http://evil.example"), 403),
+    ] {
+        let answer = request.send(gateway.address).await;
+        let place = format!("{} {}: {}", request.method, request.path, answer.head);
+        assert_eq!(answer.status, status, "{place}");
+        let policy = answer.header("content-security-policy").expect(&place);
+        assert!(policy.contains("default-src 'none'") || policy.contains("default-src 'self'"), "{place}");
+        assert!(policy.contains("frame-ancestors 'none'"), "{place}");
+        assert_eq!(answer.head.matches("content-security-policy:").count(), 1, "{place}");
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{place}");
+        assert_eq!(answer.header("referrer-policy"), Some("no-referrer"), "{place}");
+    }
+}

@@ -6,18 +6,19 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::labels::LabelSelector;
-use millrace_protocol::plan::ResourceKind;
+use millrace_protocol::plan::{ResourceKind, RunWaitKind};
 use millrace_protocol::registry::RunSummary;
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::time_text::parse_time_or_age;
 
 use crate::exit::{CommandExit, CommandResult};
 use crate::interrupted::offline_runs_hint;
-use crate::json::{RunListLine, RunState, print_json};
+use crate::json::{RunListLine, RunState, describe_wait_of_summary, print_json, waiting_work_of_summary};
 use crate::target::{ClusterTarget, ReadConnection};
 use crate::view::{align_columns, format_age, print_stderr_line, print_stdout_line, separate_thousands};
 use millrace_client::{list_runs, list_runs_from_log};
-use millrace_runtime::Bus;
+use millrace_runtime::work::queue_place::read_places;
+use millrace_runtime::{Bus, Fault};
 
 /// Maximum number of characters of an objective.
 const MAX_OBJECTIVE: usize = 60;
@@ -26,6 +27,7 @@ const EXAMPLES: &str = "\
 Examples:
   millrace list
   millrace list --state running --state paused
+  millrace list --waiting question
   millrace list --label team=search
   millrace list --since 2h --limit 20 --json";
 
@@ -36,6 +38,9 @@ pub struct ListArguments {
     /// Only runs in this state; may be given several times
     #[arg(long, value_name = "STATE", value_parser = PossibleValuesParser::new(RunState::ALL.map(RunState::name)).map(state_of_name))]
     state: Vec<RunState>,
+    /// Only live runs that wait for this; may be given several times
+    #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(RunWaitKind::ALL.map(RunWaitKind::name)).map(wait_of_name))]
+    waiting: Vec<RunWaitKind>,
     /// Only runs that started in this time, such as 2h or 30m, or since this date (2026-11-22 or 2026-11-22T09:30Z)
     #[arg(long, value_name = "TIME", value_parser = parse_since)]
     since: Option<Timestamp>,
@@ -60,6 +65,11 @@ fn state_of_name(name: String) -> RunState {
     state.expect("the parser accepts the names of states only")
 }
 
+fn wait_of_name(name: String) -> RunWaitKind {
+    let kind = RunWaitKind::ALL.into_iter().find(|kind| kind.name() == name);
+    kind.expect("the parser accepts the names of waits only")
+}
+
 /// Parses a duration before now, a date in local time, or a time.
 fn parse_since(text: &str) -> Result<Timestamp, String> {
     parse_time_or_age(text, Timestamp::now(), &TimeZone::system())
@@ -73,15 +83,20 @@ pub async fn run_command(arguments: ListArguments) -> CommandResult {
     let is_offline = reading.is_offline();
     let runs = async |bus: &Bus| match is_offline {
         // The last summaries of a cluster that has stopped may be older than its last decisions.
-        true => Ok(list_runs_from_log(bus).await?),
-        false => Ok(list_runs(bus).await?),
+        true => {
+            let mut all = list_runs_from_log(bus).await?;
+            all.iter_mut().filter_map(|(_, summary)| summary.as_mut()).for_each(mark_as_offline);
+            Ok((all.is_empty(), select_runs(all, &arguments)))
+        }
+        false => {
+            let all = list_runs(bus).await?;
+            let is_empty = all.is_empty();
+            let mut runs = select_runs(all, &arguments);
+            add_places_in_queue(bus, &mut runs).await?;
+            Ok((is_empty, runs))
+        }
     };
-    let mut all = reading.read_and_close(runs).await?;
-    if is_offline {
-        all.iter_mut().filter_map(|(_, summary)| summary.as_mut()).for_each(mark_as_offline);
-    }
-    let is_empty = all.is_empty();
-    let runs = select_runs(all, &arguments);
+    let (is_empty, runs) = reading.read_and_close(runs).await?;
     if arguments.json {
         for (run, summary) in &runs {
             print_json(&RunListLine::new(run, summary.as_ref()));
@@ -106,10 +121,20 @@ pub async fn run_command(arguments: ListArguments) -> CommandResult {
     Ok(CommandExit::Completed)
 }
 
+/// Changes what the runs wait for that wait for a worker: their places in the queues.
+async fn add_places_in_queue(bus: &Bus, runs: &mut [ListedRun]) -> Result<(), Fault> {
+    let summaries = || runs.iter().filter_map(|(_, summary)| summary.as_ref());
+    let places = read_places(bus, summaries().filter_map(waiting_work_of_summary).collect()).await?;
+    for summary in runs.iter_mut().filter_map(|(_, summary)| summary.as_mut()) {
+        summary.waiting_for = describe_wait_of_summary(summary, &places).or(summary.waiting_for.take());
+    }
+    Ok(())
+}
+
 /// Changes what a live run waits for, since no process of its cluster is running.
 fn mark_as_offline(summary: &mut RunSummary) {
     if summary.end.is_none() && !summary.is_paused && summary.waiting_for_provider.is_none() {
-        summary.waiting_for = Some("no cluster is running".into());
+        (summary.wait, summary.waiting_for) = (None, Some("no cluster is running".into()));
     }
 }
 
@@ -119,7 +144,10 @@ fn select_runs(mut runs: Vec<ListedRun>, arguments: &ListArguments) -> Vec<Liste
         let state = RunState::of_summary(summary.as_ref());
         // A run that no supervisor has started was submitted a moment ago.
         let is_recent = |since| summary.as_ref().is_none_or(|summary| summary.started >= since);
+        let wait = summary.as_ref().and_then(|summary| summary.wait.as_ref());
         (arguments.state.is_empty() || arguments.state.contains(&state))
+            && (arguments.waiting.is_empty()
+                || wait.is_some_and(|wait| arguments.waiting.contains(&wait.kind)))
             && arguments.since.is_none_or(is_recent)
             && has_labels(summary.as_ref(), &arguments.label)
             && is_of_session(summary.as_ref(), arguments.session.as_ref())
@@ -157,9 +185,12 @@ fn summary_row(summary: &RunSummary, now: Timestamp) -> [String; 7] {
     let objective: String = single_line(&summary.objective).chars().take(MAX_OBJECTIVE).collect();
     let provider = summary.waiting_for_provider.as_ref();
     let provider = provider.map(|wait| {
-        format!("  ({} for {})", single_line(&wait.model), format_age(now.duration_since(wait.since)))
+        let age = format_age(now.duration_since(wait.since));
+        format!("  (waiting for provider {} for {age})", single_line(&wait.model))
     });
-    let wait = summary.log_damage.as_ref().or(summary.waiting_for.as_ref());
+    // The wait for a provider is in `provider`.
+    let wait = summary.waiting_for.as_ref().filter(|_| provider.is_none());
+    let wait = summary.log_damage.as_ref().or(wait);
     let wait = wait.map(|wait| format!("  ({})", single_line(wait)));
     let until = if summary.end.is_some() { summary.updated } else { now };
     [
@@ -193,9 +224,11 @@ fn format_run_state(summary: &RunSummary) -> String {
         (None, _) if summary.is_interrupted => "interrupted".into(),
         (None, _) if summary.is_paused => "paused".into(),
         (None, _) if summary.hold.is_some() => "queued".into(),
-        (None, _) if summary.waiting_for_provider.is_some() => "waiting for provider".into(),
         (None, Some(_)) => "winding down".into(),
-        (None, None) => "running".into(),
+        (None, None) => match &summary.wait {
+            Some(wait) => format!("waiting ({})", wait.kind),
+            None => "running".into(),
+        },
     }
 }
 
@@ -213,7 +246,7 @@ fn format_cost_or_tokens(summary: &RunSummary) -> String {
 mod tests {
     use jiff::SignedDuration;
     use millrace_protocol::ids::Lane;
-    use millrace_protocol::plan::EndReason;
+    use millrace_protocol::plan::{EndReason, RunWait};
     use millrace_protocol::result::Usage;
 
     use super::*;
@@ -243,6 +276,7 @@ mod tests {
             winding_down: None,
             waiting_for_provider: None,
             usage: Usage::default(),
+            wait: None,
             waiting_for: None,
             log_damage: None,
             labels: Default::default(),
@@ -269,6 +303,21 @@ mod tests {
                 "new    waiting for a supervisor",
             ]
         );
+    }
+
+    #[test]
+    fn waiting_runs_say_what_they_wait_for() {
+        let list = |wait: Option<RunWaitKind>, is_winding_down: bool| {
+            let (_, mut summary) = run("a", 1, None);
+            let summary = summary.as_mut().unwrap();
+            summary.wait = wait.map(|kind| RunWait { kind, order: None });
+            summary.winding_down = is_winding_down.then_some(EndReason::BudgetExhausted);
+            format_run_state(summary)
+        };
+        assert_eq!(list(Some(RunWaitKind::SubAgent), false), "waiting (sub-agent)");
+        assert_eq!(list(Some(RunWaitKind::Question), false), "waiting (question)");
+        assert_eq!(list(Some(RunWaitKind::Question), true), "winding down");
+        assert_eq!(list(None, false), "running");
     }
 
     #[test]
@@ -300,15 +349,19 @@ mod tests {
 
         let names = |options: &[&str]| -> Vec<String> {
             let line = Line::parse_from([&["list"], options].concat());
-            let all = vec![
+            let mut all = vec![
                 run("a", 300, Some(EndReason::Failed)),
                 run("b", 200, Some(EndReason::Completed)),
                 run("c", 100, None),
             ];
+            let wait = RunWait { kind: RunWaitKind::Time, order: None };
+            all[2].1.as_mut().unwrap().wait = Some(wait);
             select_runs(all, &line.arguments).into_iter().map(|(run, _)| run.to_string()).collect()
         };
         assert_eq!(names(&[]), ["a", "b", "c"]);
         assert_eq!(names(&["--state", "failed", "--state", "running"]), ["a", "c"]);
+        assert_eq!(names(&["--waiting", "time"]), ["c"]);
+        assert_eq!(names(&["--waiting", "question", "--state", "running"]), [""; 0]);
         assert_eq!(names(&["--limit", "2"]), ["b", "c"]);
         assert_eq!(names(&["--since", "2026-11-22T08:00:00Z"]), ["b", "c"]);
         assert_eq!(names(&["--since", "2026-11-22T10:00:00Z", "--limit", "5"]), ["c"]);

@@ -152,6 +152,7 @@ mod tests {
             winding_down: None,
             waiting_for_provider: None,
             usage: Usage { model_calls: 2, input_tokens: 40, output_tokens: 2, ..Usage::default() },
+            wait: None,
             waiting_for: None,
             log_damage: None,
             labels: Default::default(),

@@ -13,13 +13,17 @@ use millrace_protocol::plan::{Attempt, Plan, Task, TaskState};
 use millrace_protocol::safe_text::single_line;
 use millrace_protocol::schema::find_nearest_name;
 use millrace_runtime::Bus;
+use millrace_runtime::work::queue_place::read_places;
 use millrace_views::journal::{TranscriptEntry, read_entry};
 
 use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::history::RunHistory;
 use crate::interrupted::offline_run_hint;
 use crate::invocation::command_hint;
-use crate::json::{EntryLine, PlannerTranscript, RunResult, TaskTranscript, print_json};
+use crate::json::{
+    EntryLine, PlannerTranscript, RunResult, TaskTranscript, describe_wait_of_plan, print_json,
+    waiting_work_of_plan,
+};
 use crate::monitors::{ConnectionMonitor, LinkState};
 use crate::questions::{
     format_closed_question, format_question, format_question_line, open_questions_of_plan,
@@ -87,12 +91,17 @@ async fn show_run(bus: &Bus, arguments: &ShowArguments, is_offline: bool) -> Com
         refuse_damaged_log(bus, &run).await?;
     }
     let now = Timestamp::now();
+    let waiting = if is_offline { Vec::new() } else { waiting_work_of_plan(&run, &history.plan) };
+    let places = read_places(bus, waiting).await?;
     if !arguments.json {
         let live = LiveModelOutput::default();
         print_board_lines(&match is_offline {
             true => render_offline_board_lines(&run, &history.plan, now, WIDTH),
             false => render_board_lines(&run, &history.plan, &live, now, WIDTH, usize::MAX),
         });
+        if let Some(wait) = describe_wait_of_plan(&run, &history.plan, &places) {
+            print_stdout_line(&single_line(&wait));
+        }
         for record in open_questions_of_plan(&history.plan) {
             print_stdout_line(&format_question_line(&run, &record));
         }
@@ -103,7 +112,10 @@ async fn show_run(bus: &Bus, arguments: &ShowArguments, is_offline: bool) -> Com
         (Ok(report), false) => report.deliverable_markdown().iter().for_each(|text| print_deliverable(text)),
         (Err(history), true) => {
             let result = RunResult::new(&run, &history, None, now, resume_command_hint(&run, &history.plan));
-            print_json(&if is_offline { result.without_cluster(&history) } else { result });
+            print_json(&match is_offline {
+                true => result.without_cluster(&history),
+                false => result.with_places(&history, &places),
+            });
         }
         (Err(history), false) if is_offline => print_stderr_line(&offline_run_hint(&run, &history.plan)),
         (Err(_), false) => {}

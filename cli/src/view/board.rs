@@ -213,6 +213,11 @@ fn render_headline(run: &RunId, plan: &Plan, now: Timestamp, is_offline: bool) -
                 None if plan.is_held() => return render_held_headline(run, plan, now),
                 None => "running",
             };
+            let wait = plan.current_wait().filter(|_| !is_offline && plan.run.winding_down.is_none());
+            let state = match wait {
+                Some((wait, _)) => format!("waiting ({})", wait.kind),
+                None => state.to_owned(),
+            };
             format!("{state}, {}", format_age(now.duration_since(start.at)))
         }
         (Some(start), Some(end)) => {

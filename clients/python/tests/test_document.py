@@ -130,7 +130,17 @@ def operations(client: Any, call: Callable[..., Any]) -> None:
         session="chat",
     )
     labels = ["team=search", "owner"]
-    call(client.runs, "running", label=labels, session="chat", since="2h", until="1h", text="x", limit=5)
+    call(
+        client.runs,
+        "running",
+        waiting="question",
+        label=labels,
+        session="chat",
+        since="2h",
+        until="1h",
+        text="x",
+        limit=5,
+    )
     call(client.questions, history=True)
     question = call(client.question, f"{RUN}/a/1/1")
     call(question.answer, edit={"a": 1}, scope="this_call_in_run")

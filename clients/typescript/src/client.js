@@ -7,6 +7,7 @@ import { Transport, readResponse } from './transport.js'
 /** @typedef {import('../types/api.js').Operations} Operations */
 /** @typedef {import('../types/api.js').RunLine} RunLine */
 /** @typedef {import('../types/api.js').RunState} RunState */
+/** @typedef {import('../types/api.js').RunWaitKind} RunWaitKind */
 /** @typedef {import('../types/api.js').SubmissionBody} SubmissionBody */
 /** @typedef {import('./answers.js').Answer} Answer */
 /** @typedef {import('./transport.js').ClientOptions} ClientOptions */
@@ -77,15 +78,15 @@ export class Client {
   /**
    * Lists runs, newest first, part by part as the iteration goes on.
    *
-   * @param {{state?: RunState[], label?: string[], since?: string, until?: string, limit?: number}} [options]
+   * @param {{state?: RunState[], waiting?: RunWaitKind[], label?: string[], since?: string, until?: string, limit?: number}} [options]
    * @returns {AsyncGenerator<RunLine, void, void>}
    */
-  async *runs({ state, label, since, until, limit = Infinity } = {}) {
+  async *runs({ state, waiting, label, since, until, limit = Infinity } = {}) {
     /** @type {string | undefined} */
     let cursor
     for (let left = limit; left > 0; ) {
       const size = Math.min(left, 1_000)
-      const values = { state: state?.join(','), label: label?.join(','), since, until, limit: limit === Infinity ? undefined : size, cursor }
+      const values = { state: state?.join(','), waiting: waiting?.join(','), label: label?.join(','), since, until, limit: limit === Infinity ? undefined : size, cursor }
       const part = await this.call('listRuns', /** @type {Arguments<'listRuns'>} */ (values))
       yield* part.runs.slice(0, left)
       left -= part.runs.length

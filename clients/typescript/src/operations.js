@@ -37,7 +37,7 @@ export const operations = {
   listLimits: {"method":"GET","path":"/limits","query":[],"hasKey":false,"response":"json","accept":["application/json"]},
   listPushConfigs: {"method":"GET","path":"/runs/{run}/push-configs","query":[],"hasKey":false,"response":"json","accept":["application/json"]},
   listRunQuestions: {"method":"GET","path":"/runs/{run}/questions","query":["history"],"hasKey":false,"response":"json","accept":["application/json"]},
-  listRuns: {"method":"GET","path":"/runs","query":["state","label","session","since","until","text","limit","cursor"],"hasKey":false,"response":"json","accept":["application/json"]},
+  listRuns: {"method":"GET","path":"/runs","query":["state","waiting","label","session","since","until","text","limit","cursor"],"hasKey":false,"response":"json","accept":["application/json"]},
   listSessions: {"method":"GET","path":"/sessions","query":["limit","cursor"],"hasKey":false,"response":"json","accept":["application/json"]},
   listTasks: {"method":"GET","path":"/runs/{run}/tasks","query":["state","at"],"hasKey":false,"response":"json","accept":["application/json"]},
   listTokens: {"method":"GET","path":"/tokens","query":["all"],"hasKey":false,"response":"json","accept":["application/json"]},

@@ -70,7 +70,9 @@ export type RunLine = {
   usage: Usage
   /** The provider that it waits for, or for which it is paused. */
   waiting_for_provider?: ProviderWaitJson | null
-  /** The wait of its first waiting task, while nothing is in progress. */
+  /** The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend on it. */
+  waiting?: RunWaitKind | null
+  /** A description of the wait, also of the hold before the first task. */
   waiting_for?: string | null
   /** The number of its open questions to persons; `millrace inbox` shows them. */
   open_questions: number
@@ -160,6 +162,9 @@ export type ProviderWaitJson = {
   error: string
 }
 
+/** The kind of a wait. Of several waits, the first in this order counts: a person or an operator can end it. */
+export type RunWaitKind = "question" | "parameters" | "provider" | "worker" | "event" | "time" | "sub_agent"
+
 /** A part of the list of sessions. */
 export type SessionList = {
   /** The sessions, by their last changes, newest first. */
@@ -228,6 +233,10 @@ export type RunData = {
   resumable: boolean
   /** The provider that the run waits for, or for which it is paused. */
   waiting_for_provider?: ProviderWaitJson | null
+  /** The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend on it. */
+  waiting?: RunWaitKind | null
+  /** A description of the wait, also of the hold before the first task. */
+  waiting_for?: string | null
   /** The task whose result is the deliverable. */
   deliverable: DeliverableJson | null
   /** `false` if the deliverable does not answer its question; absent as long as there is no deliverable. */
@@ -4347,6 +4356,8 @@ export interface Operations {
     arguments: {
       /** Only runs in these states, separated by commas, such as `running,paused`. */
       state?: string
+      /** Only live runs that wait for one of these, separated by commas, such as `question,provider`. */
+      waiting?: string
       /** Only runs with these labels, separated by commas: `NAME=VALUE`, or `NAME` for any value. */
       label?: string
       /** Only runs of this session. */

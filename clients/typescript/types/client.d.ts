@@ -1,6 +1,7 @@
 /** @typedef {import('../types/api.js').Operations} Operations */
 /** @typedef {import('../types/api.js').RunLine} RunLine */
 /** @typedef {import('../types/api.js').RunState} RunState */
+/** @typedef {import('../types/api.js').RunWaitKind} RunWaitKind */
 /** @typedef {import('../types/api.js').SubmissionBody} SubmissionBody */
 /** @typedef {import('./answers.js').Answer} Answer */
 /** @typedef {import('./transport.js').ClientOptions} ClientOptions */
@@ -55,11 +56,12 @@ export class Client {
     /**
      * Lists runs, newest first, part by part as the iteration goes on.
      *
-     * @param {{state?: RunState[], label?: string[], since?: string, until?: string, limit?: number}} [options]
+     * @param {{state?: RunState[], waiting?: RunWaitKind[], label?: string[], since?: string, until?: string, limit?: number}} [options]
      * @returns {AsyncGenerator<RunLine, void, void>}
      */
-    runs({ state, label, since, until, limit }?: {
+    runs({ state, waiting, label, since, until, limit }?: {
         state?: RunState[];
+        waiting?: RunWaitKind[];
         label?: string[];
         since?: string;
         until?: string;
@@ -86,6 +88,7 @@ export class Client {
 export type Operations = import("../types/api.js").Operations;
 export type RunLine = import("../types/api.js").RunLine;
 export type RunState = import("../types/api.js").RunState;
+export type RunWaitKind = import("../types/api.js").RunWaitKind;
 export type SubmissionBody = import("../types/api.js").SubmissionBody;
 export type Answer = import("./answers.js").Answer;
 export type ClientOptions = import("./transport.js").ClientOptions;

@@ -70,6 +70,7 @@ fn summary_of(run: &RunId, end: Option<EndReason>, archived: bool) -> RunSummary
         waiting_for_provider: None,
         winding_down: None,
         usage: Usage::default(),
+        wait: None,
         waiting_for: None,
         log_damage: None,
         labels: BTreeMap::default(),

@@ -32,6 +32,7 @@ mod gateway;
 pub mod history;
 pub mod journal;
 mod question;
+mod queue_wait;
 mod retention;
 mod run;
 mod run_log;
@@ -55,6 +56,9 @@ pub use millrace_protocol::form::*;
 pub use millrace_protocol::plan::EventJson;
 pub use millrace_protocol::wait::{ProviderWaitJson, WaitEndJson};
 pub use question::*;
+pub use queue_wait::{
+    describe_wait_of_plan, describe_wait_of_summary, waiting_work_of_plan, waiting_work_of_summary,
+};
 pub use retention::*;
 pub use run::*;
 pub use run_log::*;

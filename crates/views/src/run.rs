@@ -11,18 +11,20 @@ use millrace_protocol::ids::{Capability, Lane, RunId, SessionId, TaskId};
 use millrace_protocol::labels::Labels;
 use millrace_protocol::plan::{
     Budget, DeliverableRule, EarlierRun, EndReason, Plan, PlanningMode, ResourceAmounts, RunEnd, RunHold,
-    Submission, Task, UsageBreakdown,
+    RunWaitKind, Submission, Task, UsageBreakdown,
 };
 use millrace_protocol::registry::{QueuePlace, RunSummary};
 use millrace_protocol::result::{SourceKind, TaskResult, Usage};
 use millrace_protocol::safe_text::{self, markdown_line};
 use millrace_protocol::wait::ProviderWaitJson;
+use millrace_runtime::work::queue_place::PlacesInQueue;
 use millrace_verification::VerificationCounts;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::answer::AnswerState;
 use crate::history::{FailureRecord, PlannerTurn, RunHistory, UserCommand, UserMessage};
+use crate::queue_wait::describe_wait_of_plan;
 use crate::run_state::{RunState, TaskCounts};
 use crate::tagged;
 use crate::task::TaskJson;
@@ -75,9 +77,12 @@ pub struct RunListLine<'a> {
     /// The provider that it waits for, or for which it is paused.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting_for_provider: Option<ProviderWaitJson<'a>>,
-    /// The wait of its first waiting task, while nothing is in progress.
+    /// The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend on it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    waiting_for: Option<&'a str>,
+    waiting: Option<RunWaitKind>,
+    /// A description of the wait, also of the hold before the first task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting_for: Option<Cow<'a, str>>,
     /// The number of its open questions to persons; `millrace inbox` shows them.
     open_questions: u32,
     /// The damage of its log; such a run cannot continue.
@@ -107,10 +112,16 @@ impl<'a> RunListLine<'a> {
             waiting_for_provider: summary
                 .and_then(|summary| summary.waiting_for_provider.as_ref())
                 .map(Into::into),
-            waiting_for: summary.and_then(|summary| summary.waiting_for.as_deref()),
+            waiting: summary.and_then(|summary| summary.wait.as_ref()).map(|wait| wait.kind),
+            waiting_for: summary.and_then(|summary| summary.waiting_for.as_deref()).map(Cow::Borrowed),
             open_questions: summary.map(|summary| summary.open_questions).unwrap_or_default(),
             log_damage: summary.and_then(|summary| summary.log_damage.as_deref()),
         }
+    }
+
+    /// The same with another text of its wait, if there is one.
+    pub fn with_waiting_for(self, text: Option<String>) -> Self {
+        Self { waiting_for: text.map(Cow::Owned).or(self.waiting_for), ..self }
     }
 
     /// Returns the line for a run that no supervisor has started.
@@ -162,6 +173,12 @@ pub struct RunResult<'a> {
     /// The provider that the run waits for, or for which it is paused.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting_for_provider: Option<ProviderWaitJson<'a>>,
+    /// The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<RunWaitKind>,
+    /// A description of the wait, also of the hold before the first task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting_for: Option<String>,
     /// The task whose result is the deliverable.
     deliverable: Option<DeliverableJson<'a>>,
     /// `false` if the deliverable does not answer its question; absent as long as there is no deliverable.
@@ -221,6 +238,12 @@ impl<'a> TaskList<'a> {
             task_counts: TaskCounts::new(|state| plan.task_count_in_state(state)),
             tasks: tasks.map(|task| TaskJson::new(plan, task, hold)).collect(),
         }
+    }
+
+    /// The same with the places of the tasks that wait for a worker.
+    pub fn with_places(mut self, plan: &Plan, places: &PlacesInQueue) -> Self {
+        self.tasks.iter_mut().for_each(|task| task.set_place(self.run, plan, places));
+        self
     }
 }
 
@@ -330,6 +353,8 @@ impl<'a> RunResult<'a> {
         let plan = &history.plan;
         let (start, end) = (plan.run.start.as_ref(), plan.run.end.as_ref());
         let deliverable = end.and_then(|end| end.deliverable.as_ref());
+        let hold = plan.run.holds.first().filter(|_| plan.is_live());
+        let (waiting, waiting_for) = plan.current_wait().map(|(wait, text)| (wait.kind, text)).unzip();
         Self {
             run,
             state: RunState::of_plan(plan),
@@ -339,7 +364,7 @@ impl<'a> RunResult<'a> {
             labels: start.map(|start| &start.labels).filter(|labels| !labels.is_empty()),
             session: start.and_then(|start| start.session.as_ref()),
             session_position: plan.run.holds.position,
-            hold: plan.run.holds.first().filter(|_| plan.is_live()),
+            hold,
             started_at: start.map(|start| start.at.into()),
             end: end.map(|end| EndJson {
                 reason: end.reason,
@@ -349,6 +374,10 @@ impl<'a> RunResult<'a> {
             }),
             resumable: end.is_some_and(|end| end.is_resumable),
             waiting_for_provider: plan.oldest_provider_wait().map(Into::into),
+            waiting,
+            waiting_for: waiting_for
+                .flatten()
+                .or_else(|| hold.filter(|_| plan.run.paused.is_none()).map(|hold| hold.to_string())),
             deliverable: deliverable.map(|(task, rule)| DeliverableJson {
                 task,
                 rule: *rule,
@@ -375,7 +404,14 @@ impl<'a> RunResult<'a> {
 
     /// The same while no cluster is running: its tasks wait for one.
     pub fn without_cluster(self, history: &'a RunHistory) -> Self {
-        Self { tasks: tasks_of_plan(&history.plan, true), ..self }
+        Self { waiting: None, waiting_for: None, tasks: tasks_of_plan(&history.plan, true), ..self }
+    }
+
+    /// The same with the places of the work that waits for a worker.
+    pub fn with_places(mut self, history: &'a RunHistory, places: &PlacesInQueue) -> Self {
+        self.waiting_for = describe_wait_of_plan(self.run, &history.plan, places).or(self.waiting_for);
+        self.tasks.iter_mut().for_each(|task| task.set_place(self.run, &history.plan, places));
+        self
     }
 }
 

@@ -152,6 +152,7 @@ mod tests {
             winding_down: None,
             waiting_for_provider: None,
             usage: Usage::default(),
+            wait: None,
             waiting_for: None,
             log_damage: None,
             labels: Default::default(),

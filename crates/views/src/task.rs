@@ -3,15 +3,17 @@
 use millrace_api_form::Named;
 use millrace_protocol::child::ParentTask;
 use millrace_protocol::form::{ErrorDetails, Time};
-use millrace_protocol::ids::{Capability, TaskId, WorkerId};
+use millrace_protocol::ids::{Capability, RunId, TaskId, WorkerId};
 use millrace_protocol::overrides::AgentOverrides;
 use millrace_protocol::parameters::TaskParameters;
 use millrace_protocol::plan::{Attempt, AttemptEnd, ErroredTaskWait, Plan, Task, TaskState};
 use millrace_protocol::result::{Build, Usage, Verdict};
+use millrace_runtime::work::queue_place::PlacesInQueue;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::question::{QuestionDetails, WaitDetails};
+use crate::queue_wait::{describe_place, waiting_work_of_task};
 use crate::wording::describe_task_wait;
 
 /// A task with its attempts.
@@ -169,6 +171,16 @@ impl<'a> TaskJson<'a> {
         Self {
             task: TaskHead { waiting_for: describe_task_wait(task, hold), ..TaskHead::new(plan, task) },
             attempts,
+        }
+    }
+
+    /// Describes its wait for a worker by its place in the queue, if it has one.
+    pub(crate) fn set_place(&mut self, run: &RunId, plan: &Plan, places: &PlacesInQueue) {
+        let waiting = plan.task(self.task.id).and_then(|task| waiting_work_of_task(run, task));
+        if let Some(waiting) = waiting
+            && let Some(place) = places.get(&waiting)
+        {
+            self.task.waiting_for = Some(describe_place(&waiting, place));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::Request;
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, HeaderName, Method, header};
 use millrace_protocol::tenant::TenantName;
 use millrace_protocol::token::TokenText;
 
@@ -20,7 +20,7 @@ use super::tenants::{Access, ServedTenants, TenantDirectory};
 use crate::problem::{Problem, ProblemKind};
 
 /// The header with which the holder of a token for several tenants chooses one.
-const TENANT_HEADER: &str = "millrace-tenant";
+pub const TENANT_HEADER: HeaderName = HeaderName::from_static("millrace-tenant");
 
 #[derive(Debug, Clone)]
 pub struct AccessSettings {

@@ -18,7 +18,7 @@ use millrace_protocol::tenant::TenantName;
 use crate::problem::{Problem, ProblemKind};
 
 /// The header in which browsers say which page has caused a request.
-const SEC_FETCH_SITE: &str = "sec-fetch-site";
+pub const SEC_FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
 
 /// The names by which clients may call this server.
 #[derive(Debug, Clone)]

@@ -28,8 +28,8 @@ mod oidc;
 mod routes;
 mod tenants;
 
-pub use authenticate::{AccessSettings, Authenticator, RequestHead, TenantChoice};
-pub use browser::{AllowedHosts, remove_cookies, set_cookie, set_tenant_cookie};
+pub use authenticate::{AccessSettings, Authenticator, RequestHead, TENANT_HEADER, TenantChoice};
+pub use browser::{AllowedHosts, SEC_FETCH_SITE, remove_cookies, set_cookie, set_tenant_cookie};
 pub use caller::{Caller, ClientAddress, PeerAddress};
 pub use limits::{CallerLimits, StreamPermit};
 pub use oidc::{OidcSettings, RequiredClaim, ScopeGrant, is_safe_provider_url};

@@ -12,8 +12,9 @@ use millrace_protocol::ids::{RunId, SessionId};
 use millrace_protocol::plan::TaskState;
 use millrace_protocol::result::TaskResult;
 use millrace_protocol::token::Scope;
+use millrace_runtime::work::queue_place::PlacesInQueue;
 use millrace_views::report_markdown;
-use millrace_views::{RunListLine, RunResult, TaskList};
+use millrace_views::{RunListLine, RunResult, TaskList, waiting_work_of_plan};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
@@ -26,7 +27,7 @@ use crate::history::RunState;
 use crate::listed_run::{ListedRun, RunPosition};
 use crate::pages::html_page_of_markdown;
 use crate::problem::{ApiResult, Problem, ProblemKind};
-use crate::run_filter::RunFilter;
+use crate::run_filter::{RunFilter, parse_waits};
 use crate::state::{Gateway, parse_run, reply, resume_command, versioned_json_response};
 use crate::waiting::await_end;
 
@@ -65,6 +66,8 @@ pub struct RunList<'a> {
 pub struct ListQuery {
     /// Only runs in these states, separated by commas, such as `running,paused`.
     pub state: Option<String>,
+    /// Only live runs that wait for one of these, separated by commas, such as `question,provider`.
+    pub waiting: Option<String>,
     /// Only runs with these labels, separated by commas: `NAME=VALUE`, or `NAME` for any value.
     pub label: Option<String>,
     /// Only runs of this session.
@@ -93,7 +96,8 @@ pub async fn list_runs(gateway: Access, Query(query): Query<ListQuery>) -> ApiRe
         (query.state.as_deref(), query.label.as_deref(), query.text.as_deref()),
         (query.since.as_deref(), query.until.as_deref()),
     )?;
-    let filter = RunFilter { session: query.session, ..filter };
+    let waits = parse_waits(query.waiting.as_deref())?;
+    let filter = RunFilter { session: query.session, waits, ..filter };
     let limit = match query.limit.unwrap_or(DEFAULT_LIMIT) {
         limit @ 1..=MAX_LIMIT => limit,
         other => {
@@ -104,7 +108,9 @@ pub async fn list_runs(gateway: Access, Query(query): Query<ListQuery>) -> ApiRe
     let after = query.cursor.as_deref().filter(|cursor| !cursor.is_empty()).map(str::parse::<RunPosition>);
     let after = after.transpose().map_err(Problem::invalid)?;
     let page = gateway.runs.list_runs(&gateway.bus, &filter, after, limit).await?;
-    let runs = page.runs.iter().map(ListedRun::line).collect();
+    let waiting = page.runs.iter().filter_map(ListedRun::waiting_work).collect();
+    let places = gateway.places.read(&gateway.bus, waiting).await?;
+    let runs = page.runs.iter().map(|run| run.line(&places)).collect();
     let next = page.next.as_ref().map(RunPosition::to_cursor).unwrap_or_default();
     reply(&RunList { runs, next })
 }
@@ -142,11 +148,23 @@ pub async fn read_run(
     render_run(&gateway, &run, &state, query.at).await
 }
 
-/// Returns a run as `millrace show --json` prints it.
+/// Returns the places of the work of a run that waits for a worker; of an earlier state there are none.
+async fn read_places(
+    gateway: &Gateway,
+    run: &RunId,
+    state: &RunState,
+    at: Option<u64>,
+) -> Result<PlacesInQueue, Problem> {
+    let waiting = if at.is_none() { waiting_work_of_plan(run, state.plan()) } else { Vec::new() };
+    Ok(gateway.places.read(&gateway.bus, waiting).await?)
+}
+
+/// Returns a run as `millrace show --json` prints it, as of a sequence of its lane if there is one.
 async fn render_run(gateway: &Gateway, run: &RunId, state: &RunState, at: Option<u64>) -> ApiResult {
     let deliverable = read_deliverable(gateway, run, state).await?;
     let now = state.plan().run.end.as_ref().map_or_else(Timestamp::now, |end| end.at);
     let resume_with = resume_command(run, state.plan());
+    let places = read_places(gateway, run, state, at).await?;
     let result = RunResult::new(run, &state.history, deliverable.as_ref(), now, resume_with);
     let submission = match state.plan().run.start {
         Some(_) => None,
@@ -156,6 +174,7 @@ async fn render_run(gateway: &Gateway, run: &RunId, state: &RunState, at: Option
         Some(submission) => result.of_submission(submission),
         None => result,
     };
+    let result = result.with_places(&state.history, &places);
     Ok(versioned_json_response(&result, state.sequence()))
 }
 
@@ -328,7 +347,9 @@ async fn list_tasks(gateway: Access, Path(run): Path<String>, Query(query): Quer
     let state = gateway.read_history(&run, query.at).await?;
     let is_wanted =
         |task: &millrace_protocol::plan::Task| states.is_empty() || states.contains(&task.state());
+    let places = read_places(&gateway, &run, &state, query.at).await?;
     let tasks = TaskList::new(&run, (state.plan(), state.sequence()), is_wanted);
+    let tasks = tasks.with_places(state.plan(), &places);
     Ok(versioned_json_response(&tasks, state.sequence()))
 }
 
@@ -368,7 +389,9 @@ async fn read_task(
     if !state.plan().tasks().iter().any(|task| task.spec.id.as_str() == id) {
         return Err(Problem::new(ProblemKind::TaskNotFound, format!("run {run} has no task {id:?}")));
     }
+    let places = read_places(&gateway, &run, &state, query.at).await?;
     let tasks = TaskList::new(&run, (state.plan(), state.sequence()), |task| task.spec.id.as_str() == id);
+    let tasks = tasks.with_places(state.plan(), &places);
     Ok(versioned_json_response(&tasks, state.sequence()))
 }
 

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use jiff::Timestamp;
 use millrace_protocol::ids::SessionId;
 use millrace_protocol::token::Scope;
+use millrace_runtime::work::queue_place::PlacesInQueue;
 use millrace_views::{RunListLine, SessionLine, SessionRuns, SessionTable, sort_runs_of_session};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -127,7 +128,7 @@ async fn read_session(gateway: Access, Path(name): Path<String>) -> ApiResult {
     for run in &page.runs {
         match run {
             ListedRun::Started(started) => summaries.push(&started.summary),
-            ListedRun::Submitted(_) => submitted.push(run.line()),
+            ListedRun::Submitted(_) => submitted.push(run.line(&PlacesInQueue::new())),
         }
     }
     sort_runs_of_session(&mut summaries);

@@ -6,6 +6,7 @@
 //!   (`tests/tests/gateway.rs::malformed_oversized_and_slow_requests_are_refused`)
 
 mod connections;
+mod headers;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::middleware::from_fn;
+use axum::middleware::{from_fn, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -31,6 +32,7 @@ use tower::ServiceExt;
 use tracing::{debug, warn};
 
 use connections::{AddressSlots, LingeringStream};
+use headers::{add_security_headers, refuse_ambiguous_request};
 
 use crate::access::{Authenticator, PeerAddress, check_request, require_caller};
 use crate::dashboard;
@@ -61,6 +63,8 @@ fn add_checks(router: Router, authenticator: Arc<Authenticator>) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn(check_request))
         .layer(Extension(authenticator))
+        .layer(from_fn(refuse_ambiguous_request))
+        .layer(map_response(add_security_headers))
 }
 
 fn build_router(

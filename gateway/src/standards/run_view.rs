@@ -34,6 +34,13 @@ pub struct RunView {
     /// `submitted`, `queued` in its session, `running`, `paused`, `interrupted` or `winding_down`; once it has ended, `completed`, `completed_partial`, `failed`,
     /// `cancelled`, `no_progress`, `planner_unavailable`, `budget_exhausted` or `max_steps`.
     pub state: String,
+    /// The current wait: `question`, `parameters`, `provider`, `worker`, `event`, `time` or `sub_agent`; absent while one of its own
+    /// tasks is in progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
+    /// A description of the wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_for: Option<String>,
     /// The objective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objective: Option<String>,

@@ -290,6 +290,7 @@ fn archived_summary(run: &RunId, lane: Lane) -> RunSummary {
         winding_down: None,
         waiting_for_provider: None,
         usage: Usage::default(),
+        wait: None,
         waiting_for: None,
         log_damage: None,
         labels: Default::default(),

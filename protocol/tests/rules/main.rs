@@ -24,5 +24,6 @@ mod show;
 mod speed;
 mod table;
 mod transcripts;
+mod waits;
 mod wire;
 mod world;

@@ -18,8 +18,8 @@ use millrace_protocol::plan::{
     CommandAction, Decision, DeliverableRule, Document, Edit, EndReason, Event, Fact, GraphError, GraphEvent,
     InputAnswer, JournalKey, OnFailedDependency, PlanTime, PlannerConsultMode, PlannerTrigger, PlanningEvent,
     PlanningMode, ProviderEvent, Refusal, ResourceAmounts, ReviewCheck, ReviewEvent, ReviewPolicy,
-    RunCommand, RunEvent, RunHold, StartEvent, StartEventExpiry, StartExpiryAction, StoppedClocks,
-    Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
+    RunCommand, RunEvent, RunHold, RunWait, RunWaitKind, StartEvent, StartEventExpiry, StartExpiryAction,
+    StoppedClocks, Submission, TaskEvent, TaskLimits, TaskPatch, TaskSpec, TaskState, UserEvent, Work,
 };
 use millrace_protocol::question::{
     Answer, AnswerKind, AnswerScope, ExpiryAction, QuestionSubject, RunAnswer, StandingAnswer,
@@ -1574,7 +1574,8 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
         lane_lease_ms: 5000,
         work_lease_ms: 20_000,
     };
-    let summary = RunSummary::from_plan(&run, Lane(0), &plan, cast::test_start_time()).unwrap();
+    let waiting = RunSummary::from_plan(&run, Lane(0), &plan, cast::test_start_time()).unwrap();
+    let summary = RunSummary { wait: None, ..waiting.clone() };
     let manifest = vec![Document { path: "GPL-3.0.txt".into(), sha256: "01".repeat(32), size: 35_149 }];
     let description = CapabilityDescription {
         parameters: Some(json!({ "type": "object" })),
@@ -1605,6 +1606,16 @@ fn all_encoding_samples() -> Vec<EncodingSample> {
                     },
                 ),
                 (named("of a run"), RunSummary { waiting_for: None, ..summary.clone() }),
+                (named("of a run that waits for a worker"), waiting),
+                (
+                    named("of a run that waits for a person"),
+                    RunSummary {
+                        wait: Some(RunWait { kind: RunWaitKind::Question, order: None }),
+                        open_questions: 1,
+                        questions: 1,
+                        ..summary.clone()
+                    },
+                ),
                 (named("of a run with labels"), RunSummary { labels: sample_labels(), ..summary.clone() }),
                 (
                     named("of a run that waits for its turn"),

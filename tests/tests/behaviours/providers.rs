@@ -147,7 +147,8 @@ async fn runs_complete_after_an_outage_and_no_attempt_is_counted() {
     };
     wait_for_value(PATIENCE, "a refused connection", refused).await;
     let (code, list) = office.millrace(&["list"]);
-    assert!(code == Some(0) && list.contains("waiting for provider"), "{list}");
+    assert!(code == Some(0) && list.contains("waiting (provider)"), "{list}");
+    assert!(list.contains("(waiting for provider openai-compatible:stub"), "{list}");
     let waits = async || {
         let mut waiting = None;
         for name in &names {

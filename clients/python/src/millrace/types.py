@@ -60,8 +60,12 @@ class RunLine(_RunLineRequired, total=False):
     """When it changed last."""
     waiting_for_provider: ProviderWaitJson | None
     """The provider that it waits for, or for which it is paused."""
+    waiting: RunWaitKind | None
+    """The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend
+    on it.
+    """
     waiting_for: str | None
-    """The wait of its first waiting task, while nothing is in progress."""
+    """A description of the wait, also of the hold before the first task."""
     log_damage: str | None
     """The damage of its log; such a run cannot continue."""
 
@@ -235,6 +239,12 @@ class RunResult(_RunResultRequired, total=False):
     """The reason for which it waits before its first task."""
     waiting_for_provider: ProviderWaitJson | None
     """The provider that the run waits for, or for which it is paused."""
+    waiting: RunWaitKind | None
+    """The current wait of a live run; absent while one of its own tasks is in progress. `state` does not depend
+    on it.
+    """
+    waiting_for: str | None
+    """A description of the wait, also of the hold before the first task."""
     answered: bool | None
     """`false` if the deliverable does not answer its question; absent as long as there is no deliverable."""
     answer: AnswerState | None
@@ -5995,6 +6005,9 @@ RunHold = Literal["session", "place"]
 
 Time = str
 """A time in UTC, as RFC 3339."""
+
+RunWaitKind = Literal["question", "parameters", "provider", "worker", "event", "time", "sub_agent"]
+"""The kind of a wait. Of several waits, the first in this order counts: a person or an operator can end it."""
 
 Mode = Literal["llm", "hybrid", "fixed"]
 """The author of the plan of a run."""

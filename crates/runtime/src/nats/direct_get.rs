@@ -237,6 +237,37 @@ pub async fn read_last_of_subject(
     request_message(client, stream, &serde_json::json!({ "last_by_subj": subject }), &what).await
 }
 
+/// Returns how many subjects of `stream` that match `filter` have their last message before `sequence`; `None` if they are more than
+/// a server counts (1,024).
+pub async fn count_subjects_before(
+    client: &Client,
+    stream: &str,
+    filter: &str,
+    sequence: u64,
+) -> Result<Option<u64>, Fault> {
+    if sequence <= 1 {
+        return Ok(Some(0));
+    }
+    let what = || format!("counting {filter} in {stream}");
+    let request = serde_json::json!({ "multi_last": [filter], "up_to_seq": sequence - 1, "batch": 1 });
+    let subject = format!("$JS.API.DIRECT.GET.{stream}");
+    // The first message of the response has the number of the others in a header.
+    let reply = client.request(subject, request.to_string().into()).await;
+    let reply = reply.map_err(|error| Fault::unavailable(what(), error))?;
+    match refused_status(&reply) {
+        None => {
+            let following =
+                server_header(&reply, "Nats-Num-Pending").and_then(|text| text.parse::<u64>().ok());
+            Ok(following.map(|following| following + 1))
+        }
+        Some(404) => Ok(Some(0)),
+        Some(413) => Ok(None),
+        Some(status) => {
+            Err(Fault::unavailable(what(), reply.description.unwrap_or_else(|| status.to_string())))
+        }
+    }
+}
+
 /// Requests one message; `None` if there is none. Retries faults.
 async fn request_message(
     client: &Client,

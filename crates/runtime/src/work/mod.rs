@@ -2,4 +2,5 @@
 
 pub mod lane_lease;
 pub mod queue;
+pub mod queue_place;
 pub mod registry;

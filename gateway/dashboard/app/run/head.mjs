@@ -3,7 +3,7 @@ import { html } from "../html.mjs";
 import { cost, count, shortId, tokens } from "../format.mjs";
 import { address } from "../router.mjs";
 import { Ago, CopyButton, Elapsed } from "../ui/basics.mjs";
-import { State, TaskProgress, isLive, stateLabel } from "../ui/states.mjs";
+import { RunState, State, TaskProgress, isLive, stateLabel } from "../ui/states.mjs";
 import { Session } from "../screens/runs.mjs";
 import { RunActions } from "./steer.mjs";
 
@@ -54,7 +54,7 @@ export function RunHead({ run, live, at, now, refresh }) {
     <div class="row top wrap">
       <div class="grow head-words">
         <h1 class="words clamp" title=${run.objective ?? ""}>${run.objective ?? "The run waits for a supervisor"}</h1>
-        <div class="row wrap under"><${State} state=${run.state} /><span class="mono muted" title=${run.run}>${shortId(run.run)}</span>
+        <div class="row wrap under">${at ? html`<${State} state=${run.state} />` : html`<${RunState} run=${run} />`}<span class="mono muted" title=${run.run}>${shortId(run.run)}</span>
           <${CopyButton} text=${run.run} label="Copy id" />
           ${run.mode && html`<span class="chip" title="Who makes the plan">${run.mode === "fixed" ? "fixed plan" : run.mode === "llm" ? planned : "hybrid plan"}</span>`}
           ${Object.entries(run.labels ?? {}).map(([name, value]) => html`<a key=${name} class="chip" href=${address(["runs"], { label: `${name}=${value}` })}>${name}: ${value}</a>`)}
@@ -72,7 +72,7 @@ export function RunHead({ run, live, at, now, refresh }) {
       ${fact("Tokens", !isCounted ? "-" : tokens(run.usage) > 0 ? count(tokens(run.usage)) : "none", isCounted ? "Sent and received" : COUNTED_LATER)}
       ${fact("Cost", isCounted ? cost(run.usage) : "-", isCounted ? "\u201cNo price\u201d: the table of models has no price for one that was used" : COUNTED_LATER)}
       ${fact("Model calls", !isCounted ? "-" : hasNoModel ? "none" : count(run.usage.model_calls), !isCounted ? COUNTED_LATER : hasNoModel ? `No language model: ${models.join(", ")} quotes the documents` : "")}
-      ${isLive(run.state) && run.waiting_for ? fact("Waits for", run.waiting_for) : null}
+      ${isLive(run.state) && run.waiting_for && !at ? fact("Waits for", run.waiting_for) : null}
     </div>
     <${Outcome} run=${run} />
   </div>`;

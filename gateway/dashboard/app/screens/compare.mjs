@@ -7,7 +7,7 @@ import { address, setQuery, withQuery } from "../router.mjs";
 import { useTitle } from "../title.mjs";
 import { Elapsed, Empty, Failure, Loading } from "../ui/basics.mjs";
 import { Diff } from "../ui/diff.mjs";
-import { State, attemptState, stateLabel } from "../ui/states.mjs";
+import { RunState, State, attemptState, stateLabel } from "../ui/states.mjs";
 import { conversationOf, promptOf } from "../run/entries.mjs";
 import { Verdict } from "../run/drawer.mjs";
 import { byId, endOf, startOf } from "../run/plan.mjs";
@@ -74,7 +74,7 @@ function Runs({ left, right }) {
     return html`<div class="row wrap"><${State} state=${task.state} /><span class="muted">${from !== null && to !== null ? `${duration(to - from)} · ` : ""}${tokens(task.usage) > 0 ? `${count(tokens(task.usage))} tokens · ` : ""}${task.attempts.length} attempts</span></div>`;
   };
   return html`<div class="panel scroll"><table class="compare"><thead><tr><th></th><th><a href=${address(["runs", left.run])}>${shortId(left.run)}</a></th><th><a href=${address(["runs", right.run])}>${shortId(right.run)}</a></th></tr></thead><tbody>
-      ${row("Objective", (run) => html`<span class="words">${run.objective}</span>`)}${row("State", (run) => html`<${State} state=${run.state} />`)}${row("Time", (run) => html`<${Elapsed} from=${run.started_at} to=${run.end?.at} />`)}${row("Tokens", (run) => count(tokens(run.usage)))}${row("Cost", (run) => cost(run.usage))}${row("Tasks", (run) => `${run.task_counts.completed} of ${run.task_counts.total}`)}
+      ${row("Objective", (run) => html`<span class="words">${run.objective}</span>`)}${row("State", (run) => html`<${RunState} run=${run} />`)}${row("Time", (run) => html`<${Elapsed} from=${run.started_at} to=${run.end?.at} />`)}${row("Tokens", (run) => count(tokens(run.usage)))}${row("Cost", (run) => cost(run.usage))}${row("Tasks", (run) => `${run.task_counts.completed} of ${run.task_counts.total}`)}
       ${rows.slice(0, 400).map(({ id, left: x, right: y }) => html`<tr key=${id}><th>${x && y ? html`<a href=${withQuery({ left: `${left.run}/${id}`, right: `${right.run}/${id}` })} title="Compare their last attempts">${id}</a>` : id}</th><td>${cell(x)}</td><td>${cell(y)}</td></tr>`)}
     </tbody></table></div>
     <section class="stack"><h2>Report</h2>${left.result && right.result ? html`<${Diff} label="Report" left=${left.result.output || left.result.summary} right=${right.result.output || right.result.summary} />` : html`<p class="muted">A side has no report.</p>`}</section>`;

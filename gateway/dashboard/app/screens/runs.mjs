@@ -9,11 +9,13 @@ import { address, setQuery, withQuery } from "../router.mjs";
 import { clock, useStore } from "../store.mjs";
 import { useTitle } from "../title.mjs";
 import { Ago, Elapsed, Empty, Failure, Loading } from "../ui/basics.mjs";
-import { RUN_FILTERS, State, TaskProgress, isLive } from "../ui/states.mjs";
+import { RUN_FILTERS, RunState, TaskProgress, WAITS, isLive } from "../ui/states.mjs";
 import { onRunChange } from "../live-runs.mjs";
 
 const PAGE = 50;
 const FILTERS = ["all", "live", "completed", "failed", "cancelled"];
+/** The filter for all waits. */
+const ANY = "any";
 /** @type {Record<string, string>} */
 const PERIODS = { "": "any time", "1h": "the last hour", "24h": "the last day", "7d": "the last week" };
 
@@ -83,7 +85,7 @@ function RunRow({ run, label, session }) {
   const { task_counts: counts } = run;
   const open = (/** @type {any} */ event) => event.target.closest("a, button") || event.currentTarget.querySelector("a")?.click();
   return html`<tr class="link-row" onClick=${open}>
-    <td class="state-cell"><${State} state=${run.state} /></td>
+    <td class="state-cell"><${RunState} run=${run} /></td>
     <td class="main-cell">
       <a class="objective" href=${href} title=${run.objective ?? ""}>${run.objective || "The run waits for a supervisor"}</a>
       <div class="row wrap under"><span class="mono muted">${shortId(run.run)}</span>
@@ -104,7 +106,7 @@ function RunRow({ run, label, session }) {
 
 /** @param {{route: import("../router.mjs").Route}} properties */
 export function RunsScreen({ route }) {
-  const { state = "all", label = "", session = "", since = "", text = "" } = route.query;
+  const { state = "all", waiting = "", label = "", session = "", since = "", text = "" } = route.query;
   const [typed, setTyped] = useState(text);
   useTitle("Runs");
   useStore(clock);
@@ -114,17 +116,20 @@ export function RunsScreen({ route }) {
     return () => clearTimeout(timer);
   }, [typed]);
   const states = /** @type {Record<string, string[]>} */ (RUN_FILTERS)[state] ?? (state === "all" ? [] : [state]);
-  const { runs, error, isRead, more, reload } = useRuns({ state: states.join(","), label, session, since, text });
+  const { runs, error, isRead, more, reload } = useRuns({ state: states.join(","), waiting: waiting === ANY ? Object.keys(WAITS).join(",") : waiting, label, session, since, text });
   useKeys([
     { keys: "j", about: "Next run", action: () => moveFocus("a.objective", 1) },
     { keys: "k", about: "Previous run", action: () => moveFocus("a.objective", -1) },
   ]);
-  const isFiltered = state !== "all" || label || session || since || text;
+  const isFiltered = state !== "all" || waiting || label || session || since || text;
   return html`<div class="stack">
     <h1 class="visually-hidden">Runs</h1>
     <div class="row wrap filters">
       <div class="row segmented" role="group" aria-label="States">${FILTERS.map((name) => html`<a key=${name} class="button" href=${withQuery({ state: name === "all" ? "" : name })} aria-current=${state === name ? "true" : undefined}>${name}</a>`)}</div>
       <input type="search" class="grow" placeholder="Search in objectives" aria-label="Search in objectives" value=${typed} onInput=${(/** @type {any} */ event) => setTyped(event.target.value)} />
+      <label class="row nowrap"><span class="muted">Waits for</span>
+        <select class="waits" value=${waiting} onChange=${(/** @type {any} */ event) => setQuery({ waiting: event.target.value })}>
+          <option value="">all runs</option><option value=${ANY}>anything</option>${Object.entries(WAITS).map(([value, name]) => html`<option key=${value} value=${value}>${name}</option>`)}</select></label>
       <label class="row nowrap"><span class="muted">Started in</span>
         <select value=${since} onChange=${(/** @type {any} */ event) => setQuery({ since: event.target.value })}>${Object.entries(PERIODS).map(([value, name]) => html`<option key=${value} value=${value}>${name}</option>`)}</select></label>
       ${label && html`<a class="chip on" href=${withQuery({ label: "" })} title="Remove this filter">${label} ✕</a>`}

@@ -52,6 +52,12 @@ export const RUN_FILTERS = {
   cancelled: ["cancelled"],
 };
 
+/** What live runs wait for, in the order of the API. @type {Record<string, string>} */
+export const WAITS = {
+  question: "a person", parameters: "other parameters", provider: "a provider", worker: "a worker",
+  event: "an event", time: "a time", sub_agent: "a sub-agent",
+};
+
 /** @param {string} state */
 export const isLive = (state) => RUN_FILTERS.live.includes(state);
 
@@ -98,6 +104,15 @@ export function Glyph({ state, size = 14 }) {
  */
 export function State({ state, label }) {
   return html`<span class=${`state tone-${tone(state)}`}><${Glyph} state=${state} />${label ?? stateLabel(state)}</span>`;
+}
+
+/**
+ * The state of a run: while nothing of its own plan is in progress, what it waits for.
+ * @param {{run: {state: string, waiting?: string}}} properties
+ */
+export function RunState({ run: { state, waiting } }) {
+  if (state !== "running" || !waiting) return html`<${State} state=${state} />`;
+  return html`<${State} state="waiting" label=${`waiting (${waiting.replace("_", "-")})`} />`;
 }
 
 /**

@@ -375,6 +375,12 @@ pub struct ListedRun {
     pub run: String,
     /// Its state.
     pub state: String,
+    /// The current wait; absent while one of its own tasks is in progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
+    /// A description of the wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_for: Option<String>,
     /// The beginning of its objective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objective: Option<String>,

@@ -4,6 +4,7 @@
 mod attempt;
 mod questions;
 mod run;
+mod run_wait;
 mod task;
 mod turn;
 
@@ -26,6 +27,7 @@ pub use run::{
     BudgetState, DeliverableRule, EndReason, MAX_BLOCKED, PauseReason, Plan, PlanningState, RunEnd,
     RunParameters, RunState, UsageBreakdown,
 };
+pub use run_wait::{RunWait, RunWaitKind};
 pub use task::{ErroredTaskWait, Task, TaskPhase, TaskState};
 pub use turn::{MAX_NOTES, PlannerTrigger, PlanningTurn};
 

@@ -54,6 +54,7 @@ from ..types import (
     RunLine,
     RunList,
     RunState,
+    RunWaitKind,
     SessionLine,
     SessionList,
     SessionRuns,
@@ -197,6 +198,7 @@ class Client(Webhooks):
         self,
         state: RunState | Iterable[RunState] | None = None,
         *,
+        waiting: RunWaitKind | Iterable[RunWaitKind] | None = None,
         label: str | Iterable[str] | None = None,
         session: str | None = None,
         since: str | None = None,
@@ -206,15 +208,16 @@ class Client(Webhooks):
     ) -> Iterator[RunLine]:
         """Lists runs, newest first, part by part as the iteration goes on, and at most `limit` of them.
 
-        `text` is a part of their ids or objectives. `label` has labels that the runs must have: `NAME=VALUE`, or `NAME` for any value. `since` and `until` are
+        `waiting` selects live runs by what they wait for. `text` is a part of their ids or objectives. `label` has labels that the runs must have: `NAME=VALUE`, or `NAME` for any value. `since` and `until` are
         times in RFC 3339, or durations before now such as `2h`.
         """
-        states, labels = list_of(state), list_of(label)
+        states, waits, labels = list_of(state), list_of(waiting), list_of(label)
         left, cursor = limit, None
         while left is None or left > 0:
             size = None if left is None else min(left, MAX_PAGE)
             query = query_of(
                 state=states,
+                waiting=waits,
                 label=labels,
                 session=session,
                 since=since,
