@@ -23,6 +23,21 @@ pub(super) struct ProviderError {
     /// All codes, types and reasons in the body, in lower case, separated by spaces.
     pub(super) codes: String,
     pub(super) message: String,
+    /// The parameter that it names in a field of its own; empty if there is none.
+    pub(super) parameter: String,
+}
+
+/// A request that failed, with the provider's own error if it sent one.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: ModelError,
+    pub(super) answer: Option<ProviderError>,
+}
+
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Self {
+        Self { error, answer: None }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +90,7 @@ impl ProviderError {
     pub(super) fn from_text(status: Option<u16>, body: &str) -> Self {
         match parse_foreign_json(body) {
             Ok(value @ (Value::Object(_) | Value::Array(_))) => Self::from_json(status, &value),
-            Ok(_) | Err(_) => Self { status, codes: String::new(), message: to_one_line_text(body) },
+            Ok(_) | Err(_) => Self { status, message: to_one_line_text(body), ..Self::default() },
         }
     }
 
@@ -86,7 +101,7 @@ impl ProviderError {
         let error = ["error", "detail"].iter().find_map(|name| body.get(*name).filter(|it| !it.is_null()));
         let error = error.unwrap_or(body);
         let mut provider_error =
-            Self { status, codes: collect_error_codes(error), message: extract_error_message(error) };
+            Self { status, codes: collect_error_codes(error), message: extract_error_message(error), parameter: read_parameter(error) };
         provider_error.status = status.or_else(|| find_status_in_body(error));
         if provider_error.message.is_empty() {
             provider_error.message = error.to_string();
@@ -129,6 +144,18 @@ fn collect_error_codes(error: &Value) -> String {
     let all = within.iter().flat_map(|part| names.iter().filter_map(|name| part.get(*name)));
     let texts = all.filter(|value| !value.is_null() && !value.is_number()).map(Value::to_string);
     texts.collect::<Vec<_>>().join(" ").to_lowercase()
+}
+
+/// Returns the parameter that an error names. Gateways wrap the error of another provider into their message.
+fn read_parameter(error: &Value) -> String {
+    let own = error.get("param").and_then(Value::as_str).filter(|name| !name.is_empty());
+    let upstream = || {
+        let raw = error.pointer("/metadata/raw").and_then(Value::as_str)?;
+        let inner: Value = parse_foreign_json(raw).ok()?;
+        let inner = inner.get("error").unwrap_or(&inner);
+        inner.get("param").and_then(Value::as_str).map(str::to_owned)
+    };
+    own.map(str::to_owned).or_else(upstream).unwrap_or_default()
 }
 
 fn extract_error_message(error: &Value) -> String {
@@ -224,7 +251,7 @@ fn to_model_error(
         Authentication => ModelError::Authentication { message },
         Quota => ModelError::Quota { message },
         ContentFilter => ModelError::ContentFilter { message },
-        BadRequest => ModelError::BadRequest { message },
+        BadRequest => ModelError::bad_request(message),
     }
 }
 
@@ -240,7 +267,7 @@ fn redirect_error(status: StatusCode, headers: &HeaderMap, redactor: &SecretReda
 pub(super) fn model_error_from_send_error(error: &reqwest::Error, redactor: &SecretRedactor) -> ModelError {
     if error.is_builder() {
         let text = format!("the request cannot be built: {}", format_error_chain(error));
-        return ModelError::BadRequest { message: redact_and_cut(&text, redactor) };
+        return ModelError::bad_request(redact_and_cut(&text, redactor));
     }
     let what = if error.is_timeout() { "connection timed out: " } else { "" };
     let hint =

@@ -1,0 +1,217 @@
+//! Refusals of parameters in the words of real servers, from public bug reports: a server on loopback refuses each request that has the
+//! parameter, and accepts any other one. The table is in `refusals/`; half of it was put aside before the code was written.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use millrace_models::model::{AnswerSchema, Message, Model, ModelError, Request};
+use millrace_models::selection::ModelSettings;
+use millrace_models::wire::WireProtocol;
+use millrace_models::{ModelFactory, ModelSelection};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+
+use super::stub::{StubAction, chunked, read, response};
+use super::wires::{content_type, stream_bytes, tool};
+
+/// A wording: what the server refuses, how, and what must come of it.
+#[derive(Debug, Clone, Deserialize)]
+struct Wording {
+    source: String,
+    model: String,
+    /// What the request has: `tools`, `answer`, `both` or `probabilities`.
+    asks: String,
+    /// The fields that together are refused, as JSON pointers.
+    refuses: Vec<String>,
+    /// The largest value that is accepted.
+    at_most: Option<u64>,
+    /// The request has the other name of the limit, because an earlier refusal demanded it.
+    #[serde(default)]
+    renamed: bool,
+    status: u16,
+    body: String,
+    #[serde(default)]
+    settings: ModelSettings,
+    /// `recovers`, the setting by whose name the request fails, or the kind of its error.
+    then: String,
+}
+
+impl Wording {
+    fn refuses(&self, body: &Value) -> bool {
+        let is_refused = |pointer: &String| match body.pointer(pointer) {
+            None | Some(Value::Bool(false)) => pointer == "/store" && body.get("store").is_some(),
+            Some(value) => self.at_most.is_none_or(|most| value.as_u64().is_some_and(|sent| sent > most)),
+        };
+        self.refuses.iter().all(is_refused)
+    }
+
+    fn request(&self) -> Request {
+        let has = |what: &str| self.asks == what || self.asks == "both";
+        let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+            "additionalProperties": false});
+        Request {
+            system: "Be short.".into(),
+            messages: vec![Message::User { text: "Where is it?".into() }],
+            tools: if has("tools") { vec![tool("read", "Reads.")] } else { Vec::new() },
+            answer: has("answer").then(|| AnswerSchema { name: "place".into(), schema }),
+            max_output_tokens: 200_000,
+            first_token_probabilities: self.asks == "probabilities",
+            ..Request::default()
+        }
+    }
+}
+
+/// A server that refuses requests as a wording says. It runs until the test ends.
+struct RefusingServer {
+    address: String,
+    wording: Arc<Mutex<Option<Wording>>>,
+    seen: Arc<Mutex<Vec<Value>>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for RefusingServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl RefusingServer {
+    async fn start(wording: Option<Wording>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let (wording, seen) = (Arc::new(Mutex::new(wording)), Arc::new(Mutex::new(Vec::new())));
+        let (current, bodies) = (wording.clone(), seen.clone());
+        let task = tokio::spawn(async move {
+            loop {
+                let Ok((mut stream, _)) = listener.accept().await else { return };
+                let Some(request) = read(&mut stream).await else { continue };
+                let body = request.json();
+                let refusal = current.lock().unwrap().clone().filter(|wording| wording.refuses(&body));
+                bodies.lock().unwrap().push(body.clone());
+                for action in answer(&request.line, &body, refusal.as_ref()) {
+                    if let StubAction::Send(bytes) = action {
+                        stream.write_all(&bytes).await.unwrap();
+                    }
+                }
+                let _ = stream.shutdown().await;
+            }
+        });
+        Self { address, wording, seen, task }
+    }
+
+    fn take_seen(&self) -> Vec<Value> {
+        std::mem::take(&mut self.seen.lock().unwrap())
+    }
+}
+
+fn answer(line: &str, body: &Value, refusal: Option<&Wording>) -> Vec<StubAction> {
+    match refusal {
+        Some(Wording { status: 200, body, .. }) => chunked("text/event-stream", &[body.as_bytes()]),
+        Some(Wording { status, body, .. }) => {
+            let kind = if body.starts_with(['{', '[']) { "application/json" } else { "text/plain" };
+            response(*status, &[("content-type", kind)], body)
+        }
+        None if body["stream"] == false => {
+            let message = json!({"role": "assistant", "content": ANSWER});
+            let reply = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
+            response(200, &[("content-type", "application/json")], reply.to_string())
+        }
+        None => {
+            let (wire, events) = accepted(line);
+            chunked(content_type(wire), &[&stream_bytes(wire, &events)])
+        }
+    }
+}
+
+const ANSWER: &str = r#"{"city": "Bern"}"#;
+
+/// Returns the API that a request is for, and the events of a reply.
+fn accepted(line: &str) -> (WireProtocol, Vec<Value>) {
+    if line.contains("/responses") {
+        let message = json!({"type": "message", "id": "m", "status": "completed", "role": "assistant",
+            "content": [{"type": "output_text", "text": ANSWER, "annotations": []}]});
+        let done = json!({"type": "response.completed", "response": {"status": "completed", "output": [message]}});
+        return (WireProtocol::OpenAiResponses, vec![done]);
+    }
+    if line.contains("/api/chat") {
+        let done = json!({"message": {"role": "assistant", "content": ANSWER}, "done": true, "done_reason": "stop"});
+        return (WireProtocol::Ollama, vec![done]);
+    }
+    if line.contains("GenerateContent") {
+        let content = json!({"role": "model", "parts": [{"text": ANSWER}]});
+        return (WireProtocol::Gemini, vec![json!({"candidates": [{"content": content, "finishReason": "STOP"}]})]);
+    }
+    if line.contains("/converse-stream") {
+        let text = json!({"contentBlockDelta": {"contentBlockIndex": 0, "delta": {"text": ANSWER}}});
+        let events = vec![
+            json!({"messageStart": {"role": "assistant"}}),
+            text,
+            json!({"contentBlockStop": {"contentBlockIndex": 0}}),
+            json!({"messageStop": {"stopReason": "end_turn"}}),
+        ];
+        return (WireProtocol::Bedrock, events);
+    }
+    let chunk = json!({"choices": [{"index": 0, "delta": {"content": ANSWER}, "finish_reason": "stop"}]});
+    (WireProtocol::OpenAiChat, vec![chunk])
+}
+
+fn model_at(wording: &Wording, address: &str, factory: &ModelFactory) -> Arc<dyn Model> {
+    let mut selection = ModelSelection::parse(&format!("{}@{address}", wording.model)).unwrap();
+    selection.models[0].settings = wording.settings.clone();
+    factory.create(&selection, &|_| None).unwrap_or_else(|error| panic!("{}: {error}", wording.source))
+}
+
+fn factory() -> ModelFactory {
+    ModelFactory { environment: Arc::new(|name| name.ends_with("_KEY").then(|| "k".into())), ..ModelFactory::default() }
+}
+
+/// Returns what came of a wording, in the terms of the table, and the number of requests.
+async fn outcome_of(wording: &Wording) -> (String, usize) {
+    let server = RefusingServer::start(Some(wording.clone())).await;
+    let model = model_at(wording, &server.address, &factory());
+    if wording.renamed {
+        let unsupported = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.";
+        let first = Wording {
+            refuses: vec!["/max_tokens".into()],
+            body: json!({"error": {"message": unsupported, "param": "max_tokens"}}).to_string(),
+            ..wording.clone()
+        };
+        *server.wording.lock().unwrap() = Some(first);
+        model.reply(&wording.request(), &()).await.unwrap();
+        *server.wording.lock().unwrap() = Some(wording.clone());
+        server.take_seen();
+    }
+    let reply = model.reply(&wording.request(), &()).await;
+    let bodies = server.take_seen();
+    let outcome = match reply {
+        Ok(_) if wording.refuses(&bodies[0]) => "recovers".to_owned(),
+        Ok(_) => format!("the first request lacks what is refused: {}", bodies[0]),
+        Err(ModelError::UnsupportedSetting { setting, .. }) => setting,
+        Err(error) => error.error_kind_name().to_owned(),
+    };
+    (outcome, bodies.len())
+}
+
+/// Returns the wordings of which something else came than the table says, each with what came, and the number of all.
+async fn failures_in(table: &str) -> (Vec<String>, usize) {
+    let wordings: Vec<Wording> = serde_json::from_str(table).unwrap();
+    let mut failures = Vec::new();
+    let mut requests = BTreeMap::<usize, usize>::new();
+    for wording in &wordings {
+        let (outcome, sent) = outcome_of(wording).await;
+        *requests.entry(sent).or_default() += 1;
+        if outcome != wording.then {
+            failures.push(format!("{}: {} instead of {} ({sent} requests)", wording.source, outcome, wording.then));
+        }
+    }
+    println!("{} of {} wordings; requests: {requests:?}", wordings.len() - failures.len(), wordings.len());
+    (failures, wordings.len())
+}
+
+#[tokio::test]
+async fn public_wordings_of_refusals_lead_to_what_the_table_says() {
+    let (failures, all) = failures_in(include_str!("refusals/at_hand.json")).await;
+    assert!(failures.is_empty(), "{} of {all}:\n{}", failures.len(), failures.join("\n"));
+}
