@@ -1,5 +1,5 @@
 //! Reads the refusal of a request: which of the parameters that were sent it names, and what to do about it. A pure function of the
-//! error and the body; `docs/models.md` has the table of wordings that it was tried with.
+//! error and the body; `docs/refusals.md` has the table of wordings that it was tried with.
 
 use serde_json::Value;
 

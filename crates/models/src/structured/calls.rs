@@ -317,6 +317,8 @@ mod tests {
                 "I look.|search{}|read{}",
             ),
             ("I look.\n<tool_call>{\"name\":\"read\"}</tool_call>", "I look.|read{}"),
+            (r#"{"name":"functions.search","arguments":{"q":"x"}}"#, one),
+            (r#"{"action":" Search ","arguments":{"q":"x"}}"#, one),
         ];
         for (text, calls) in cases {
             assert_eq!(

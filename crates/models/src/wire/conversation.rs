@@ -446,7 +446,7 @@ mod tests {
         let wrapped = json!({"not_an_object": "[1]"}).to_string();
         let expected = [
             user("The result of an earlier call:\nof a call that is gone"),
-            reply("", &[("a", "look", "{}"), ("b", "no_such_tool_", &wrapped), ("c", "look", "{}")]),
+            reply("", &[("a", "look", "{}"), ("b", "no_such_tool__957a42d4", &wrapped), ("c", "look", "{}")]),
             result("a", "blue"),
             missing,
             result("c", "(no output)"),

@@ -185,7 +185,9 @@ fn to_one_line_text(text: &str) -> String {
     let lower = text.to_ascii_lowercase();
     let title =
         lower.find("<title>").zip(lower.find("</title>")).and_then(|(from, to)| text.get(from + 7..to));
-    match (text.starts_with('<'), title) {
+    // Alibaba's messages begin with `<400>`.
+    let is_markup = text.strip_prefix('<').is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
+    match (is_markup, title) {
         (true, Some(title)) => format!("an HTML page titled {:?}", collapse_whitespace(title)),
         (true, None) => format!("an HTML page: {}", collapse_whitespace(text)),
         (false, _) => collapse_whitespace(text),

@@ -215,3 +215,76 @@ async fn public_wordings_of_refusals_lead_to_what_the_table_says() {
     let (failures, all) = failures_in(include_str!("refusals/at_hand.json")).await;
     assert!(failures.is_empty(), "{} of {all}:\n{}", failures.len(), failures.join("\n"));
 }
+
+/// A wording of a server on port 1 of nowhere: it refuses a field by its name.
+fn naming(field: &str, model: &str, settings: ModelSettings) -> Wording {
+    Wording {
+        source: format!("made up for {field}"),
+        model: model.into(),
+        asks: if field == "response_format" { "answer".into() } else { "tools".into() },
+        refuses: vec![format!("/{field}")],
+        at_most: None,
+        renamed: false,
+        status: 400,
+        body: json!({"oops": format!("Zork at line 1: the gnome ate \"{field}\" and wants no more")}).to_string(),
+        settings,
+        then: "recovers".into(),
+    }
+}
+
+const SMALL: &str = "openai-compatible:qwen3-1.7b";
+
+#[tokio::test]
+async fn an_unknown_wording_that_names_a_parameter_recovers() {
+    for field in ["tools", "response_format", "stream_options", "max_tokens", "temperature", "stream"] {
+        let (outcome, sent) = outcome_of(&naming(field, SMALL, ModelSettings::default())).await;
+        assert_eq!((outcome.as_str(), sent), ("recovers", 2), "{field}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_learned_is_remembered_over_restarts_but_not_against_a_setting() {
+    let cache = tempfile::tempdir().unwrap();
+    let with_cache = || ModelFactory { cache: Some(cache.path().to_owned()), ..factory() };
+    let wording = naming("temperature", SMALL, ModelSettings::default());
+    let server = RefusingServer::start(Some(wording.clone())).await;
+    let ask = async |wording: &Wording| {
+        let model = model_at(wording, &server.address, &with_cache());
+        let outcome = model.reply(&wording.request(), &()).await;
+        (outcome, server.take_seen().len(), model.adaptations())
+    };
+    let (first, sent, adaptations) = ask(&wording).await;
+    let learned = vec![format!("{SMALL}@{}: no `temperature`", server.address)];
+    assert_eq!((first.is_ok(), sent, &adaptations), (true, 2, &learned));
+    let (again, sent, adaptations) = ask(&wording).await;
+    assert_eq!((again.is_ok(), sent, &adaptations), (true, 1, &learned), "another process knows it");
+    let settings = ModelSettings { temperature: Some(0.7), ..ModelSettings::default() };
+    let (refused, sent, _) = ask(&Wording { settings, ..wording }).await;
+    assert!(matches!(refused, Err(ModelError::UnsupportedSetting { setting, .. }) if setting == "temperature"));
+    assert_eq!(sent, 1, "a setting is sent although the server is known to refuse it");
+}
+
+/// The reply of a server without a parser for calls is text, and a call in it counts.
+#[tokio::test]
+async fn calls_are_requested_as_json_where_tools_are_refused() {
+    let wording = naming("tools", SMALL, ModelSettings::default());
+    let server = RefusingServer::start(Some(wording.clone())).await;
+    let model = model_at(&wording, &server.address, &factory());
+    model.reply(&wording.request(), &()).await.unwrap();
+    let [refused, accepted] = &server.take_seen()[..] else { panic!("two requests") };
+    assert!(refused.get("tools").is_some() && accepted.get("tools").is_none());
+    assert!(accepted["messages"][0]["content"].as_str().unwrap().contains("TOOL \"read\""), "{accepted}");
+    assert!(accepted["response_format"]["json_schema"]["schema"].to_string().contains("arguments"), "{accepted}");
+}
+
+#[tokio::test]
+async fn an_error_that_names_nothing_is_returned_if_the_least_request_fails_too() {
+    let wording = Wording { refuses: vec!["/messages".into()], body: "{}".into(), ..naming("x", SMALL, ModelSettings::default()) };
+    let server = RefusingServer::start(Some(wording.clone())).await;
+    let model = model_at(&wording, &server.address, &factory());
+    for _ in 0..2 {
+        assert!(matches!(model.reply(&wording.request(), &()).await, Err(ModelError::BadRequest { .. })));
+    }
+    assert_eq!(server.take_seen().len(), 4, "the least request is tried once for each");
+    assert_eq!(model.adaptations(), Vec::<String>::new());
+}
