@@ -181,8 +181,7 @@ impl ModelFactory {
         let settings = &mut spec.settings;
         settings.images = settings.images.or(table.field_of(provider, model, |entry| entry.images));
         settings.pdf = settings.pdf.or(table.field_of(provider, model, |entry| entry.pdf));
-        let default_temperature =
-            default_temperature(provider, ability).filter(|_| settings.top_p.is_none());
+        let default_temperature = default_temperature(provider, ability).filter(|_| settings.top_p.is_none());
         let environment = self.environment.as_ref();
         let endpoint = provider::resolve_model_endpoint(&spec, provider, model, address, environment)?;
         let endpoint = ModelEndpoint { default_temperature, ..endpoint };

@@ -435,6 +435,11 @@ impl ModelError {
             || matches!(self, Self::BadRequest { message, .. } if says_model_not_found(message))
     }
 
+    /// Returns the form in which the request may be accepted, if it was refused.
+    pub(crate) fn remedy(&self) -> Option<Remedy> {
+        if let Self::BadRequest { remedy, .. } = self { Some(*remedy) } else { None }
+    }
+
     pub fn retry_after(&self) -> Option<Duration> {
         let (Self::RateLimited { retry_after, .. }
         | Self::Overloaded { retry_after, .. }

@@ -9,7 +9,16 @@ use sha2::{Digest, Sha256};
 const MAX_LENGTH: usize = 64;
 /// The name-spaces in which models were trained to call tools.
 const PREFIXES: [&str; 10] = [
-    "functions", "function", "tools", "tool", "default_api", "namespace", "multi_tool_use", "api", "commentary", "to=functions",
+    "functions",
+    "function",
+    "tools",
+    "tool",
+    "default_api",
+    "namespace",
+    "multi_tool_use",
+    "api",
+    "commentary",
+    "to=functions",
 ];
 
 /// The tool that a model means by a name.
@@ -82,7 +91,8 @@ fn only<'a>(mut tools: impl Iterator<Item = &'a str>) -> NamedTool<'a> {
 fn readings(written: &str) -> Vec<String> {
     let mut readings: Vec<String> = Vec::new();
     let mut add = |name: &str| {
-        let name = name.trim_matches(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '.' | ':' | '/'));
+        let name =
+            name.trim_matches(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '.' | ':' | '/'));
         let name = name.strip_suffix("()").unwrap_or(name);
         if !name.is_empty() && readings.iter().all(|reading| reading != name) {
             readings.push(name.to_owned());
@@ -142,7 +152,8 @@ fn fold_to_letters(name: &str) -> String {
 mod tests {
     use super::*;
 
-    const TOOLS: [&str; 6] = ["write_file", "read-file", "Read_File", "files__list.all", "to", "functions.odd"];
+    const TOOLS: [&str; 6] =
+        ["write_file", "read-file", "Read_File", "files__list.all", "to", "functions.odd"];
 
     #[test]
     fn a_name_is_read_as_models_write_it() {
@@ -176,7 +187,10 @@ mod tests {
 
     #[test]
     fn a_name_that_could_be_two_tools_is_none_of_them() {
-        assert_eq!(resolve_tool_name("READ.FILE", &TOOLS), NamedTool::Several(vec!["read-file", "Read_File"]));
+        assert_eq!(
+            resolve_tool_name("READ.FILE", &TOOLS),
+            NamedTool::Several(vec!["read-file", "Read_File"])
+        );
         for unknown in ["", "<|channel|>", "assistant<|channel|>analysis", "write", "functions."] {
             assert_eq!(resolve_tool_name(unknown, &TOOLS), NamedTool::None, "{unknown:?}");
         }

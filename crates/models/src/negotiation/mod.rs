@@ -77,14 +77,18 @@ impl fmt::Display for Adaptation {
         match self {
             Self::Omit { parameter } => match parameter.as_str() {
                 TOOLS => f.write_str("no `tools`: calls are requested as JSON in the text"),
-                RESPONSE_FORMAT => f.write_str("no `response_format`: answers are requested by a tool or in the prompt"),
+                RESPONSE_FORMAT => {
+                    f.write_str("no `response_format`: answers are requested by a tool or in the prompt")
+                }
                 STREAM => f.write_str("no `stream`: replies come in one piece"),
                 MAX_TOKENS => f.write_str("no `max_tokens`: the length of replies is not limited"),
                 parameter => write!(f, "no `{parameter}`"),
             },
             Self::Rename { parameter, to } => write!(f, "`{to}` instead of `{parameter}`"),
             Self::Limit { parameter, most } => write!(f, "`{parameter}` of at most {most}"),
-            Self::OmitAll => f.write_str("nothing but the conversation: tools are requested as JSON in the text"),
+            Self::OmitAll => {
+                f.write_str("nothing but the conversation: tools are requested as JSON in the text")
+            }
         }
     }
 }
@@ -311,10 +315,18 @@ mod tests {
         let limit = Adaptation::Limit { parameter: MAX_TOKENS.into(), most: 5 };
         for (body, adaptation, expected) in [
             (json!({"max_tokens": 9}), rename, json!({"max_completion_tokens": 9})),
-            (json!({"options": {"num_predict": 9, "num_ctx": 1}}), limit, json!({"options": {"num_predict": 5, "num_ctx": 1}})),
+            (
+                json!({"options": {"num_predict": 9, "num_ctx": 1}}),
+                limit,
+                json!({"options": {"num_predict": 5, "num_ctx": 1}}),
+            ),
             (json!({"inferenceConfig": {"temperature": 1}}), omit("temperature"), json!({})),
             (json!({"stream": true, "stream_options": {}}), omit("stream"), json!({"stream": false})),
-            (json!({"messages": [], "stream": true, "seed": 1}), Adaptation::OmitAll, json!({"messages": [], "stream": true})),
+            (
+                json!({"messages": [], "stream": true, "seed": 1}),
+                Adaptation::OmitAll,
+                json!({"messages": [], "stream": true}),
+            ),
             (json!({"tools": []}), omit("tools"), json!({"tools": []})),
         ] {
             assert_eq!(adapted(body, adaptation.clone()), expected, "{adaptation}");

@@ -47,8 +47,18 @@ pub(super) const PARAMETERS: [Parameter; 9] = [
         name: TOOLS,
         keys: &["tools", "toolConfig", "tool_choice", "functions", "function_declarations"],
         phrases: &[
-            "tool use", "tool call", "tool choice", "tool support", "tool parser", "use of tools", "function call",
-            "function_call", "tool_call", "function-call", "tool-call", "functioncall",
+            "tool use",
+            "tool call",
+            "tool choice",
+            "tool support",
+            "tool parser",
+            "use of tools",
+            "function call",
+            "function_call",
+            "tool_call",
+            "function-call",
+            "tool-call",
+            "functioncall",
         ],
     },
     Parameter {
@@ -63,7 +73,12 @@ pub(super) const PARAMETERS: [Parameter; 9] = [
             "responseJsonSchema",
         ],
         phrases: &[
-            "response format", "json schema", "json mode", "structured output", "response mime type", "response schema",
+            "response format",
+            "json schema",
+            "json mode",
+            "structured output",
+            "response mime type",
+            "response schema",
         ],
     },
     Parameter {
@@ -149,7 +164,9 @@ pub(super) fn remove_parameter(body: &mut Value, parameter: &str) {
             _ => name != parameter,
         }
     });
-    if parameter == STREAM && let Some(stream) = body.get_mut(STREAM) {
+    if parameter == STREAM
+        && let Some(stream) = body.get_mut(STREAM)
+    {
         *stream = false.into();
     }
 }
@@ -158,13 +175,11 @@ pub(super) fn remove_parameter(body: &mut Value, parameter: &str) {
 pub(super) fn for_each_value(body: &mut Value, parameter: &str, change: impl Fn(&mut Value)) {
     let Some(fields) = body.as_object_mut() else { return };
     for (field, value) in fields {
-        match value {
-            Value::Object(inner) if CONFIGURATIONS.contains(&field.as_str()) => {
-                let own = inner.iter_mut().filter(|(field, _)| parameter_of_field(field) == parameter);
-                own.for_each(|(_, value)| change(value));
-            }
-            value if parameter_of_field(field) == parameter => change(value),
-            _ => {}
+        if let Some(inner) = value.as_object_mut().filter(|_| CONFIGURATIONS.contains(&field.as_str())) {
+            let own = inner.iter_mut().filter(|(field, _)| parameter_of_field(field) == parameter);
+            own.for_each(|(_, value)| change(value));
+        } else if parameter_of_field(field) == parameter {
+            change(value);
         }
     }
 }

@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use super::Adaptation;
 use super::parameters::{
-    MAX_TOKENS, NAMES_OF_LIMIT, PARAMETERS, RESPONSE_FORMAT, TOOLS, fold, is_conversation,
-    parameter_fields, parameter_of_field,
+    MAX_TOKENS, NAMES_OF_LIMIT, PARAMETERS, RESPONSE_FORMAT, TOOLS, fold, is_conversation, parameter_fields,
+    parameter_of_field,
 };
 
 /// The error with which a provider refused a request.
@@ -146,8 +146,12 @@ fn named_in_text(refusal: Refusal<'_>, sent: &Value) -> Option<Named> {
     let mut names = Vec::new();
     for (at, word) in words.iter().enumerate() {
         let is_marked = word.is_quoted || is_mark(at.checked_sub(1)) || is_mark(Some(at + 1));
-        let joined = words.get(at + 1).filter(|next| !next.is_quoted).map(|next| format!("{}{}", word.text, next.text));
-        let by_pair = || joined.as_deref().filter(|_| !is_marked).and_then(|pair| named_by_path(pair, sent, false));
+        let joined = words
+            .get(at + 1)
+            .filter(|next| !next.is_quoted)
+            .map(|next| format!("{}{}", word.text, next.text));
+        let by_pair =
+            || joined.as_deref().filter(|_| !is_marked).and_then(|pair| named_by_path(pair, sent, false));
         let Some(named) = named_by_path(word.text, sent, is_marked).or_else(by_pair) else { continue };
         let strength = if is_marked { 3 } else { 2 };
         if let Named::Parameter(name) = &named {
@@ -170,7 +174,8 @@ fn named_in_text(refusal: Refusal<'_>, sent: &Value) -> Option<Named> {
     if has(TOOLS) && has(RESPONSE_FORMAT) {
         return Some(Named::Parameter(RESPONSE_FORMAT.to_owned()));
     }
-    best.map(|(_, named)| named).or_else(|| described.into_iter().next().map(|(_, name)| Named::Parameter(name)))
+    best.map(|(_, named)| named)
+        .or_else(|| described.into_iter().next().map(|(_, name)| Named::Parameter(name)))
 }
 
 fn choose_adaptation(name: &str, text: &str, sent: &Value, refused: Option<&[String]>) -> Adaptation {
@@ -200,10 +205,10 @@ fn limit_in_text(text: &str, sent: &Value) -> Option<u64> {
     super::parameters::for_each_value(&mut limit, MAX_TOKENS, |value| {
         most_sent.set(most_sent.get().max(value.as_u64().unwrap_or(0)));
     });
-    let numbers = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter_map(|word| word.parse().ok());
+    let numbers =
+        text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter_map(|word| word.parse().ok());
     numbers.filter(|number| (2..most_sent.get()).contains(number)).max()
 }
-
 
 #[cfg(test)]
 mod tests {
@@ -241,9 +246,14 @@ mod tests {
     fn a_limit_is_read_where_the_value_is_too_large() {
         let limit = |message: &str| match read(400, message, &body()) {
             Reading::Parameter { adaptation: Adaptation::Limit { most, .. }, .. } => Some(most),
-            _ => None,
+            Reading::Parameter { .. } | Reading::PartOfConversation | Reading::Unknown | Reading::Final => {
+                None
+            }
         };
-        assert_eq!(limit("max_tokens: 9000 > 4096, which is the maximum for claude-3-haiku-20240307"), Some(4_096));
+        assert_eq!(
+            limit("max_tokens: 9000 > 4096, which is the maximum for claude-3-haiku-20240307"),
+            Some(4_096)
+        );
         assert_eq!(limit("max_tokens must be in the range [1, 8192]"), Some(8_192));
         assert_eq!(limit("extra field max_tokens, input: 800"), None);
     }

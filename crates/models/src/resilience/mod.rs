@@ -17,8 +17,8 @@ use crate::limits::estimate_sent_tokens;
 use crate::limits::{RateLimiter, RequestObserver};
 
 use crate::model::{
-    Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Remedy, Reply, ReplyFuture, ReplyResult,
-    Request, format_seconds,
+    Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Remedy, Reply, ReplyFuture,
+    ReplyResult, Request, format_seconds,
 };
 use crate::negotiation::{Negotiation, RESPONSE_FORMAT, TOOLS};
 
@@ -199,7 +199,8 @@ impl Call<'_> {
         let Self { model, request, .. } = *self;
         let Some(mode) = self.mode else { return model.inner.reply(request, self).await };
         let mut rewritten = rewrite_request_for_mode(mode, request);
-        let omits_schema = mode == StructuredMode::Envelope && self.support.is_some_and(|support| !support.structured);
+        let omits_schema =
+            mode == StructuredMode::Envelope && self.support.is_some_and(|support| !support.structured);
         if omits_schema || self.is_least {
             let sent = rewritten.to_mut();
             sent.is_least = self.is_least;
@@ -221,7 +222,7 @@ impl ResilientModel {
     async fn reply_in_accepted_form(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
         let mut refused: Option<(ModelError, bool)> = None;
         loop {
-            let support = self.structured.map(|(_, support)| self.accepted_support(support, refused.is_some()));
+            let support = self.support(refused.is_some());
             let wanted = self.structured.map_or(StructuredMode::Auto, |(wanted, _)| wanted);
             let call = Call {
                 model: self,
@@ -244,30 +245,33 @@ impl ResilientModel {
                     }
                     return Ok(reply);
                 }
-                (Err(error), Some((refusal, _))) => return Err(if error.is_transient() { error } else { refusal }),
-                (Err(error), None) => match error {
-                    ModelError::BadRequest { remedy: Remedy::OtherForm, .. }
-                        if self.structured.map(|(_, support)| self.accepted_support(support, false)) != support => {}
-                    ModelError::BadRequest { remedy: Remedy::LeastRequest { is_lasting }, .. }
-                        if self.structured.is_some() =>
-                    {
-                        info!(model = self.name(), %error, "request refused; sending the least request");
-                        refused = Some((error, is_lasting));
+                (Err(error), Some((refusal, _))) => {
+                    return Err(if error.is_transient() { error } else { refusal });
+                }
+                (Err(error), None) => {
+                    let remedy = error.remedy().filter(|_| self.structured.is_some()).unwrap_or_default();
+                    match remedy {
+                        Remedy::OtherForm if self.support(false) != support => {}
+                        Remedy::LeastRequest { is_lasting } => {
+                            info!(model = self.name(), %error, "request refused; sending the least request");
+                            refused = Some((error, is_lasting));
+                        }
+                        Remedy::OtherForm | Remedy::None => return Err(error),
                     }
-                    error => return Err(error),
-                },
+                }
             }
         }
     }
 
     /// Returns what the server takes, as far as known, unless a person fixed the form.
-    fn accepted_support(&self, support: OutputSupport, is_least: bool) -> OutputSupport {
-        let omits = |parameter, fixed| {
-            self.fixed_form != fixed && (is_least || self.negotiation.omits(parameter))
-        };
-        let tools = support.tools && !omits(TOOLS, StructuredMode::Tool);
-        let structured = support.structured && !omits(RESPONSE_FORMAT, StructuredMode::Native);
-        OutputSupport { tools, structured, ..support }
+    fn support(&self, is_least: bool) -> Option<OutputSupport> {
+        let omits =
+            |parameter, fixed| self.fixed_form != fixed && (is_least || self.negotiation.omits(parameter));
+        self.structured.map(|(_, support)| OutputSupport {
+            tools: support.tools && !omits(TOOLS, StructuredMode::Tool),
+            structured: support.structured && !omits(RESPONSE_FORMAT, StructuredMode::Native),
+            ..support
+        })
     }
 
     /// Waits until the circuit breaker allows a request, unless the policy forbids waiting that long. The last request of a

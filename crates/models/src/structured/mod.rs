@@ -50,11 +50,13 @@ pub fn choose_mode(request: &Request, requested: StructuredMode, support: Output
         return StructuredMode::Envelope;
     }
     let Some(answer) = &request.answer else { return StructuredMode::Auto };
-    let requested = match requested {
-        StructuredMode::Tool if !support.tools => StructuredMode::Auto,
-        StructuredMode::Native if !support.structured => StructuredMode::Tool,
-        requested => requested,
+    let requested = if requested == StructuredMode::Native && !support.structured {
+        StructuredMode::Tool
+    } else {
+        requested
     };
+    let requested =
+        if requested == StructuredMode::Tool && !support.tools { StructuredMode::Auto } else { requested };
     match requested {
         StructuredMode::Auto => {
             let is_enforceable =

@@ -174,7 +174,11 @@ impl ConversationBuilder {
             Err(_) if call.arguments.trim().is_empty() => "{}".to_owned(),
             Err(_) => parse_arguments_object(call).to_string(),
         };
-        ToolCall { id: self.unique_id(&call.id, index), name: accepted_tool_name(&call.name).into_owned(), arguments }
+        ToolCall {
+            id: self.unique_id(&call.id, index),
+            name: accepted_tool_name(&call.name).into_owned(),
+            arguments,
+        }
     }
 
     /// Returns an id for a call. The ids of one provider may repeat in another one's part of the conversation, or from turn to

@@ -100,8 +100,12 @@ impl ProviderError {
         let body = body.get(0).unwrap_or(body);
         let error = ["error", "detail"].iter().find_map(|name| body.get(*name).filter(|it| !it.is_null()));
         let error = error.unwrap_or(body);
-        let mut provider_error =
-            Self { status, codes: collect_error_codes(error), message: extract_error_message(error), parameter: read_parameter(error) };
+        let mut provider_error = Self {
+            status,
+            codes: collect_error_codes(error),
+            message: extract_error_message(error),
+            parameter: read_parameter(error),
+        };
         provider_error.status = status.or_else(|| find_status_in_body(error));
         if provider_error.message.is_empty() {
             provider_error.message = error.to_string();
@@ -186,7 +190,8 @@ fn to_one_line_text(text: &str) -> String {
     let title =
         lower.find("<title>").zip(lower.find("</title>")).and_then(|(from, to)| text.get(from + 7..to));
     // Alibaba's messages begin with `<400>`.
-    let is_markup = text.strip_prefix('<').is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
+    let is_markup =
+        text.strip_prefix('<').is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
     match (is_markup, title) {
         (true, Some(title)) => format!("an HTML page titled {:?}", collapse_whitespace(title)),
         (true, None) => format!("an HTML page: {}", collapse_whitespace(text)),

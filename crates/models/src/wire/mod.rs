@@ -31,7 +31,9 @@ use crate::families::{sees_images, takes_pdf};
 
 use crate::image::Image;
 use crate::limits::estimate_usage;
-use crate::model::{DeltaListener, FinishReason, Model, ModelError, Remedy, Reply, ReplyFuture, ReplyResult, Request};
+use crate::model::{
+    DeltaListener, FinishReason, Model, ModelError, Remedy, Reply, ReplyFuture, ReplyResult, Request,
+};
 use crate::negotiation::{
     Adaptation, MAX_TOKENS, Negotiation, PROBABILITIES, RESPONSE_FORMAT, Reading, Refusal, TOOLS, adapt_body,
     parameter_of_field, read_refusal, remove_limit, retain_conversation,
@@ -56,9 +58,9 @@ pub(crate) use conversation::replace_unsent_images;
 pub(crate) use conversation::{CallIdForm, normalize_conversation};
 use endpoint::WireApi;
 pub use endpoint::{Dialect, ModelEndpoint, OutputSupport, WireProtocol};
+use error::Failure;
 use events::{EventStream, StreamError};
 use http::{HttpSender, ResponseBody};
-use error::Failure;
 use reply::ReplyBuilder;
 
 impl WireProtocol {
@@ -145,6 +147,7 @@ impl HttpModel {
         let normal = normalize_conversation(request, self.endpoint.call_id_form());
         let sent = &*replace_unsent_images(&normal, self.endpoint.media_refusal());
         let mut refused_names = Vec::new();
+        let mut refusal = String::new();
         for _ in 0..MAX_ADAPTATIONS {
             let body = self.build_body(sent);
             let builder = ReplyBuilder::new(request, &self.endpoint.full_name, listener);
@@ -152,12 +155,12 @@ impl HttpModel {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            self.adapt(failure, sent, &body, &mut refused_names)?;
+            refusal = self.adapt(failure, sent, &body, &mut refused_names)?;
             if self.build_body(sent) == body {
                 break;
             }
         }
-        Err(ModelError::bad_request("the server refuses the request, however it is adapted"))
+        Err(ModelError::bad_request(refusal))
     }
 
     async fn send_and_read(
@@ -181,14 +184,15 @@ impl HttpModel {
         Ok(reply)
     }
 
-    /// Learns from a refusal what to send instead. Fails if there is nothing to learn, or if another form of the request is needed.
+    /// Learns from a refusal how to change the request, and returns its message. Fails if there is nothing to learn, or if another form
+    /// of the request is needed.
     fn adapt(
         &self,
         failure: Failure,
         request: &Request,
         body: &Value,
         refused_names: &mut Vec<String>,
-    ) -> Result<(), ModelError> {
+    ) -> Result<String, ModelError> {
         let Failure { error, answer } = failure;
         let (Some(answer), ModelError::BadRequest { message, .. } | ModelError::Overloaded { message, .. }) =
             (answer, &error)
@@ -217,12 +221,15 @@ impl HttpModel {
                 }
                 if name == MAX_TOKENS {
                     let fields = body.as_object().into_iter().flat_map(Map::keys);
-                    refused_names.extend(fields.filter(|field| parameter_of_field(field) == MAX_TOKENS).cloned());
+                    refused_names
+                        .extend(fields.filter(|field| parameter_of_field(field) == MAX_TOKENS).cloned());
                 }
                 self.negotiation.learn(adaptation, message);
                 match name == TOOLS || name == RESPONSE_FORMAT {
-                    true => Err(ModelError::BadRequest { message: message.clone(), remedy: Remedy::OtherForm }),
-                    false => Ok(()),
+                    true => {
+                        Err(ModelError::BadRequest { message: message.clone(), remedy: Remedy::OtherForm })
+                    }
+                    false => Ok(message.clone()),
                 }
             }
             Reading::PartOfConversation if is_bad_request => {
@@ -352,10 +359,20 @@ mod tests {
             let (key, settings) = (None, ModelSettings::default());
             let full_name = format!("p:{model}");
             let (base_url, model, dialect) = (base_url.into(), model.into(), Dialect::STANDARD);
-            let endpoint = ModelEndpoint { wire, dialect, base_url, key, model, full_name, settings, default_temperature: None };
+            let endpoint = ModelEndpoint {
+                wire,
+                dialect,
+                base_url,
+                key,
+                model,
+                full_name,
+                settings,
+                default_temperature: None,
+            };
             endpoint.output_support()
         };
-        let all = OutputSupport { tools: true, structured: true, tools_with_structured: true, grammar: false };
+        let all =
+            OutputSupport { tools: true, structured: true, tools_with_structured: true, grammar: false };
         let either = OutputSupport { tools_with_structured: false, ..all };
         let neither = OutputSupport { structured: false, ..either };
         assert_eq!(native_support(WireProtocol::OpenAiChat, "https://api.openai.com/v1", "gpt-5"), all);

@@ -26,7 +26,10 @@ async fn a_refused_connection_is_a_connection_error() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let gone = format!("http://{}", free.local_addr().unwrap());
         drop(free);
-        let error = create_http_model(endpoint(wire, &gone), Arc::default()).reply(&question(), &()).await.unwrap_err();
+        let error = create_http_model(endpoint(wire, &gone), Arc::default())
+            .reply(&question(), &())
+            .await
+            .unwrap_err();
         assert!(
             matches!(&error, ModelError::Connection { message } if message.contains("refused")),
             "{error:?}"
@@ -36,8 +39,10 @@ async fn a_refused_connection_is_a_connection_error() {
             .await
             .unwrap_err();
         assert!(matches!(unknown, ModelError::Connection { .. }), "{unknown:?}");
-        let none =
-            create_http_model(endpoint(wire, "not an address"), Arc::default()).reply(&question(), &()).await.unwrap_err();
+        let none = create_http_model(endpoint(wire, "not an address"), Arc::default())
+            .reply(&question(), &())
+            .await
+            .unwrap_err();
         assert!(matches!(none, ModelError::BadRequest { .. }), "{none:?}");
     }
 }
@@ -142,7 +147,8 @@ async fn idle_streams_time_out_unless_they_send_keep_alives() {
         let mut endpoint = endpoint(wire, &stub.url());
         endpoint.settings.idle_timeout = Some(0.3);
         let begun = Instant::now();
-        let error = create_http_model(endpoint.clone(), Arc::default()).reply(&question(), &()).await.unwrap_err();
+        let error =
+            create_http_model(endpoint.clone(), Arc::default()).reply(&question(), &()).await.unwrap_err();
         assert!(error.is_transient() && error.to_string().contains("timed out"), "{wire:?}: {error:?}");
         assert!(begun.elapsed() < Duration::from_secs(5), "{wire:?}: {:?}", begun.elapsed());
         stub.client_disconnected().await;
@@ -306,7 +312,8 @@ async fn keep_alives_do_not_extend_the_request_timeout() {
             let stub = Stub::new(actions).await;
             let mut endpoint = endpoint(wire, &stub.url());
             endpoint.settings.timeout = Some(0.2);
-            let error = create_http_model(endpoint, Arc::default()).reply(&question(), &()).await.unwrap_err();
+            let error =
+                create_http_model(endpoint, Arc::default()).reply(&question(), &()).await.unwrap_err();
             assert_eq!(error, ModelError::Timeout { after: Duration::from_millis(200) }, "{wire:?}");
         }
     }

@@ -176,13 +176,19 @@ async fn responses_without_final_items_are_complete() {
 /// The request offers `read` and `ls`.
 #[tokio::test]
 async fn a_tool_is_called_by_any_spelling_of_its_name() {
-    for written in ["functions.read", " read ", "Read", "read<|channel|>commentary", "functions.READ:0", "<|start|>read"] {
+    for written in
+        ["functions.read", " read ", "Read", "read<|channel|>commentary", "functions.READ:0", "<|start|>read"]
+    {
         let begun = json!({"index": 0, "id": "a", "function": {"name": written, "arguments": ""}});
         let rest = json!({"index": 0, "function": {"arguments": "{}"}});
         assert_eq!(calls(vec![begun, rest]).await, [call("a", "read", "{}")], "{written:?}");
     }
     let unknown = json!({"index": 0, "id": "a", "function": {"name": "functions.rm", "arguments": "{}"}});
-    assert_eq!(calls(vec![unknown]).await, [call("a", "functions.rm", "{}")], "it stays as the model wrote it");
+    assert_eq!(
+        calls(vec![unknown]).await,
+        [call("a", "functions.rm", "{}")],
+        "it stays as the model wrote it"
+    );
 }
 
 #[tokio::test]

@@ -179,7 +179,10 @@ async fn another_rejection_is_an_error_and_says_nothing_about_probabilities() {
     let asked: Vec<bool> = stub.seen().iter().map(|seen| seen.json()["logprobs"] == true).collect();
     assert_eq!(asked, [true, true]);
     let plain = Stub::new(rejection()).await;
-    create_http_model(endpoint(wire, &plain.url()), Arc::default()).reply(&question(), &()).await.unwrap_err();
+    create_http_model(endpoint(wire, &plain.url()), Arc::default())
+        .reply(&question(), &())
+        .await
+        .unwrap_err();
     plain.only_request();
     let (stub, model) = serving(WireProtocol::Anthropic, rejection()).await;
     model.reply(&yes_or_no(), &()).await.unwrap_err();

@@ -132,16 +132,21 @@ fn accepted(line: &str) -> (WireProtocol, Vec<Value>) {
     if line.contains("/responses") {
         let message = json!({"type": "message", "id": "m", "status": "completed", "role": "assistant",
             "content": [{"type": "output_text", "text": ANSWER, "annotations": []}]});
-        let done = json!({"type": "response.completed", "response": {"status": "completed", "output": [message]}});
+        let done =
+            json!({"type": "response.completed", "response": {"status": "completed", "output": [message]}});
         return (WireProtocol::OpenAiResponses, vec![done]);
     }
     if line.contains("/api/chat") {
-        let done = json!({"message": {"role": "assistant", "content": ANSWER}, "done": true, "done_reason": "stop"});
+        let done =
+            json!({"message": {"role": "assistant", "content": ANSWER}, "done": true, "done_reason": "stop"});
         return (WireProtocol::Ollama, vec![done]);
     }
     if line.contains("GenerateContent") {
         let content = json!({"role": "model", "parts": [{"text": ANSWER}]});
-        return (WireProtocol::Gemini, vec![json!({"candidates": [{"content": content, "finishReason": "STOP"}]})]);
+        return (
+            WireProtocol::Gemini,
+            vec![json!({"candidates": [{"content": content, "finishReason": "STOP"}]})],
+        );
     }
     if line.contains("/converse-stream") {
         let text = json!({"contentBlockDelta": {"contentBlockIndex": 0, "delta": {"text": ANSWER}}});
@@ -164,7 +169,10 @@ fn model_at(wording: &Wording, address: &str, factory: &ModelFactory) -> Arc<dyn
 }
 
 fn factory() -> ModelFactory {
-    ModelFactory { environment: Arc::new(|name| name.ends_with("_KEY").then(|| "k".into())), ..ModelFactory::default() }
+    ModelFactory {
+        environment: Arc::new(|name| name.ends_with("_KEY").then(|| "k".into())),
+        ..ModelFactory::default()
+    }
 }
 
 /// Returns what came of a wording, in the terms of the table, and the number of requests.
@@ -203,7 +211,10 @@ async fn failures_in(table: &str) -> (Vec<String>, usize) {
         let (outcome, sent) = outcome_of(wording).await;
         *requests.entry(sent).or_default() += 1;
         if outcome != wording.then {
-            failures.push(format!("{}: {} instead of {} ({sent} requests)", wording.source, outcome, wording.then));
+            failures.push(format!(
+                "{}: {} instead of {} ({sent} requests)",
+                wording.source, outcome, wording.then
+            ));
         }
     }
     println!("{} of {} wordings; requests: {requests:?}", wordings.len() - failures.len(), wordings.len());
@@ -226,7 +237,8 @@ fn naming(field: &str, model: &str, settings: ModelSettings) -> Wording {
         at_most: None,
         renamed: false,
         status: 400,
-        body: json!({"oops": format!("Zork at line 1: the gnome ate \"{field}\" and wants no more")}).to_string(),
+        body: json!({"oops": format!("Zork at line 1: the gnome ate \"{field}\" and wants no more")})
+            .to_string(),
         settings,
         then: "recovers".into(),
     }
@@ -260,7 +272,9 @@ async fn what_was_learned_is_remembered_over_restarts_but_not_against_a_setting(
     assert_eq!((again.is_ok(), sent, &adaptations), (true, 1, &learned), "another process knows it");
     let settings = ModelSettings { temperature: Some(0.7), ..ModelSettings::default() };
     let (refused, sent, _) = ask(&Wording { settings, ..wording }).await;
-    assert!(matches!(refused, Err(ModelError::UnsupportedSetting { setting, .. }) if setting == "temperature"));
+    assert!(
+        matches!(refused, Err(ModelError::UnsupportedSetting { setting, .. }) if setting == "temperature")
+    );
     assert_eq!(sent, 1, "a setting is sent although the server is known to refuse it");
 }
 
@@ -274,12 +288,19 @@ async fn calls_are_requested_as_json_where_tools_are_refused() {
     let [refused, accepted] = &server.take_seen()[..] else { panic!("two requests") };
     assert!(refused.get("tools").is_some() && accepted.get("tools").is_none());
     assert!(accepted["messages"][0]["content"].as_str().unwrap().contains("TOOL \"read\""), "{accepted}");
-    assert!(accepted["response_format"]["json_schema"]["schema"].to_string().contains("arguments"), "{accepted}");
+    assert!(
+        accepted["response_format"]["json_schema"]["schema"].to_string().contains("arguments"),
+        "{accepted}"
+    );
 }
 
 #[tokio::test]
 async fn an_error_that_names_nothing_is_returned_if_the_least_request_fails_too() {
-    let wording = Wording { refuses: vec!["/messages".into()], body: "{}".into(), ..naming("x", SMALL, ModelSettings::default()) };
+    let wording = Wording {
+        refuses: vec!["/messages".into()],
+        body: "{}".into(),
+        ..naming("x", SMALL, ModelSettings::default())
+    };
     let server = RefusingServer::start(Some(wording.clone())).await;
     let model = model_at(&wording, &server.address, &factory());
     for _ in 0..2 {

@@ -116,7 +116,9 @@ async fn signatures_return_to_gemini_with_their_texts() {
     ];
     let reply = reply_to_events(WireProtocol::Gemini, &events).await.unwrap();
     let stub = Stub::new(vec![]).await;
-    let _ = create_http_model(endpoint(WireProtocol::Gemini, &stub.url()), Arc::default()).reply(&next(reply), &()).await;
+    let _ = create_http_model(endpoint(WireProtocol::Gemini, &stub.url()), Arc::default())
+        .reply(&next(reply), &())
+        .await;
     assert_eq!(
         stub.only_request().json()["contents"][1]["parts"],
         json!([
@@ -143,7 +145,9 @@ async fn thinking_parts_return_in_the_content() {
     let reply = reply_to_events(WireProtocol::OpenAiChat, &events).await.unwrap();
     assert_eq!(reply.text, "Hello");
     let stub = Stub::new(vec![]).await;
-    let _ = create_http_model(endpoint(WireProtocol::OpenAiChat, &stub.url()), Arc::default()).reply(&next(reply), &()).await;
+    let _ = create_http_model(endpoint(WireProtocol::OpenAiChat, &stub.url()), Arc::default())
+        .reply(&next(reply), &())
+        .await;
     let message = &stub.only_request().json()["messages"][2];
     let content = json!([thinking("Let me see.")[0], {"type": "text", "text": "Hello"}]);
     assert_eq!((&message["content"], message.get("thinking")), (&content, None), "{message:#}");
@@ -201,7 +205,9 @@ async fn thinking_between_calls_keeps_its_position() {
     events.push(json!({"type": "message_stop"}));
     let reply = reply_to_events(WireProtocol::Anthropic, &events).await.unwrap();
     let stub = Stub::new(vec![]).await;
-    let _ = create_http_model(endpoint(WireProtocol::Anthropic, &stub.url()), Arc::default()).reply(&next(reply), &()).await;
+    let _ = create_http_model(endpoint(WireProtocol::Anthropic, &stub.url()), Arc::default())
+        .reply(&next(reply), &())
+        .await;
     let sent = stub.only_request().json()["messages"][1]["content"].as_array().unwrap().clone();
     assert_eq!(sent, all);
 }
