@@ -309,3 +309,10 @@ async fn an_error_that_names_nothing_is_returned_if_the_least_request_fails_too(
     assert_eq!(server.take_seen().len(), 4, "the least request is tried once for each");
     assert_eq!(model.adaptations(), Vec::<String>::new());
 }
+
+/// The half of the table that was put aside before the code was written.
+#[tokio::test]
+async fn wordings_that_were_put_aside_lead_to_what_the_table_says() {
+    let (failures, all) = failures_in(include_str!("refusals/put_aside.json")).await;
+    assert!(failures.is_empty(), "{} of {all}:\n{}", failures.len(), failures.join("\n"));
+}
