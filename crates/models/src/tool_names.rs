@@ -1,5 +1,5 @@
-//! Names of tools: the form that servers accept, and the tool that a model means by what it wrote. Models write prefixes and special
-//! tokens of their training, white space, other marks and another case.
+//! Names of tools: the form that servers accept, and the tool that a model means. Models write prefixes and special tokens of their
+//! training, white space, other marks and another case.
 
 use std::borrow::Cow;
 
@@ -30,7 +30,7 @@ pub enum NamedTool<'a> {
     None,
 }
 
-/// Returns the tool of these that a model means by what it wrote. The exact name precedes any other reading of it.
+/// Returns the tool that a model means by a name. The exact name precedes any other reading.
 pub fn resolve_tool_name<'a>(written: &str, tools: &[&'a str]) -> NamedTool<'a> {
     if let Some(exact) = tools.iter().find(|tool| **tool == written) {
         return NamedTool::One(exact);
@@ -86,7 +86,7 @@ fn only<'a>(mut tools: impl Iterator<Item = &'a str>) -> NamedTool<'a> {
     }
 }
 
-/// Returns the names that what a model wrote may stand for: without special tokens, white space and quotes, then without prefixes and
+/// Returns the possible readings of a name: without special tokens, white space and quotes, then without prefixes and
 /// the number of the call.
 fn readings(written: &str) -> Vec<String> {
     let mut readings: Vec<String> = Vec::new();

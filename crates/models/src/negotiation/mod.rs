@@ -1,13 +1,12 @@
-//! Negotiation of parameters: what a server refuses of a request that is not the conversation itself, and what is sent instead. It is
-//! learned from refusals, for each model and address, and remembered for all work of a process and, on disk, for later ones. The files
+//! Negotiation of parameters: everything in a request that is not the conversation itself, and that a server may refuse. It is learned from refusals, for each model and address, and remembered for all work of a process and, on disk, for later ones. The files
 //! can be deleted at any time.
 //!
 //! ```text
-//! mod          what was learned about one model at one address, and its memory
-//! ├─ refusal     reads the error of a refused request: which parameter, and what to do about it
+//! mod          the adaptations of requests to one model at one address, and their memory
+//! ├─ refusal     reads the error of a refused request: the parameter, and the adaptation
 //! └─ parameters  the parameters, under all the names that APIs and errors give them
 //! ```
-//! The wire applies what concerns single fields; [`crate::resilience`] chooses another form for tools and answers, and sends the least
+//! The wire changes single fields; [`crate::resilience`] chooses another form for tools and answers, and sends the least
 //! request if a refusal names nothing. A setting that a person asked for is never left out: the request fails by its name.
 
 mod parameters;
@@ -32,7 +31,7 @@ use parameters::{NAMES_OF_LIMIT, STREAM, for_each_value, remove_parameter, retai
 
 /// The folder for the files, in the cache.
 const FOLDER: &str = "parameters";
-/// The days after which a server is asked again: it may have been updated.
+/// The lifetime of a file in days: the server may be updated.
 const DAYS_REMEMBERED: i64 = 7;
 /// The number of times in a row that only the least request must be accepted before other ones are no longer sent: some servers refuse
 /// one request and accept the same one a moment later.
@@ -137,7 +136,7 @@ pub(crate) fn remove_limit(body: &mut Value) {
     remove_parameter(body, MAX_TOKENS);
 }
 
-/// What was learned about the parameters of one model at one address.
+/// The adaptations of requests to one model at one address.
 #[derive(Debug, Default)]
 pub struct Negotiation {
     model: String,
@@ -163,7 +162,7 @@ struct NegotiationFile {
 }
 
 impl Negotiation {
-    /// Reads what earlier processes learned, if that is not too long ago. A file that can't be read is written anew.
+    /// Reads the file of earlier processes, unless it is too old. A file that can't be read is written anew.
     fn open(model: &str, address: &str, cache: Option<&Path>) -> Self {
         let file = cache.map(|cache| cache.join(FOLDER).join(file_name(model, address)));
         let remembered = file.as_deref().and_then(read_file).unwrap_or_default();
@@ -251,14 +250,14 @@ fn read_file(path: &Path) -> Option<Vec<Adaptation>> {
     (age.as_hours() < DAYS_REMEMBERED * 24).then_some(file.adaptations)
 }
 
-/// What was learned about all models of a process.
+/// The adaptations of all models of a process.
 #[derive(Debug, Default)]
 pub struct NegotiationMemory {
     known: Mutex<HashMap<(String, String), Arc<Negotiation>>>,
 }
 
 impl NegotiationMemory {
-    /// Returns what is known about a model at an address. `cache` is the folder with the files, if there is one.
+    /// Returns the adaptations for a model at an address. `cache` is the folder with the files, if there is one.
     pub fn recall(&self, model: &str, address: &str, cache: Option<&Path>) -> Arc<Negotiation> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (model.to_owned(), address.to_owned());

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 /// An optional parameter of requests.
 pub(super) struct Parameter {
     pub(super) name: &'static str,
-    /// Its fields in bodies, and what error messages call them.
+    /// Its fields in bodies, and their names in error messages.
     pub(super) keys: &'static [&'static str],
     /// Other words for it in error messages, in lower case.
     pub(super) phrases: &'static [&'static str],

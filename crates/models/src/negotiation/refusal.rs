@@ -1,4 +1,4 @@
-//! Reads the refusal of a request: which of the parameters that were sent it names, and what to do about it. A pure function of the
+//! Reads the refusal of a request: the sent parameter that it names, and the adaptation. A pure function of the
 //! error and the body; `docs/refusals.md` has the table of wordings that it was tried with.
 
 use serde_json::Value;
@@ -36,7 +36,7 @@ pub(crate) enum Reading {
 const PLAIN_WORDS: [&str; 9] =
     ["format", "text", "think", "effort", "include", "stream", "store", "reasoning", "functions"];
 
-/// Words beside a name.
+/// Words before or after a name.
 const MARKS: [&str; 8] =
     ["param", "parameter", "parameters", "argument", "field", "property", "option", "key"];
 
@@ -82,12 +82,12 @@ enum Named {
     PartOfConversation,
 }
 
-/// Returns what the error's own field for the parameter names.
+/// Reads the error's own field for the parameter.
 fn named_in_field(parameter: &str, sent: &Value) -> Option<Named> {
     (!parameter.is_empty() && !parameter.contains(' ')).then(|| named_by_path(parameter, sent, true))?
 }
 
-/// Returns what a path such as `response_format.type` or `tools[0].function` names.
+/// Resolves a path such as `response_format.type` or `tools[0].function`.
 fn named_by_path(path: &str, sent: &Value, is_marked: bool) -> Option<Named> {
     let segments: Vec<&str> =
         path.split(['.', '/', '#', '[', ']']).filter(|segment| !segment.is_empty()).collect();
@@ -134,7 +134,7 @@ fn words_of(text: &str) -> Vec<Word<'_>> {
     words
 }
 
-/// Returns what the text names: a quoted or marked name before any other name, and a name before a description.
+/// Finds a name in the text: a quoted or marked name before any other name, and a name before a description.
 fn named_in_text(refusal: Refusal<'_>, sent: &Value) -> Option<Named> {
     let text = format!("{} {}", refusal.message, refusal.parameter);
     let words = words_of(&text);

@@ -39,8 +39,9 @@ pub struct ResilientModel {
     pub inner: Arc<dyn Model>,
     /// The way to request structured output, and what the model supports; `None` sends requests as they are.
     pub structured: Option<(StructuredMode, OutputSupport)>,
-    /// What was learned about the parameters that the server takes, and the form that a person fixed.
+    /// The refused parameters of this model and address.
     pub negotiation: Arc<Negotiation>,
+    /// The form that the settings demand.
     pub fixed_form: StructuredMode,
     pub breaker: Arc<CircuitBreaker>,
     pub rate_limiter: Arc<dyn RateLimiter>,
@@ -90,7 +91,7 @@ struct Call<'a> {
     model: &'a ResilientModel,
     request: &'a Request,
     mode: Option<StructuredMode>,
-    /// What the server takes now.
+    /// The support of the server, as far as known now.
     support: Option<OutputSupport>,
     is_least: bool,
     listener: &'a dyn DeltaListener,
@@ -263,7 +264,7 @@ impl ResilientModel {
         }
     }
 
-    /// Returns what the server takes, as far as known, unless a person fixed the form.
+    /// Returns the support of the server, as far as known. A form that the settings demand counts as supported.
     fn support(&self, is_least: bool) -> Option<OutputSupport> {
         let omits =
             |parameter, fixed| self.fixed_form != fixed && (is_least || self.negotiation.omits(parameter));

@@ -107,7 +107,7 @@ impl ModelEndpoint {
     }
 }
 
-/// Creates the model behind an endpoint, which adapts its requests to what is learned about its parameters.
+/// Creates the model behind an endpoint. It adapts its requests to the parameters that the server takes.
 pub fn create_http_model(endpoint: ModelEndpoint, negotiation: Arc<Negotiation>) -> Arc<dyn Model> {
     let api = endpoint.wire.api();
     let sender = HttpSender::new(&endpoint, api);
@@ -142,7 +142,7 @@ impl Model for HttpModel {
 const MAX_ADAPTATIONS: usize = 6;
 
 impl HttpModel {
-    /// Sends a request, and sends it again without what the server refuses. A refused request costs nothing.
+    /// Sends a request, and sends it again without the parameters that the server refuses. A refused request costs nothing.
     async fn request_reply(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
         let normal = normalize_conversation(request, self.endpoint.call_id_form());
         let sent = &*replace_unsent_images(&normal, self.endpoint.media_refusal());
@@ -248,7 +248,7 @@ impl HttpModel {
         !request.is_least && self.build_body(&least) != *body
     }
 
-    /// Builds the body of a request: what the API has for it, without what the server does not take, and with what a person added.
+    /// Builds the body of a request by the API, adapts it to the server, and adds the fields of the settings.
     fn build_body(&self, request: &Request) -> Value {
         let Self { endpoint, negotiation, .. } = self;
         let rejects_probabilities = request.is_least || negotiation.omits(PROBABILITIES);
