@@ -45,7 +45,7 @@ const MODEL_MISSING: &str = "does not exist|not found|not_found|no such model|no
 
 /// Words of refusals, for statuses that mean other faults as well.
 const REFUSES: &str = "unsupported|not support|n't support|requires|not enabled|not allowed|disabled|unknown|unrecognized|\
-    unrecognised|invalid|not permitted|found that support";
+    unrecognised|unexpected|not implemented|invalid|not permitted|found that support";
 
 const TOO_LARGE: &str = "too large|too high|too many|exceed|greater than|at most|maximum|range|less than|up to|must be <|larger than";
 
