@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::{Value, json};
+use sha2::Digest;
 use tempfile::TempDir;
 
 use crate::support::{MILLRACE, find_or_fetch_nats_server, needs_nats_server};
@@ -726,6 +727,27 @@ fn doctor_says_whether_a_verifier_is_believed_and_probes_it_once() {
         doctor_command(root.path(), Path::new("/usr/bin"), &["--model", "verifier=none"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("none: only quotations and figures are verified"), "{text}");
+}
+
+#[test]
+fn doctor_prints_what_workers_learned_about_the_parameters_of_a_model() {
+    let root = tempfile::tempdir().unwrap();
+    let address = "http://127.0.0.1:1/v1";
+    let model = format!("openai-compatible:m@{address}");
+    let digest = sha2::Sha256::digest(format!("{model}\n{address}"));
+    let folder = root.path().join("XDG_CACHE_HOME/millrace/documents/parameters");
+    fs::create_dir_all(&folder).unwrap();
+    let now = jiff::Timestamp::now();
+    let adaptations = json!([{"action": "omit", "parameter": "tools"}]);
+    let learned = json!({"model": model, "address": address, "learned_at": now, "adaptations": adaptations});
+    let name = data_encoding::HEXLOWER.encode(&digest);
+    fs::write(folder.join(format!("{name}.json")), learned.to_string()).unwrap();
+    let output =
+        doctor_command(root.path(), Path::new("/usr/bin"), &["--model", &model, "--json"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let check = find_check_result(&report, "parameters");
+    assert_eq!(check["status"], "ok");
+    assert_eq!(check["found"], format!("{model}: no `tools`: calls are requested as JSON in the text"));
 }
 
 #[test]

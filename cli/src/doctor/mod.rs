@@ -6,6 +6,7 @@
 mod credentials;
 mod verifier;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -126,7 +127,7 @@ async fn check_environment(arguments: &DoctorArguments) -> Vec<CheckResult> {
             check_open_file_limit(),
         ]);
     }
-    checks.push(check_model_selection(&arguments.model));
+    checks.extend(check_model_selection(&arguments.model));
     checks.extend(verifier::check_verifier(&arguments.model).await);
     checks
 }
@@ -256,41 +257,55 @@ fn check_open_file_limit() -> CheckResult {
     }
 }
 
-fn check_model_selection(texts: &[String]) -> CheckResult {
+/// Returns the folder in which this user's workers cache what they learn about models.
+fn worker_cache_folder() -> PathBuf {
+    let set = std::env::var_os("MILLRACE_DOCUMENT_CACHE").filter(|folder| !folder.is_empty());
+    set.map_or_else(|| folders::default_cache_folder().join("documents"), PathBuf::from)
+}
+
+/// Checks the models, and shows what earlier runs learned about the parameters that their servers take.
+fn check_model_selection(texts: &[String]) -> Vec<CheckResult> {
     const NAME: &str = "model";
     let default_model = default_model_selection(&|name| std::env::var(name).ok());
     let chosen = match ModelPreferences::parse(texts.iter().map(String::as_str)) {
-        Err(error) => return CheckResult::new_missing(NAME, error.to_string(), "use --model provider:model"),
+        Err(error) => {
+            return vec![CheckResult::new_missing(NAME, error.to_string(), "use --model provider:model")];
+        }
         Ok(chosen) if chosen.is_empty() => ModelPreferences { default: default_model, ..chosen },
         Ok(chosen) => chosen,
     };
     if chosen.is_empty() {
-        return CheckResult::new_warning(
+        return vec![CheckResult::new_warning(
             NAME,
             "none configured: runs use builtin:extractive, which only quotes your documents",
             "choose a language model with --model or MILLRACE_MODEL",
-        );
+        )];
     }
-    let opened = chosen
-        .selections()
-        .try_for_each(|selection| open_model(selection, &ModelFactory::default()).map(drop));
+    let factory = ModelFactory { cache: Some(worker_cache_folder()), ..ModelFactory::default() };
+    let opened: Result<Vec<_>, _> =
+        chosen.selections().map(|selection| open_model(selection, &factory)).collect();
+    let adapted = opened.iter().flatten().flat_map(|model| model.adaptations());
+    let adapted: BTreeSet<String> = adapted.collect();
+    let adapted = adapted.into_iter().map(|adaptation| CheckResult::new_ok("parameters", adaptation));
     let names: Vec<String> = chosen.selections().map(ToString::to_string).collect();
-    match opened {
-        Ok(()) => {
+    let model = match opened {
+        Ok(_) => {
             let unknown = prices::models_without_price(chosen.selections());
             if unknown.is_empty() {
-                return CheckResult::new_ok(NAME, names.join("; "));
+                CheckResult::new_ok(NAME, names.join("; "))
+            } else {
+                let unknown: Vec<&str> = unknown.iter().map(String::as_str).collect();
+                let found = format!("{}; no price known for {}", names.join("; "), unknown.join(", "));
+                CheckResult::new_warning(NAME, found, prices::ADVICE)
             }
-            let unknown: Vec<&str> = unknown.iter().map(String::as_str).collect();
-            let found = format!("{}; no price known for {}", names.join("; "), unknown.join(", "));
-            CheckResult::new_warning(NAME, found, prices::ADVICE)
         }
         Err(error) => CheckResult::new_missing(
             NAME,
             error.to_string(),
             "workers and critics need it: correct its name, or set the missing key, address or file",
         ),
-    }
+    };
+    std::iter::once(model).chain(adapted).collect()
 }
 
 async fn check_cluster_connection(connection: &ConnectionSettings) -> CheckResult {

@@ -177,6 +177,11 @@ fn invalid_call_is_reported_to_the_model_and_never_runs() {
         ("peek", "{}", "there is no tool 'peek'; the tools are: look"),
         ("lok", "{}", "there is no tool 'lok'; did you mean 'look'? the tools are: look"),
         (
+            "functions.look",
+            "{}",
+            "there is no tool 'functions.look'; did you mean 'look'? the tools are: look",
+        ),
+        (
             "look",
             r#"{"at": "sky""#,
             "the arguments of look are not JSON: EOF while parsing an object at line 1 column 12; expected: {",

@@ -22,7 +22,7 @@ use millrace_runtime::store::rate_limits::ClusterRateLimiter;
 /// A dollar in the unit of prices.
 const DOLLAR: f64 = 1_000_000.0;
 /// The outcomes of a request: a reply, or an error of each kind.
-const OUTCOMES: [&str; 13] = [
+const OUTCOMES: [&str; 14] = [
     "ok",
     "rate_limited",
     "overloaded",
@@ -33,6 +33,7 @@ const OUTCOMES: [&str; 13] = [
     "content_filter",
     "truncated",
     "bad_request",
+    "unsupported_setting",
     "protocol",
     "timeout",
     "connection",
@@ -195,7 +196,8 @@ mod tests {
             ModelError::Paused { retry_after: None, message: message() },
             ModelError::ContentFilter { message: message() },
             ModelError::Truncated { message: message() },
-            ModelError::BadRequest { message: message() },
+            ModelError::bad_request(message()),
+            ModelError::UnsupportedSetting { setting: message(), message: message() },
             ModelError::Protocol { message: message() },
             ModelError::Timeout { after: Duration::ZERO },
             ModelError::Connection { message: message() },
@@ -211,6 +213,7 @@ mod tests {
                 | ModelError::ContentFilter { .. }
                 | ModelError::Truncated { .. }
                 | ModelError::BadRequest { .. }
+                | ModelError::UnsupportedSetting { .. }
                 | ModelError::Protocol { .. }
                 | ModelError::Timeout { .. }
                 | ModelError::Connection { .. } => {}

@@ -32,7 +32,8 @@ use crate::selection::{MIN_WINDOW, ModelSelection, ModelSpec, StructuredMode};
 
 use crate::table::{ModelTable, ModelTableError, ModelTariff};
 
-use crate::wire;
+use crate::negotiation::NegotiationMemory;
+use crate::wire::{self, ModelEndpoint};
 
 /// The variable that sets windows: `TOKENS` for all models, or `provider:model=TOKENS`; several are separated by commas.
 const WINDOW_VARIABLE: &str = "MILLRACE_CONTEXT_WINDOW";
@@ -53,6 +54,8 @@ pub struct ModelFactory {
     pub record_file: Option<PathBuf>,
     /// The time limit of a request to a model whose settings have none; `None` is 10 minutes.
     pub call_timeout: Option<Duration>,
+    /// The folder in which it is remembered which parameters servers refuse; `None` keeps that in memory only.
+    pub cache: Option<PathBuf>,
     pub environment: EnvironmentLookup,
     pub shared: Arc<SharedModelServices>,
 }
@@ -64,6 +67,7 @@ impl Default for ModelFactory {
             observer: Arc::new(()),
             record_file: None,
             call_timeout: None,
+            cache: None,
             environment: Arc::new(|name| std::env::var(name).ok()),
             shared: Arc::default(),
         }
@@ -77,6 +81,7 @@ pub struct SharedModelServices {
     scripts: Mutex<HashMap<PathBuf, Arc<ScriptedModel>>>,
     cassettes: Mutex<HashMap<PathBuf, Arc<ReplayModel>>>,
     table: Mutex<Option<Arc<ModelTable>>>,
+    negotiations: NegotiationMemory,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -176,11 +181,10 @@ impl ModelFactory {
         let settings = &mut spec.settings;
         settings.images = settings.images.or(table.field_of(provider, model, |entry| entry.images));
         settings.pdf = settings.pdf.or(table.field_of(provider, model, |entry| entry.pdf));
-        if settings.top_p.is_none() {
-            settings.temperature = settings.temperature.or(default_temperature(provider, ability));
-        }
+        let default_temperature = default_temperature(provider, ability).filter(|_| settings.top_p.is_none());
         let environment = self.environment.as_ref();
         let endpoint = provider::resolve_model_endpoint(&spec, provider, model, address, environment)?;
+        let endpoint = ModelEndpoint { default_temperature, ..endpoint };
         let structured = match spec.settings.structured {
             StructuredMode::Auto => provider.structured,
             wanted @ (StructuredMode::Native
@@ -196,10 +200,15 @@ impl ModelFactory {
         // Resellers report the cost of each reply, and models on one's own machine cost nothing.
         let counts_cost = tariff != ModelTariff::default() || is_local || provider.is_reseller;
         let breaker = self.shared.breakers.breaker_for_model(&endpoint.full_name);
-        let model = self.with_stages(wire::create_http_model(endpoint), &spec, policy, window);
+        let (name, cache) = (&endpoint.full_name, self.cache.as_deref());
+        let negotiation = self.shared.negotiations.recall(name, &endpoint.base_url, cache);
+        let model = wire::create_http_model(endpoint, negotiation.clone());
+        let model = self.with_stages(model, &spec, policy, window);
         let has_provider = true;
         Ok(Arc::new(ResilientModel {
             structured,
+            negotiation,
+            fixed_form: spec.settings.structured,
             breaker,
             tariff,
             counts_cost,
@@ -222,6 +231,8 @@ impl ModelFactory {
             ability: inner.ability(),
             inner,
             structured: None,
+            negotiation: Arc::default(),
+            fixed_form: StructuredMode::Auto,
             breaker: Arc::default(),
             rate_limiter: self.rate_limiter.clone(),
             observer: self.observer.clone(),
@@ -326,6 +337,10 @@ impl Model for FallbackChain {
         self.0.iter().filter_map(|model| model.context_window()).min()
     }
 
+    fn adaptations(&self) -> Vec<String> {
+        self.0.iter().flat_map(|model| model.adaptations()).collect()
+    }
+
     fn uncounted_cost(&self) -> Option<&str> {
         self.0.iter().find_map(|model| model.uncounted_cost())
     }
@@ -414,7 +429,7 @@ mod tests {
 
     #[test]
     fn only_errors_of_availability_lead_to_a_fallback() {
-        let refused = |message: &str| ModelError::BadRequest { message: message.into() };
+        let refused = |message: &str| ModelError::bad_request(message);
         let message = String::new;
         let cases = [
             (ModelError::RateLimited { retry_after: None, message: message() }, true),

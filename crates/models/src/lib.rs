@@ -7,6 +7,7 @@
 //! ├─ structured  structured output and tool calls, in whatever form the model supports
 //! ├─ table, provider    prices and settings by model; the list of providers, one row each, and names of models
 //! ├─ wire        the providers' HTTP APIs
+//! ├─ negotiation, tool_names   parameters that a server refuses, and names that it or a model writes differently
 //! ├─ families, limits, http_client, selection
 //! └─ model       requests and replies, with images
 //! ```
@@ -20,12 +21,14 @@ pub mod http_client;
 pub mod image;
 pub mod limits;
 pub mod model;
+pub mod negotiation;
 pub mod provider;
 pub mod resilience;
 pub mod script;
 pub mod selection;
 pub mod structured;
 pub mod table;
+pub mod tool_names;
 pub mod wire;
 
 pub use factory::{CreateModelError, ModelFactory};

@@ -50,6 +50,11 @@ pub trait Model: Send + Sync {
         self.inner().and_then(|inner| inner.uncounted_cost())
     }
 
+    /// Returns how requests differ from the usual ones, because the model's server refuses parameters: a line for each model and change.
+    fn adaptations(&self) -> Vec<String> {
+        self.inner().map(|inner| inner.adaptations()).unwrap_or_default()
+    }
+
     /// Answers one request. No state is kept between calls: everything the model needs is in `request`. `listener`
     /// receives the deltas while the reply is streamed; the returned reply is complete in any case.
     /// [`ModelError::is_transient`] tells if a retry can help.
@@ -178,6 +183,9 @@ pub struct Request {
     /// Requests the alternatives of the first token of the reply's text, with their probabilities.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub first_token_probabilities: bool,
+    /// Sends the conversation without any optional parameter, except those that a person set.
+    #[serde(skip)]
+    pub is_least: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -342,7 +350,16 @@ pub enum ModelError {
     #[error("the model's reply was truncated or broken: {message}")]
     Truncated { message: String },
     #[error("the model's provider rejected the request: {message}")]
-    BadRequest { message: String },
+    BadRequest {
+        message: String,
+        #[serde(skip)]
+        remedy: Remedy,
+    },
+    /// The provider refused a setting that a person asked for.
+    #[error(
+        "the model does not support the setting `{setting}`, which was asked for (remove it from the model's settings): {message}"
+    )]
+    UnsupportedSetting { setting: String, message: String },
     /// The provider's response is well-formed but not a reply of its API, so that a retry gets the same.
     #[error("unexpected response from the model's provider: {message}")]
     Protocol { message: String },
@@ -355,6 +372,17 @@ pub enum ModelError {
     Connection { message: String },
 }
 
+/// The other form in which a refused request may be accepted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Remedy {
+    #[default]
+    None,
+    /// The form that is chosen now: the refusal taught what the server does not take.
+    OtherForm,
+    /// The least request. If `is_lasting`, the server may refuse all requests that are sent in full.
+    LeastRequest { is_lasting: bool },
+}
+
 /// Formats a wait in whole seconds, rounded up.
 pub(crate) fn format_seconds(wait: Duration) -> String {
     format!("{:.0} s", wait.as_secs_f64().ceil())
@@ -365,6 +393,10 @@ fn format_retry_after(wait: &Option<Duration>) -> String {
 }
 
 impl ModelError {
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::BadRequest { message: message.into(), remedy: Remedy::None }
+    }
+
     pub fn error_kind_name(&self) -> &'static str {
         match self {
             Self::RateLimited { .. } => "rate_limited",
@@ -375,6 +407,7 @@ impl ModelError {
             Self::ContentFilter { .. } => "content_filter",
             Self::Truncated { .. } => "truncated",
             Self::BadRequest { .. } => "bad_request",
+            Self::UnsupportedSetting { .. } => "unsupported_setting",
             Self::Protocol { .. } => "protocol",
             Self::Timeout { .. } => "timeout",
             Self::Paused { .. } => "paused",
@@ -399,7 +432,12 @@ impl ModelError {
     /// wrong key, no credit, no such model.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Authentication { .. } | Self::Quota { .. })
-            || matches!(self, Self::BadRequest { message } if says_model_not_found(message))
+            || matches!(self, Self::BadRequest { message, .. } if says_model_not_found(message))
+    }
+
+    /// Returns the form in which the request may be accepted, if it was refused.
+    pub(crate) fn remedy(&self) -> Option<Remedy> {
+        if let Self::BadRequest { remedy, .. } = self { Some(*remedy) } else { None }
     }
 
     pub fn retry_after(&self) -> Option<Duration> {

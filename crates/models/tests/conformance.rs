@@ -11,6 +11,7 @@ mod oddities;
 mod probabilities;
 mod providers;
 mod real;
+mod refusals;
 mod replies;
 mod requests;
 mod stub;

@@ -11,6 +11,7 @@ use millrace_models::model::{Delta, DeltaListener, Model, ModelError, ProviderDe
 use millrace_models::provider::ProviderRow;
 use millrace_models::resilience::breaker::CircuitBreaker;
 use millrace_models::resilience::{ResilientModel, RetryPolicy};
+use millrace_models::selection::StructuredMode;
 use millrace_models::table::ModelTable;
 use millrace_models::{ModelAbility, RateLimiter, RequestObserver};
 use millrace_protocol::result::Usage;
@@ -22,6 +23,8 @@ pub fn resilient(inner: Arc<FakeModel>, change: impl FnOnce(&mut ResilientModel)
     let mut resilient = ResilientModel {
         context_window: None,
         structured: None,
+        negotiation: Arc::default(),
+        fixed_form: StructuredMode::Auto,
         inner,
         breaker: Arc::new(CircuitBreaker::default()),
         rate_limiter: Arc::new(()),

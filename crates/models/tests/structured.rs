@@ -15,7 +15,8 @@ use crate::resilience::resilient;
 use crate::support::{FakeModel, Outcome};
 use proptest::prelude::*;
 
-const LOCAL: OutputSupport = OutputSupport { structured: true, tools_with_structured: false, grammar: true };
+const LOCAL: OutputSupport =
+    OutputSupport { tools: true, structured: true, tools_with_structured: false, grammar: true };
 const HOSTED: OutputSupport = OutputSupport { grammar: false, ..LOCAL };
 
 fn answer_schema() -> Value {

@@ -48,6 +48,7 @@ impl AgentHost {
     /// Creates a host and opens the models that its settings name.
     pub fn new(settings: HostSettings) -> Result<Self, CreateModelError> {
         let HostSettings { models, factory, cache } = settings;
+        let factory = ModelFactory { cache: cache.clone(), ..factory };
         Ok(Self {
             calibrations: Arc::new(CalibrationMemory::new(cache.clone())),
             documents: DocumentCache::new(cache),

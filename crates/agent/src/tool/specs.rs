@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use millrace_models::tool_names::{NamedTool, resolve_tool_name};
 use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::schema::{CompiledSchema, convert_unambiguous_values, find_nearest_name};
 use serde::{Deserialize, Serialize};
@@ -105,8 +106,13 @@ impl ToolSpecs {
 
     fn unknown_tool_error(&self, name: &str) -> String {
         let names: Vec<&str> = self.iter().map(|spec| spec.name.as_str()).collect();
-        let hint =
-            find_nearest_name(name, names.iter().copied()).map(|near| format!("did you mean '{near}'? "));
+        let near = match resolve_tool_name(name, &names) {
+            NamedTool::One(near) => vec![near],
+            NamedTool::Several(near) => near,
+            NamedTool::None => find_nearest_name(name, names.iter().copied()).into_iter().collect(),
+        };
+        let near: Vec<String> = near.into_iter().map(|near| format!("'{near}'")).collect();
+        let hint = (!near.is_empty()).then(|| format!("did you mean {}? ", near.join(" or ")));
         let names = if names.is_empty() { "none".into() } else { names.join(", ") };
         let name: String = name.chars().take(100).collect();
         format!("there is no tool '{name}'; {}the tools are: {names}", hint.unwrap_or_default())

@@ -238,6 +238,7 @@ impl From<WorkFailure> for TaskError {
 fn error_kind_of_model_error(error: &ModelError) -> ErrorKind {
     match error {
         ModelError::BadRequest { .. }
+        | ModelError::UnsupportedSetting { .. }
         | ModelError::ContentFilter { .. }
         | ModelError::Authentication { .. }
         | ModelError::Quota { .. } => ErrorKind::InvalidTask,

@@ -323,7 +323,7 @@ async fn model_error_ends_the_attempt_with_its_kind_and_usage() {
         (ModelError::Protocol { message: message() }, ErrorKind::Model),
         (ModelError::Timeout { after: Duration::from_secs(1) }, ErrorKind::Model),
         (ModelError::Connection { message: message() }, ErrorKind::Model),
-        (ModelError::BadRequest { message: message() }, ErrorKind::InvalidTask),
+        (ModelError::bad_request(message()), ErrorKind::InvalidTask),
         (ModelError::ContentFilter { message: message() }, ErrorKind::InvalidTask),
     ];
     let (tools, _) = toolbox();

@@ -56,6 +56,8 @@ fn resilient(model: AwayModel, breaker: &Arc<CircuitBreaker>) -> Arc<ResilientMo
     Arc::new(ResilientModel {
         context_window: None,
         structured: None,
+        negotiation: Arc::default(),
+        fixed_form: Default::default(),
         inner: Arc::new(model),
         breaker: breaker.clone(),
         rate_limiter: Arc::new(()),

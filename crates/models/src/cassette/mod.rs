@@ -282,9 +282,10 @@ impl ReplayModel {
                 let nearest_request =
                     find_most_similar_request(self.entries.iter().map(|entry| &entry.request), request);
                 let nearest_request = nearest_request.unwrap_or_else(|| "it is empty".to_owned());
-                Err(ModelError::BadRequest {
-                    message: format!("{} does not contain this request; {nearest_request}", self.name),
-                })
+                Err(ModelError::bad_request(format!(
+                    "{} does not contain this request; {nearest_request}",
+                    self.name
+                )))
             }
         }
     }

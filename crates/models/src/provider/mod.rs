@@ -237,7 +237,7 @@ pub fn resolve_model_endpoint(
     let wire = provider.choose_wire_protocol(&base_url, model);
     let settings = add_openai_headers(provider, &spec.settings, &variable);
     let (model, dialect) = (provider.model_name_on_wire(model), provider.dialect);
-    Ok(ModelEndpoint { wire, dialect, base_url, key, model, full_name, settings })
+    Ok(ModelEndpoint { wire, dialect, base_url, key, model, full_name, settings, default_temperature: None })
 }
 
 /// Adds the headers for the organisation and the project, which OpenAI's own clients send as well.

@@ -11,15 +11,16 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::limits::estimate_sent_tokens;
 use crate::limits::{RateLimiter, RequestObserver};
 
 use crate::model::{
-    Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Reply, ReplyFuture, ReplyResult,
-    Request, format_seconds,
+    Delta, DeltaListener, Model, ModelAbility, ModelError, ProviderDeadline, Remedy, Reply, ReplyFuture,
+    ReplyResult, Request, format_seconds,
 };
+use crate::negotiation::{Negotiation, RESPONSE_FORMAT, TOOLS};
 
 use crate::selection::StructuredMode;
 use crate::structured::{choose_mode, convert_reply_for_mode, is_hidden, rewrite_request_for_mode};
@@ -38,6 +39,10 @@ pub struct ResilientModel {
     pub inner: Arc<dyn Model>,
     /// The way to request structured output, and what the model supports; `None` sends requests as they are.
     pub structured: Option<(StructuredMode, OutputSupport)>,
+    /// The refused parameters of this model and address.
+    pub negotiation: Arc<Negotiation>,
+    /// The form that the settings demand.
+    pub fixed_form: StructuredMode,
     pub breaker: Arc<CircuitBreaker>,
     pub rate_limiter: Arc<dyn RateLimiter>,
     pub observer: Arc<dyn RequestObserver>,
@@ -68,14 +73,16 @@ impl Model for ResilientModel {
         self.context_window
     }
 
+    fn adaptations(&self) -> Vec<String> {
+        self.inner.adaptations()
+    }
+
     fn uncounted_cost(&self) -> Option<&str> {
         (!self.counts_cost).then(|| self.name())
     }
 
     fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a> {
-        let mode = self.structured.map(|(wanted, support)| choose_mode(request, wanted, support));
-        let call = Call { model: self, request, mode, listener, has_output: AtomicBool::new(false) };
-        async move { call.reply_with_retries().await }.boxed()
+        self.reply_in_accepted_form(request, listener).boxed()
     }
 }
 
@@ -84,6 +91,9 @@ struct Call<'a> {
     model: &'a ResilientModel,
     request: &'a Request,
     mode: Option<StructuredMode>,
+    /// The support of the server, as far as known now.
+    support: Option<OutputSupport>,
+    is_least: bool,
     listener: &'a dyn DeltaListener,
     /// `true` if something was streamed that a retry makes void.
     has_output: AtomicBool,
@@ -189,7 +199,16 @@ impl Call<'_> {
     async fn convert_reply(&self) -> ReplyResult {
         let Self { model, request, .. } = *self;
         let Some(mode) = self.mode else { return model.inner.reply(request, self).await };
-        let reply = model.inner.reply(&rewrite_request_for_mode(mode, request), self).await?;
+        let mut rewritten = rewrite_request_for_mode(mode, request);
+        let omits_schema =
+            mode == StructuredMode::Envelope && self.support.is_some_and(|support| !support.structured);
+        if omits_schema || self.is_least {
+            let sent = rewritten.to_mut();
+            sent.is_least = self.is_least;
+            // The prompt has the schema as well.
+            sent.answer = sent.answer.take().filter(|_| !omits_schema);
+        }
+        let reply = model.inner.reply(&rewritten, self).await?;
         let reply = convert_reply_for_mode(mode, request, reply);
         if mode == StructuredMode::Envelope {
             reply.calls.iter().for_each(|call| self.on_delta(Delta::Call(&call.name)));
@@ -199,6 +218,63 @@ impl Call<'_> {
 }
 
 impl ResilientModel {
+    /// Sends a request in the form that the server takes as far as known. A refusal that teaches more is followed by a request in the
+    /// form that is chosen then, and one that names nothing by the least request, once.
+    async fn reply_in_accepted_form(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
+        let mut refused: Option<(ModelError, bool)> = None;
+        loop {
+            let support = self.support(refused.is_some());
+            let wanted = self.structured.map_or(StructuredMode::Auto, |(wanted, _)| wanted);
+            let call = Call {
+                model: self,
+                request,
+                mode: support.map(|support| choose_mode(request, wanted, support)),
+                support,
+                is_least: refused.is_some(),
+                listener,
+                has_output: AtomicBool::new(false),
+            };
+            let outcome = call.reply_with_retries().await;
+            match (outcome, refused.take()) {
+                (Ok(reply), None) => {
+                    self.negotiation.count_accepted(None);
+                    return Ok(reply);
+                }
+                (Ok(reply), Some((refusal, is_lasting))) => {
+                    if is_lasting {
+                        self.negotiation.count_accepted(Some(&refusal.to_string()));
+                    }
+                    return Ok(reply);
+                }
+                (Err(error), Some((refusal, _))) => {
+                    return Err(if error.is_transient() { error } else { refusal });
+                }
+                (Err(error), None) => {
+                    let remedy = error.remedy().filter(|_| self.structured.is_some()).unwrap_or_default();
+                    match remedy {
+                        Remedy::OtherForm if self.support(false) != support => {}
+                        Remedy::LeastRequest { is_lasting } => {
+                            info!(model = self.name(), %error, "request refused; sending the least request");
+                            refused = Some((error, is_lasting));
+                        }
+                        Remedy::OtherForm | Remedy::None => return Err(error),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the support of the server, as far as known. A form that the settings demand counts as supported.
+    fn support(&self, is_least: bool) -> Option<OutputSupport> {
+        let omits =
+            |parameter, fixed| self.fixed_form != fixed && (is_least || self.negotiation.omits(parameter));
+        self.structured.map(|(_, support)| OutputSupport {
+            tools: support.tools && !omits(TOOLS, StructuredMode::Tool),
+            structured: support.structured && !omits(RESPONSE_FORMAT, StructuredMode::Native),
+            ..support
+        })
+    }
+
     /// Waits until the circuit breaker allows a request, unless the policy forbids waiting that long. The last request of a
     /// caller, at its deadline, is sent during a pause too, because nothing else tells if the provider is still away; but
     /// if a probe request is in flight then, its outcome counts.
@@ -403,7 +479,7 @@ mod tests {
             ModelError::ContextOverflow { message: message() },
             ModelError::Authentication { message: message() },
             ModelError::ContentFilter { message: message() },
-            ModelError::BadRequest { message: message() },
+            ModelError::bad_request(message()),
             ModelError::Protocol { message: message() },
         ];
         for error in lasting {

@@ -87,7 +87,7 @@ impl ScriptedModel {
         }
         let message =
             format!("{}: no rule matches {}; {}", self.name, view.summarize_request(), rejected.join("; "));
-        Err(ModelError::BadRequest { message })
+        Err(ModelError::bad_request(message))
     }
 
     fn claim_rule_use(&self, at: usize, rule: &ScriptRule) -> bool {
@@ -111,8 +111,7 @@ impl ScriptedModel {
     }
 
     fn compose_reply(&self, scripted: &ScriptedReply, view: &PlaceholderContext<'_>) -> ReplyResult {
-        let invalid =
-            |mistake: String| ModelError::BadRequest { message: format!("{}: {mistake}", self.name) };
+        let invalid = |mistake: String| ModelError::bad_request(format!("{}: {mistake}", self.name));
         let text = match (&scripted.answer, &scripted.text) {
             (Some(answer), _) => view.fill_placeholders(answer).map_err(invalid)?.to_string(),
             (None, Some(text)) => {
@@ -149,8 +148,8 @@ impl ScriptedModel {
             "turn": view.turn,
             "task": view.task.chars().take(200).collect::<String>(),
         });
-        append_line(ledger, &line.to_string()).map_err(|error| ModelError::BadRequest {
-            message: format!("{} cannot write to {}: {error}", self.name, ledger.display()),
+        append_line(ledger, &line.to_string()).map_err(|error| {
+            ModelError::bad_request(format!("{} cannot write to {}: {error}", self.name, ledger.display()))
         })
     }
 }

@@ -198,7 +198,7 @@ impl ScriptedErrorKind {
             Self::Authentication => ModelError::Authentication { message },
             Self::ContentFilter => ModelError::ContentFilter { message },
             Self::Truncated => ModelError::Truncated { message },
-            Self::BadRequest => ModelError::BadRequest { message },
+            Self::BadRequest => ModelError::bad_request(message),
             Self::Protocol => ModelError::Protocol { message },
             Self::Timeout => ModelError::Timeout { after: after.unwrap_or_default() },
             Self::Connection => ModelError::Connection { message },

@@ -9,6 +9,7 @@ use millrace_protocol::foreign_json::{mend_json_text, parse_foreign_json};
 use serde_json::{Map, Value};
 
 use crate::model::{Request, ToolCall};
+use crate::tool_names::{NamedTool, resolve_tool_name};
 
 const NAME_KEYS: [&str; 4] = ["name", "tool", "tool_name", "action"];
 const ARGUMENT_KEYS: [&str; 6] = ["arguments", "args", "parameters", "params", "input", "action_input"];
@@ -116,19 +117,22 @@ fn call_from_json_object(object: &Map<String, Value>, tools: &AvailableTools<'_>
         let envelope = object.keys().all(|key| key == "function" || OPTIONAL_KEYS.contains(&key.as_str()));
         return envelope.then(|| call_from_json_object(function, tools)).flatten();
     }
-    let names_tool = |key: &&&str| {
-        object.get(**key).and_then(Value::as_str).is_some_and(|name| tools.tools.contains(&name))
+    let tool_at = |key: &&'static str| {
+        let written = object.get(*key).and_then(Value::as_str)?;
+        match resolve_tool_name(written, &tools.tools) {
+            NamedTool::One(tool) => Some((*key, tool.to_owned())),
+            NamedTool::Several(_) | NamedTool::None => None,
+        }
     };
-    let name_key = NAME_KEYS.iter().chain(&["function"]).find(names_tool)?;
+    let (name_key, name) = NAME_KEYS.iter().chain(&["function"]).find_map(tool_at)?;
     let arguments_key = ARGUMENT_KEYS.iter().find(|key| object.contains_key(**key));
     let is_call = object.keys().all(|key| {
         let key = key.as_str();
-        key == *name_key || Some(&key) == arguments_key || OPTIONAL_KEYS.contains(&key)
+        key == name_key || Some(&key) == arguments_key || OPTIONAL_KEYS.contains(&key)
     });
-    if !is_call || tools.answer.is_some_and(|answer| answer.contains_key(*name_key)) {
+    if !is_call || tools.answer.is_some_and(|answer| answer.contains_key(name_key)) {
         return None;
     }
-    let name = object[*name_key].as_str()?.to_owned();
     let arguments = arguments_as_text(arguments_key.map(|key| &object[*key]))?;
     Some(ToolCall { id: String::new(), name, arguments })
 }
@@ -313,6 +317,8 @@ mod tests {
                 "I look.|search{}|read{}",
             ),
             ("I look.\n<tool_call>{\"name\":\"read\"}</tool_call>", "I look.|read{}"),
+            (r#"{"name":"functions.search","arguments":{"q":"x"}}"#, one),
+            (r#"{"action":" Search ","arguments":{"q":"x"}}"#, one),
         ];
         for (text, calls) in cases {
             assert_eq!(

@@ -45,8 +45,18 @@ const ANSWER_TOOL_NAME: &str = "final__answer";
 
 /// Returns the requested mode if the model supports it, or the best supported one; [`StructuredMode::Auto`] if the answer is plain text.
 pub fn choose_mode(request: &Request, requested: StructuredMode, support: OutputSupport) -> StructuredMode {
-    let Some(answer) = &request.answer else { return StructuredMode::Auto };
     let has_tools = !request.tools.is_empty();
+    if has_tools && !support.tools {
+        return StructuredMode::Envelope;
+    }
+    let Some(answer) = &request.answer else { return StructuredMode::Auto };
+    let requested = if requested == StructuredMode::Native && !support.structured {
+        StructuredMode::Tool
+    } else {
+        requested
+    };
+    let requested =
+        if requested == StructuredMode::Tool && !support.tools { StructuredMode::Auto } else { requested };
     match requested {
         StructuredMode::Auto => {
             let is_enforceable =
@@ -55,11 +65,12 @@ pub fn choose_mode(request: &Request, requested: StructuredMode, support: Output
                 StructuredMode::Native
             } else if has_tools && support.grammar && support.structured {
                 StructuredMode::Envelope
-            } else {
+            } else if support.tools {
                 StructuredMode::Tool
+            } else {
+                StructuredMode::Prompt
             }
         }
-        StructuredMode::Native if !support.structured => StructuredMode::Tool,
         mode @ (StructuredMode::Native
         | StructuredMode::Tool
         | StructuredMode::Envelope
@@ -244,6 +255,7 @@ fn rewrite_request_as_envelope(request: &Request) -> Request {
         }),
         max_output_tokens: request.max_output_tokens,
         first_token_probabilities: request.first_token_probabilities,
+        is_least: request.is_least,
     }
 }
 
@@ -441,7 +453,7 @@ mod tests {
     }
 
     fn output_support(structured: bool, tools_with_structured: bool, grammar: bool) -> OutputSupport {
-        OutputSupport { structured, tools_with_structured, grammar }
+        OutputSupport { tools: true, structured, tools_with_structured, grammar }
     }
 
     #[test]

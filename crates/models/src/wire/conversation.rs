@@ -25,6 +25,7 @@ use super::reply::{GENERATED_ID_PREFIX, parse_arguments_object};
 
 use crate::image::ImageRoom;
 use crate::model::{Image, Message, ProviderState, Request, ToolCall, ToolResult, ToolSpec};
+use crate::tool_names::accepted_tool_name;
 
 /// The message of the user where a provider demands one and the conversation has none.
 const CONTINUE: &str = "Continue.";
@@ -32,8 +33,6 @@ const NO_OUTPUT: &str = "(no output)";
 const NO_RESULT: &str = "The result of this call is not known.";
 /// The introduction of a result whose call the conversation lacks.
 const NO_CALL: &str = "The result of an earlier call:";
-/// The maximum length of a tool's name at all providers.
-const MAX_TOOL_NAME: usize = 64;
 /// Parts of the full names of models that accept only ids in the form that Mistral generates.
 const MISTRAL_NAMES: [&str; 7] =
     ["mistral", "mixtral", "ministral", "magistral", "codestral", "devstral", "pixtral"];
@@ -91,7 +90,6 @@ pub(crate) fn normalize_conversation(request: &Request, ids: CallIdForm) -> Requ
         messages: Vec::with_capacity(request.messages.len()),
         ids,
         taken_ids: BTreeSet::new(),
-        offered: request.tools.iter().map(|tool| tool.name.as_str()).collect(),
     };
     let mut messages = request.messages.iter().peekable();
     while let Some(message) = messages.next() {
@@ -107,22 +105,27 @@ pub(crate) fn normalize_conversation(request: &Request, ids: CallIdForm) -> Requ
         }
     }
     builder.begin_input();
-    let Request { system, tools, answer, max_output_tokens, first_token_probabilities, .. } = request;
+    let Request { system, answer, max_output_tokens, first_token_probabilities, is_least, .. } = request;
     let system = if system.trim().is_empty() { String::new() } else { system.clone() };
-    let (tools, answer) = (tools.clone(), answer.clone());
+    let tools = request.tools.iter().map(accepted_tool).collect();
+    let (answer, is_least) = (answer.clone(), *is_least);
     let (max_output_tokens, first_token_probabilities) = (*max_output_tokens, *first_token_probabilities);
     let messages = builder.messages;
-    Request { system, messages, tools, answer, max_output_tokens, first_token_probabilities }
+    Request { system, messages, tools, answer, max_output_tokens, first_token_probabilities, is_least }
 }
 
-struct ConversationBuilder<'a> {
+/// Returns a tool under a name that the provider accepts. Replies name it by its own again.
+fn accepted_tool(tool: &ToolSpec) -> ToolSpec {
+    ToolSpec { name: accepted_tool_name(&tool.name).into_owned(), ..tool.clone() }
+}
+
+struct ConversationBuilder {
     messages: Vec<Message>,
     ids: CallIdForm,
     taken_ids: BTreeSet<String>,
-    offered: BTreeSet<&'a str>,
 }
 
-impl ConversationBuilder<'_> {
+impl ConversationBuilder {
     fn push_user(&mut self, text: &str) {
         if !text.trim().is_empty() {
             self.messages.push(Message::User { text: text.to_owned() });
@@ -171,7 +174,11 @@ impl ConversationBuilder<'_> {
             Err(_) if call.arguments.trim().is_empty() => "{}".to_owned(),
             Err(_) => parse_arguments_object(call).to_string(),
         };
-        ToolCall { id: self.unique_id(&call.id, index), name: self.tool_name(&call.name), arguments }
+        ToolCall {
+            id: self.unique_id(&call.id, index),
+            name: accepted_tool_name(&call.name).into_owned(),
+            arguments,
+        }
     }
 
     /// Returns an id for a call. The ids of one provider may repeat in another one's part of the conversation, or from turn to
@@ -186,16 +193,6 @@ impl ConversationBuilder<'_> {
             unique = self.ids.convert(&format!("{wanted}_{copies}"));
         }
         unique
-    }
-
-    fn tool_name(&self, name: &str) -> String {
-        if self.offered.contains(name) {
-            return name.to_owned();
-        }
-        let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-        let name: String =
-            name.chars().take(MAX_TOOL_NAME).map(|c| if is_allowed(c) { c } else { '_' }).collect();
-        if name.is_empty() { "unknown".to_owned() } else { name }
     }
 
     /// Appends a message of the user where a provider demands one.
@@ -453,7 +450,7 @@ mod tests {
         let wrapped = json!({"not_an_object": "[1]"}).to_string();
         let expected = [
             user("The result of an earlier call:\nof a call that is gone"),
-            reply("", &[("a", "look", "{}"), ("b", "no_such_tool_", &wrapped), ("c", "look", "{}")]),
+            reply("", &[("a", "look", "{}"), ("b", "no_such_tool__957a42d4", &wrapped), ("c", "look", "{}")]),
             result("a", "blue"),
             missing,
             result("c", "(no output)"),

@@ -4,13 +4,14 @@ use std::fmt;
 
 use millrace_protocol::secrets::SecretRedactor;
 use secrecy::{ExposeSecret, SecretString};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::conversation::CallIdForm;
 use super::json::set_field;
 use super::reply::ReplyBuilder;
 use crate::model::Request;
-use crate::selection::ModelSettings;
+use crate::negotiation::{MAX_TOKENS, RESPONSE_FORMAT, TOOLS, parameter_of_field};
+use crate::selection::{ModelSettings, StructuredMode};
 
 /// The number of alternatives of a token that OpenAI, Gemini and servers of local models return at most, and the number that
 /// all other hosted providers accept.
@@ -86,13 +87,17 @@ pub struct ModelEndpoint {
     pub model: String,
     /// The full name of the model, `provider:model`.
     pub full_name: String,
-    /// The model's settings. `base_url`, `key_variable` and `structured` are already resolved and ignored here.
+    /// The model's settings, as a person gave them. `base_url` and `key_variable` are already resolved and ignored here.
     pub settings: ModelSettings,
+    /// The temperature if the settings have none.
+    pub default_temperature: Option<f64>,
 }
 
 /// The support of a model for answers that follow a JSON schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutputSupport {
+    /// It takes tools.
+    pub tools: bool,
     /// It takes schemas; the form is guaranteed if [`super::schema::to_strict_schema`] supports the schema.
     pub structured: bool,
     /// It takes a schema and tools in one request.
@@ -157,8 +162,26 @@ impl ModelEndpoint {
 
     /// Sets the temperature and nucleus sampling, whose name differs.
     pub(super) fn set_sampling(&self, body: &mut Value, top_p: &str) {
-        set_field(body, "temperature", self.settings.temperature);
+        set_field(body, "temperature", self.settings.temperature.or(self.default_temperature));
         set_field(body, top_p, self.settings.top_p);
+    }
+
+    /// Returns the setting of a person that is sent as a parameter.
+    pub(super) fn setting_of_parameter(&self, parameter: &str) -> Option<String> {
+        let settings = &self.settings;
+        let own = match parameter {
+            "temperature" => settings.temperature.map(|_| "temperature"),
+            "top_p" => settings.top_p.map(|_| "top_p"),
+            MAX_TOKENS => settings.max_output_tokens.map(|_| "max_output_tokens"),
+            "reasoning_effort" => self.reasoning_effort().map(|_| "reasoning_effort"),
+            TOOLS => (settings.structured == StructuredMode::Tool).then_some("structured"),
+            RESPONSE_FORMAT => (settings.structured == StructuredMode::Native).then_some("structured"),
+            _ => None,
+        };
+        let inner = settings.extra_body.values().filter_map(Value::as_object).flat_map(Map::keys);
+        let mut added = settings.extra_body.keys().chain(inner);
+        let added = added.find(|field| parameter_of_field(field) == parameter);
+        own.map(str::to_owned).or_else(|| added.map(|field| format!("extra_body.{field}")))
     }
 }
 

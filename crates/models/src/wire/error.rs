@@ -23,6 +23,21 @@ pub(super) struct ProviderError {
     /// All codes, types and reasons in the body, in lower case, separated by spaces.
     pub(super) codes: String,
     pub(super) message: String,
+    /// The parameter that it names in a field of its own; empty if there is none.
+    pub(super) parameter: String,
+}
+
+/// A request that failed, with the provider's own error if it sent one.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: ModelError,
+    pub(super) answer: Option<ProviderError>,
+}
+
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Self {
+        Self { error, answer: None }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +90,7 @@ impl ProviderError {
     pub(super) fn from_text(status: Option<u16>, body: &str) -> Self {
         match parse_foreign_json(body) {
             Ok(value @ (Value::Object(_) | Value::Array(_))) => Self::from_json(status, &value),
-            Ok(_) | Err(_) => Self { status, codes: String::new(), message: to_one_line_text(body) },
+            Ok(_) | Err(_) => Self { status, message: to_one_line_text(body), ..Self::default() },
         }
     }
 
@@ -85,8 +100,12 @@ impl ProviderError {
         let body = body.get(0).unwrap_or(body);
         let error = ["error", "detail"].iter().find_map(|name| body.get(*name).filter(|it| !it.is_null()));
         let error = error.unwrap_or(body);
-        let mut provider_error =
-            Self { status, codes: collect_error_codes(error), message: extract_error_message(error) };
+        let mut provider_error = Self {
+            status,
+            codes: collect_error_codes(error),
+            message: extract_error_message(error),
+            parameter: read_parameter(error),
+        };
         provider_error.status = status.or_else(|| find_status_in_body(error));
         if provider_error.message.is_empty() {
             provider_error.message = error.to_string();
@@ -131,6 +150,18 @@ fn collect_error_codes(error: &Value) -> String {
     texts.collect::<Vec<_>>().join(" ").to_lowercase()
 }
 
+/// Returns the parameter that an error names. Gateways wrap the error of another provider into their message.
+fn read_parameter(error: &Value) -> String {
+    let own = error.get("param").and_then(Value::as_str).filter(|name| !name.is_empty());
+    let upstream = || {
+        let raw = error.pointer("/metadata/raw").and_then(Value::as_str)?;
+        let inner: Value = parse_foreign_json(raw).ok()?;
+        let inner = inner.get("error").unwrap_or(&inner);
+        inner.get("param").and_then(Value::as_str).map(str::to_owned)
+    };
+    own.map(str::to_owned).or_else(upstream).unwrap_or_default()
+}
+
 fn extract_error_message(error: &Value) -> String {
     if let Some(text) = error.as_str() {
         return to_one_line_text(text);
@@ -158,7 +189,10 @@ fn to_one_line_text(text: &str) -> String {
     let lower = text.to_ascii_lowercase();
     let title =
         lower.find("<title>").zip(lower.find("</title>")).and_then(|(from, to)| text.get(from + 7..to));
-    match (text.starts_with('<'), title) {
+    // Alibaba's messages begin with `<400>`.
+    let is_markup =
+        text.strip_prefix('<').is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
+    match (is_markup, title) {
         (true, Some(title)) => format!("an HTML page titled {:?}", collapse_whitespace(title)),
         (true, None) => format!("an HTML page: {}", collapse_whitespace(text)),
         (false, _) => collapse_whitespace(text),
@@ -224,7 +258,7 @@ fn to_model_error(
         Authentication => ModelError::Authentication { message },
         Quota => ModelError::Quota { message },
         ContentFilter => ModelError::ContentFilter { message },
-        BadRequest => ModelError::BadRequest { message },
+        BadRequest => ModelError::bad_request(message),
     }
 }
 
@@ -240,7 +274,7 @@ fn redirect_error(status: StatusCode, headers: &HeaderMap, redactor: &SecretReda
 pub(super) fn model_error_from_send_error(error: &reqwest::Error, redactor: &SecretRedactor) -> ModelError {
     if error.is_builder() {
         let text = format!("the request cannot be built: {}", format_error_chain(error));
-        return ModelError::BadRequest { message: redact_and_cut(&text, redactor) };
+        return ModelError::bad_request(redact_and_cut(&text, redactor));
     }
     let what = if error.is_timeout() { "connection timed out: " } else { "" };
     let hint =

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::endpoint::{Framing, ModelEndpoint, WireApi, WireProtocol};
 
-use super::error;
+use super::error::{self, Failure};
 use super::events::{self, BodyFormat, ByteStream, EventStream, MAX_REPLY_BYTES, StreamError};
 
 use crate::model::ModelError;
@@ -49,8 +49,8 @@ impl HttpSender {
     }
 
     /// Sends a request body. Fails if there is no connection, on an error status, and on an unexpected body.
-    pub(super) async fn send_request(&self, body: Vec<u8>) -> Result<ResponseBody, ModelError> {
-        let headers = self.headers.clone().map_err(|message| ModelError::BadRequest { message })?;
+    pub(super) async fn send_request(&self, body: Vec<u8>) -> Result<ResponseBody, Failure> {
+        let headers = self.headers.clone().map_err(ModelError::bad_request)?;
         let request = self.client.post(&self.url).headers(headers).body(body);
         let response = request
             .send()
@@ -62,16 +62,19 @@ impl HttpSender {
         let content_type =
             response.headers().get(CONTENT_TYPE).and_then(|content_type| content_type.to_str().ok());
         let content_type = content_type.unwrap_or_default().to_ascii_lowercase();
-        self.read_response_body(&content_type, events::limit_body_size(response.bytes_stream())).await
+        Ok(self.read_response_body(&content_type, events::limit_body_size(response.bytes_stream())).await?)
     }
 
-    async fn error_from_response(&self, response: reqwest::Response) -> ModelError {
+    async fn error_from_response(&self, response: reqwest::Response) -> Failure {
         let (status, headers) = (response.status(), response.headers().clone());
         let body =
             events::read_body_as_text(events::limit_body_size(response.bytes_stream()), MAX_ERROR_BODY);
         let body = tokio::time::timeout(ERROR_BODY_TIMEOUT, body).await;
         let text = body.ok().and_then(Result::ok).unwrap_or_default();
-        error::model_error_from_response(status, &headers, &text, &self.redactor)
+        Failure {
+            error: error::model_error_from_response(status, &headers, &text, &self.redactor),
+            answer: Some(error::ProviderError::from_text(Some(status.as_u16()), &text)),
+        }
     }
 
     /// Detects the kind of body by its first bytes: content types are often missing or wrong, and an HTML page must not be

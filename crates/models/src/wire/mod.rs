@@ -1,8 +1,8 @@
 //! The wires: each translates a [`crate::Request`] into one provider's HTTP API and the streamed response back into a
 //! [`crate::Reply`]. A wire sends a request once: it does not retry, follows no redirects and knows no prices. What a provider
-//! does not support is left out (see [`OutputSupport`]); [`crate::structured`] compensates for that. If a provider rejects a
-//! request for probabilities of tokens, which only the model's server knows, it is sent once more without. API keys are used in
-//! one request header and never appear in a text.
+//! does not support is left out (see [`OutputSupport`]); [`crate::structured`] compensates for that. If a provider refuses a
+//! parameter, which only the model's server knows, the request is sent once more without it (see [`crate::negotiation`]). API keys
+//! are used in one request header and never appear in a text.
 //!
 //! ```text
 //! mod        the model behind an endpoint: conversation → body → http → events → reply
@@ -20,20 +20,24 @@
 //! ```
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::{FutureExt, StreamExt};
 use millrace_protocol::foreign_json::parse_foreign_json;
 use millrace_protocol::result::Usage;
 use millrace_protocol::secrets::redact_text;
 use serde_json::{Map, Value};
-use tracing::info;
 
 use crate::families::{sees_images, takes_pdf};
 
 use crate::image::Image;
 use crate::limits::estimate_usage;
-use crate::model::{DeltaListener, FinishReason, Model, ModelError, ReplyFuture, ReplyResult, Request};
+use crate::model::{
+    DeltaListener, FinishReason, Model, ModelError, Remedy, Reply, ReplyFuture, ReplyResult, Request,
+};
+use crate::negotiation::{
+    Adaptation, MAX_TOKENS, Negotiation, PROBABILITIES, RESPONSE_FORMAT, Reading, Refusal, TOOLS, adapt_body,
+    parameter_of_field, read_refusal, remove_limit, retain_conversation,
+};
 
 mod anthropic;
 mod bedrock;
@@ -54,6 +58,7 @@ pub(crate) use conversation::replace_unsent_images;
 pub(crate) use conversation::{CallIdForm, normalize_conversation};
 use endpoint::WireApi;
 pub use endpoint::{Dialect, ModelEndpoint, OutputSupport, WireProtocol};
+use error::Failure;
 use events::{EventStream, StreamError};
 use http::{HttpSender, ResponseBody};
 use reply::ReplyBuilder;
@@ -76,7 +81,7 @@ impl ModelEndpoint {
     /// of local models constrain a reply either to a schema or to a tool call.
     pub fn output_support(&self) -> OutputSupport {
         let (structured, tools_with_structured) = (self.wire.api().structured)(self);
-        OutputSupport { structured, tools_with_structured, grammar: self.dialect.is_local }
+        OutputSupport { tools: true, structured, tools_with_structured, grammar: self.dialect.is_local }
     }
 
     /// Returns why an image or a PDF file can't be sent: as the settings say, or by the name of the model. Only the APIs of Anthropic,
@@ -102,23 +107,28 @@ impl ModelEndpoint {
     }
 }
 
-pub fn create_http_model(endpoint: ModelEndpoint) -> Arc<dyn Model> {
+/// Creates the model behind an endpoint. It adapts its requests to the parameters that the server takes.
+pub fn create_http_model(endpoint: ModelEndpoint, negotiation: Arc<Negotiation>) -> Arc<dyn Model> {
     let api = endpoint.wire.api();
     let sender = HttpSender::new(&endpoint, api);
-    Arc::new(HttpModel { sender, api, endpoint, rejects_probabilities: AtomicBool::new(false) })
+    Arc::new(HttpModel { sender, api, endpoint, negotiation })
 }
 
 struct HttpModel {
     endpoint: ModelEndpoint,
     api: &'static WireApi,
     sender: HttpSender,
-    /// `true` once the provider has rejected a request for probabilities of tokens, and accepted it without.
-    rejects_probabilities: AtomicBool,
+    negotiation: Arc<Negotiation>,
 }
 
 impl Model for HttpModel {
     fn name(&self) -> &str {
         &self.endpoint.full_name
+    }
+
+    fn adaptations(&self) -> Vec<String> {
+        let adaptations = self.negotiation.adaptations();
+        adaptations.iter().map(|adaptation| format!("{}: {adaptation}", self.name())).collect()
     }
 
     fn reply<'a>(&'a self, request: &'a Request, listener: &'a dyn DeltaListener) -> ReplyFuture<'a> {
@@ -128,13 +138,38 @@ impl Model for HttpModel {
     }
 }
 
+/// The most changes of one request: each of them is sent.
+const MAX_ADAPTATIONS: usize = 6;
+
 impl HttpModel {
+    /// Sends a request, and sends it again without the parameters that the server refuses. A refused request costs nothing.
     async fn request_reply(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
-        let Self { endpoint, .. } = self;
-        let mut builder = ReplyBuilder::new(request, &endpoint.full_name, listener);
-        let normal = normalize_conversation(request, endpoint.call_id_form());
-        let request = &*replace_unsent_images(&normal, endpoint.media_refusal());
-        match self.send_request(request).await? {
+        let normal = normalize_conversation(request, self.endpoint.call_id_form());
+        let sent = &*replace_unsent_images(&normal, self.endpoint.media_refusal());
+        let mut refused_names = Vec::new();
+        let mut refusal = String::new();
+        for _ in 0..MAX_ADAPTATIONS {
+            let body = self.build_body(sent);
+            let builder = ReplyBuilder::new(request, &self.endpoint.full_name, listener);
+            let failure = match self.send_and_read(sent, &body, builder).await {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => failure,
+            };
+            refusal = self.adapt(failure, sent, &body, &mut refused_names)?;
+            if self.build_body(sent) == body {
+                break;
+            }
+        }
+        Err(ModelError::bad_request(refusal))
+    }
+
+    async fn send_and_read(
+        &self,
+        request: &Request,
+        body: &Value,
+        mut builder: ReplyBuilder<'_>,
+    ) -> Result<Reply, Failure> {
+        match self.sender.send_request(body.to_string().into_bytes()).await? {
             ResponseBody::EventStream(events) => self.read_event_stream(events, &mut builder).await?,
             ResponseBody::Json(value) => self.read_event(&value, &mut builder)?,
         }
@@ -149,30 +184,96 @@ impl HttpModel {
         Ok(reply)
     }
 
-    async fn send_request(&self, request: &Request) -> Result<ResponseBody, ModelError> {
-        if !request.first_token_probabilities {
-            return self.sender.send_request(self.build_body(request)).await;
-        }
-        let without = Request { first_token_probabilities: false, ..request.clone() };
-        let (body, without) = (self.build_body(request), self.build_body(&without));
-        if body == without || self.rejects_probabilities.load(Ordering::Relaxed) {
-            return self.sender.send_request(without).await;
-        }
-        match self.sender.send_request(body).await {
-            Err(ModelError::BadRequest { message }) => {
-                let response = self.sender.send_request(without).await?;
-                info!(model = self.name(), message, "the provider rejects probabilities of tokens");
-                self.rejects_probabilities.store(true, Ordering::Relaxed);
-                Ok(response)
+    /// Learns from a refusal how to change the request, and returns its message. Fails if there is nothing to learn, or if another form
+    /// of the request is needed.
+    fn adapt(
+        &self,
+        failure: Failure,
+        request: &Request,
+        body: &Value,
+        refused_names: &mut Vec<String>,
+    ) -> Result<String, ModelError> {
+        let Failure { error, answer } = failure;
+        let (Some(answer), ModelError::BadRequest { message, .. } | ModelError::Overloaded { message, .. }) =
+            (answer, &error)
+        else {
+            return Err(error);
+        };
+        let refusal = Refusal {
+            status: answer.status,
+            parameter: &answer.parameter,
+            codes: &answer.codes,
+            message: &answer.message,
+        };
+        let has_two_names = self.endpoint.wire == WireProtocol::OpenAiChat;
+        let reading = read_refusal(refusal, body, has_two_names.then_some(refused_names.as_slice()));
+        let is_bad_request = matches!(error, ModelError::BadRequest { .. });
+        let least = |is_lasting| match is_bad_request && self.has_lesser_form(request, body) {
+            true => Remedy::LeastRequest { is_lasting },
+            false => Remedy::None,
+        };
+        match reading {
+            Reading::Parameter { name, adaptation } => {
+                let is_renamed = matches!(adaptation, Adaptation::Rename { .. });
+                let setting = self.endpoint.setting_of_parameter(&name).filter(|_| !is_renamed);
+                if let Some(setting) = setting {
+                    return Err(ModelError::UnsupportedSetting { setting, message: message.clone() });
+                }
+                if name == MAX_TOKENS {
+                    let fields = body.as_object().into_iter().flat_map(Map::keys);
+                    refused_names
+                        .extend(fields.filter(|field| parameter_of_field(field) == MAX_TOKENS).cloned());
+                }
+                self.negotiation.learn(adaptation, message);
+                match name == TOOLS || name == RESPONSE_FORMAT {
+                    true => {
+                        Err(ModelError::BadRequest { message: message.clone(), remedy: Remedy::OtherForm })
+                    }
+                    false => Ok(message.clone()),
+                }
             }
-            sent => sent,
+            Reading::PartOfConversation if is_bad_request => {
+                Err(ModelError::BadRequest { message: message.clone(), remedy: least(false) })
+            }
+            Reading::Unknown if is_bad_request => {
+                Err(ModelError::BadRequest { message: message.clone(), remedy: least(true) })
+            }
+            Reading::PartOfConversation | Reading::Unknown | Reading::Final => Err(error),
         }
     }
 
-    fn build_body(&self, request: &Request) -> Vec<u8> {
-        let mut body = (self.api.build_request_body)(&self.endpoint, request);
-        merge_fields(&mut body, &self.endpoint.settings.extra_body);
-        body.to_string().into_bytes()
+    /// `true` if a request can be sent with less than it was.
+    fn has_lesser_form(&self, request: &Request, body: &Value) -> bool {
+        let least = Request { is_least: true, tools: Vec::new(), answer: None, ..request.clone() };
+        !request.is_least && self.build_body(&least) != *body
+    }
+
+    /// Builds the body of a request by the API, adapts it to the server, and adds the fields of the settings.
+    fn build_body(&self, request: &Request) -> Value {
+        let Self { endpoint, negotiation, .. } = self;
+        let rejects_probabilities = request.is_least || negotiation.omits(PROBABILITIES);
+        let mut body = match request.first_token_probabilities && rejects_probabilities {
+            true => {
+                let without = Request { first_token_probabilities: false, ..request.clone() };
+                (self.api.build_request_body)(endpoint, &without)
+            }
+            false => (self.api.build_request_body)(endpoint, request),
+        };
+        // Anthropic's API demands the limit.
+        let is_kept = |parameter: &str| {
+            (parameter == MAX_TOKENS && endpoint.wire == WireProtocol::Anthropic)
+                || endpoint.setting_of_parameter(parameter).is_some()
+        };
+        adapt_body(&mut body, &negotiation.adaptations(), is_kept);
+        if request.is_least {
+            retain_conversation(&mut body, is_kept);
+        }
+        let mut added = endpoint.settings.extra_body.iter();
+        if added.any(|(field, value)| !value.is_null() && parameter_of_field(field) == MAX_TOKENS) {
+            remove_limit(&mut body);
+        }
+        merge_fields(&mut body, &endpoint.settings.extra_body);
+        body
     }
 
     /// Processes events until the reply is complete. If the stream breaks after the finish reason, the reply is still
@@ -181,7 +282,7 @@ impl HttpModel {
         &self,
         mut events: EventStream,
         builder: &mut ReplyBuilder<'_>,
-    ) -> Result<(), ModelError> {
+    ) -> Result<(), Failure> {
         let mut seen = 0;
         while let Some(event) = events.next().await {
             let data = match event {
@@ -191,7 +292,7 @@ impl HttpModel {
                 {
                     return Ok(());
                 }
-                Err(error) => return Err(self.sender.broken_stream_error(&error, seen)),
+                Err(error) => return Err(self.sender.broken_stream_error(&error, seen).into()),
             };
             if data.trim() == "[DONE]" {
                 // Some servers with Chat Completions send the end marker but no finish reason.
@@ -204,7 +305,9 @@ impl HttpModel {
             let data = redact_text(&data);
             let value = parse_foreign_json(data.as_bytes())
                 .map_err(|error| self.sender.invalid_event_error(&data, &error))?;
-            self.read_event(&value, builder)?;
+            let read = self.read_event(&value, builder);
+            // After the first event, an error is no refusal of the request.
+            read.map_err(|failure| Failure { answer: failure.answer.filter(|_| seen == 1), ..failure })?;
             if builder.is_ended {
                 break;
             }
@@ -216,9 +319,11 @@ impl HttpModel {
         Ok(())
     }
 
-    fn read_event(&self, event: &Value, builder: &mut ReplyBuilder<'_>) -> Result<(), ModelError> {
-        (self.api.read_event)(event, builder)
-            .map_err(|error| error::model_error_from_body(&error, &self.sender.redactor))
+    fn read_event(&self, event: &Value, builder: &mut ReplyBuilder<'_>) -> Result<(), Failure> {
+        (self.api.read_event)(event, builder).map_err(|error| Failure {
+            answer: Some(error::ProviderError::from_json(None, &error)),
+            error: error::model_error_from_body(&error, &self.sender.redactor),
+        })
     }
 }
 
@@ -254,9 +359,20 @@ mod tests {
             let (key, settings) = (None, ModelSettings::default());
             let full_name = format!("p:{model}");
             let (base_url, model, dialect) = (base_url.into(), model.into(), Dialect::STANDARD);
-            ModelEndpoint { wire, dialect, base_url, key, model, full_name, settings }.output_support()
+            let endpoint = ModelEndpoint {
+                wire,
+                dialect,
+                base_url,
+                key,
+                model,
+                full_name,
+                settings,
+                default_temperature: None,
+            };
+            endpoint.output_support()
         };
-        let all = OutputSupport { structured: true, tools_with_structured: true, grammar: false };
+        let all =
+            OutputSupport { tools: true, structured: true, tools_with_structured: true, grammar: false };
         let either = OutputSupport { tools_with_structured: false, ..all };
         let neither = OutputSupport { structured: false, ..either };
         assert_eq!(native_support(WireProtocol::OpenAiChat, "https://api.openai.com/v1", "gpt-5"), all);
@@ -301,6 +417,7 @@ mod tests {
                 model: "m".into(),
                 full_name: "p:m".into(),
                 settings: ModelSettings::default(),
+                default_temperature: None,
             };
             let body = (openai_chat::API.build_request_body)(&endpoint, &request);
             assert_eq!((&body[name], body.get(other)), (&json!(7), None));
@@ -319,6 +436,7 @@ mod tests {
             model: "m".into(),
             full_name: "p:m".into(),
             settings,
+            default_temperature: None,
         };
         let shown = format!("{endpoint:?} {endpoint:#?}");
         assert!(!shown.contains("secret-1"), "{shown}");

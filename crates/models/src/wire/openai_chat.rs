@@ -192,6 +192,11 @@ fn read_delta(delta: &Value, tokens: &Value, reply: &mut ReplyBuilder<'_>) {
         reply.push_text(refusal);
         reply.finish = Some(FinishReason::ContentFilter);
     }
+    // The older form of a call.
+    if let Some(function) = delta.get("function_call").filter(|function| function.is_object()) {
+        let arguments = json_to_text(&function["arguments"]);
+        reply.push_call(Some(0), "", read_text_at(function, "/name"), &arguments);
+    }
     for call in items_of(&delta["tool_calls"]) {
         // Some servers send the function's fields without the enclosing object.
         let function = call.get("function").unwrap_or(call);

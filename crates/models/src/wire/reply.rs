@@ -17,6 +17,8 @@ use tracing::warn;
 
 use super::json::{items_of, read_number_at, read_text_at};
 
+use crate::tool_names::tool_name_or_written;
+
 use crate::model::{
     Delta, DeltaListener, FinishReason, ProviderState, Reply, Request, TokenProbability, ToolCall,
 };
@@ -46,6 +48,8 @@ pub(super) struct ReplyBuilder<'a> {
     first_token: Option<Vec<TokenProbability>>,
     /// The number of messages before this reply. It makes generated call ids unique in the conversation.
     prior_messages: usize,
+    /// The names of the tools that the request offers.
+    tools: Vec<String>,
 }
 
 /// A part of a reply; `tag` is the provider's tag of it: a phase or a signature.
@@ -60,6 +64,8 @@ struct ToolCallSlot {
     index: u64,
     id: String,
     name: String,
+    /// The name as the model wrote it.
+    written_name: String,
     arguments: String,
     announced: bool,
 }
@@ -81,6 +87,7 @@ impl<'a> ReplyBuilder<'a> {
             slots: Vec::new(),
             first_token: request.first_token_probabilities.then(Vec::new),
             prior_messages: request.messages.len(),
+            tools: request.tools.iter().map(|tool| tool.name.clone()).collect(),
         }
     }
 
@@ -163,8 +170,10 @@ impl<'a> ReplyBuilder<'a> {
         if slot.id.is_empty() {
             id.clone_into(&mut slot.id);
         }
-        if slot.name.is_empty() {
-            name.clone_into(&mut slot.name);
+        if slot.name.is_empty() && !name.is_empty() {
+            let tools: Vec<&str> = self.tools.iter().map(String::as_str).collect();
+            slot.name = tool_name_or_written(name, &tools);
+            name.clone_into(&mut slot.written_name);
         }
         slot.arguments.push_str(arguments);
         if !slot.announced && !slot.name.is_empty() {
@@ -185,7 +194,7 @@ impl<'a> ReplyBuilder<'a> {
         let other_id = !id.is_empty() && !slot.id.is_empty() && id != slot.id;
         let without_id = id.is_empty() && !slot.arguments.is_empty();
         let named_again = !name.is_empty() && !slot.name.is_empty();
-        (!(named_again && (other_id || name != slot.name || without_id))).then_some(at)
+        (!(named_again && (other_id || name != slot.written_name || without_id))).then_some(at)
     }
 
     pub(super) fn call_count(&self) -> usize {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use std::sync::Arc;
+
 use millrace_models::model::{ModelError, Reply};
 use millrace_models::wire::{WireProtocol, create_http_model};
 use serde_json::{Value, json};
@@ -136,7 +138,7 @@ async fn cancelling_a_request_closes_the_connection() {
     let mut actions = unterminated(content_type(WIRE), &[&frame_event(&events(WIRE)[0])]);
     actions.push(StubAction::AwaitClose);
     let stub = Stub::new(actions).await;
-    let model = create_http_model(endpoint(WIRE, &stub.url()));
+    let model = create_http_model(endpoint(WIRE, &stub.url()), Arc::default());
     let request = question();
     let reply = tokio::time::timeout(Duration::from_millis(200), model.reply(&request, &())).await;
     assert!(reply.is_err());

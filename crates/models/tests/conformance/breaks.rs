@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use std::sync::Arc;
+
 use millrace_models::model::ModelError;
 use millrace_models::wire::{WireProtocol, create_http_model};
 use serde_json::json;
@@ -24,18 +26,23 @@ async fn a_refused_connection_is_a_connection_error() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let gone = format!("http://{}", free.local_addr().unwrap());
         drop(free);
-        let error = create_http_model(endpoint(wire, &gone)).reply(&question(), &()).await.unwrap_err();
+        let error = create_http_model(endpoint(wire, &gone), Arc::default())
+            .reply(&question(), &())
+            .await
+            .unwrap_err();
         assert!(
             matches!(&error, ModelError::Connection { message } if message.contains("refused")),
             "{error:?}"
         );
-        let unknown = create_http_model(endpoint(wire, "http://nobody.invalid"))
+        let unknown = create_http_model(endpoint(wire, "http://nobody.invalid"), Arc::default())
             .reply(&question(), &())
             .await
             .unwrap_err();
         assert!(matches!(unknown, ModelError::Connection { .. }), "{unknown:?}");
-        let none =
-            create_http_model(endpoint(wire, "not an address")).reply(&question(), &()).await.unwrap_err();
+        let none = create_http_model(endpoint(wire, "not an address"), Arc::default())
+            .reply(&question(), &())
+            .await
+            .unwrap_err();
         assert!(matches!(none, ModelError::BadRequest { .. }), "{none:?}");
     }
 }
@@ -48,7 +55,7 @@ async fn plain_http_at_an_https_address_is_a_connection_error() {
         let (mut stream, _) = plain.accept().await.unwrap();
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
     });
-    let error = create_http_model(endpoint(WireProtocol::OpenAiChat, &secure))
+    let error = create_http_model(endpoint(WireProtocol::OpenAiChat, &secure), Arc::default())
         .reply(&question(), &())
         .await
         .unwrap_err();
@@ -140,7 +147,8 @@ async fn idle_streams_time_out_unless_they_send_keep_alives() {
         let mut endpoint = endpoint(wire, &stub.url());
         endpoint.settings.idle_timeout = Some(0.3);
         let begun = Instant::now();
-        let error = create_http_model(endpoint.clone()).reply(&question(), &()).await.unwrap_err();
+        let error =
+            create_http_model(endpoint.clone(), Arc::default()).reply(&question(), &()).await.unwrap_err();
         assert!(error.is_transient() && error.to_string().contains("timed out"), "{wire:?}: {error:?}");
         assert!(begun.elapsed() < Duration::from_secs(5), "{wire:?}: {:?}", begun.elapsed());
         stub.client_disconnected().await;
@@ -159,7 +167,7 @@ async fn idle_streams_time_out_unless_they_send_keep_alives() {
         actions.push(StubAction::Send(last));
         let stub = Stub::new(actions).await;
         endpoint.base_url = stub.url();
-        let reply = create_http_model(endpoint).reply(&question(), &()).await.unwrap();
+        let reply = create_http_model(endpoint, Arc::default()).reply(&question(), &()).await.unwrap();
         assert_eq!(reply.text, expected(wire).text, "{wire:?}");
     }
 }
@@ -304,7 +312,8 @@ async fn keep_alives_do_not_extend_the_request_timeout() {
             let stub = Stub::new(actions).await;
             let mut endpoint = endpoint(wire, &stub.url());
             endpoint.settings.timeout = Some(0.2);
-            let error = create_http_model(endpoint).reply(&question(), &()).await.unwrap_err();
+            let error =
+                create_http_model(endpoint, Arc::default()).reply(&question(), &()).await.unwrap_err();
             assert_eq!(error, ModelError::Timeout { after: Duration::from_millis(200) }, "{wire:?}");
         }
     }
@@ -318,7 +327,7 @@ async fn cancelling_a_request_closes_the_connection() {
             unterminated(content_type(wire), &[text.replace("data: [DONE]\n\n", "").as_bytes()]);
         actions.push(StubAction::AwaitClose);
         let stub = Stub::new(actions).await;
-        let model = create_http_model(endpoint(wire, &stub.url()));
+        let model = create_http_model(endpoint(wire, &stub.url()), Arc::default());
         let request = question();
         let reply_to = model.reply(&request, &());
         assert!(tokio::time::timeout(Duration::from_millis(200), reply_to).await.is_err());
@@ -333,7 +342,7 @@ async fn connections_are_reused_after_a_reply() {
         let twice =
             [response.clone(), vec![StubAction::Next], response, vec![StubAction::AwaitClose]].concat();
         let stub = Stub::in_turn(vec![twice, vec![]]).await;
-        let model = create_http_model(endpoint(wire, &stub.url()));
+        let model = create_http_model(endpoint(wire, &stub.url()), Arc::default());
         for _ in 0..2 {
             model.reply(&question(), &()).await.unwrap_or_else(|error| panic!("{wire:?}: {error}"));
         }
@@ -364,7 +373,7 @@ async fn without_certificate_authorities_http_works_and_https_explains() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let secure = format!("https://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { drop(listener.accept().await) });
-    let error = create_http_model(endpoint(WireProtocol::OpenAiChat, &secure))
+    let error = create_http_model(endpoint(WireProtocol::OpenAiChat, &secure), Arc::default())
         .reply(&question(), &())
         .await
         .unwrap_err();

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use std::sync::Arc;
+
 use millrace_models::model::{Message, ProviderState, Request, ToolCall, ToolResult};
 use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model};
 use serde_json::{Value, json};
@@ -233,7 +235,7 @@ async fn sent(wire: WireProtocol, change: impl Fn(&mut ModelEndpoint)) -> Value 
     let stub = Stub::new(chunked(content_type(wire), &[&stream_bytes(wire, &events(wire))])).await;
     let mut endpoint = endpoint(wire, &stub.url());
     change(&mut endpoint);
-    create_http_model(endpoint).reply(&broken(), &()).await.unwrap();
+    create_http_model(endpoint, Arc::default()).reply(&broken(), &()).await.unwrap();
     stub.only_request().json()
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use std::sync::Arc;
+
 use millrace_models::model::ModelError;
 use millrace_models::wire::{WireProtocol, create_http_model};
 use serde_json::{Value, json};
@@ -35,6 +37,7 @@ fn kind(error: &ModelError) -> &'static str {
         ModelError::ContentFilter { .. } => "content filter",
         ModelError::Truncated { .. } => "truncated",
         ModelError::BadRequest { .. } => "bad request",
+        ModelError::UnsupportedSetting { .. } => "unsupported setting",
         ModelError::Protocol { .. } => "protocol",
         ModelError::Timeout { .. } => "timeout",
         ModelError::Connection { .. } => "connection",
@@ -228,7 +231,7 @@ async fn a_key_that_fits_no_header_is_not_shown() {
     for wire in ALL {
         let mut endpoint = endpoint(wire, "http://127.0.0.1:9");
         endpoint.key = Some("line\none-secret-12345".into());
-        let error = create_http_model(endpoint).reply(&question(), &()).await.unwrap_err();
+        let error = create_http_model(endpoint, Arc::default()).reply(&question(), &()).await.unwrap_err();
         assert!(matches!(error, ModelError::BadRequest { .. }), "{error:?}");
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
     }

@@ -1,6 +1,8 @@
 //! Images of tool results: each API gets them in its own form, and a model that sees none gets a text. The expected parts of the bodies
 //! are written as the providers' documents show them.
 
+use std::sync::Arc;
+
 use millrace_models::ModelSettings;
 use millrace_models::image::Image;
 use millrace_models::model::{Message, Request, ToolCall, ToolResult};
@@ -45,7 +47,7 @@ async fn sent(wire: WireProtocol, request: &Request, change: impl Fn(&mut ModelE
     let mut endpoint = endpoint(wire, &stub.url());
     endpoint.settings.images = Some(true);
     change(&mut endpoint);
-    create_http_model(endpoint).reply(request, &()).await.unwrap();
+    create_http_model(endpoint, Arc::default()).reply(request, &()).await.unwrap();
     stub.only_request().json()
 }
 

@@ -172,3 +172,35 @@ async fn responses_without_final_items_are_complete() {
         &expected(WireProtocol::OpenAiResponses),
     );
 }
+
+/// The request offers `read` and `ls`.
+#[tokio::test]
+async fn a_tool_is_called_by_any_spelling_of_its_name() {
+    for written in
+        ["functions.read", " read ", "Read", "read<|channel|>commentary", "functions.READ:0", "<|start|>read"]
+    {
+        let begun = json!({"index": 0, "id": "a", "function": {"name": written, "arguments": ""}});
+        let rest = json!({"index": 0, "function": {"arguments": "{}"}});
+        assert_eq!(calls(vec![begun, rest]).await, [call("a", "read", "{}")], "{written:?}");
+    }
+    let unknown = json!({"index": 0, "id": "a", "function": {"name": "functions.rm", "arguments": "{}"}});
+    assert_eq!(
+        calls(vec![unknown]).await,
+        [call("a", "functions.rm", "{}")],
+        "it stays as the model wrote it"
+    );
+}
+
+#[tokio::test]
+async fn the_older_form_of_a_call_is_read() {
+    let piece = |function: Value| chunk(json!({ "function_call": function }));
+    let all = [
+        piece(json!({"name": "functions.ls", "arguments": ""})),
+        piece(json!({"arguments": "{\"path\":"})),
+        piece(json!({"arguments": "\"a\"}"})),
+        end("function_call"),
+    ];
+    let reply = reply_to_events(WireProtocol::OpenAiChat, &all).await.unwrap();
+    let [ToolCall { name, arguments, .. }] = &reply.calls[..] else { panic!("{reply:?}") };
+    assert_eq!((name.as_str(), arguments.as_str()), ("ls", r#"{"path":"a"}"#));
+}

@@ -65,7 +65,7 @@ fn resolve(name: &str, base_url: &str) -> ModelEndpoint {
 }
 
 fn model(name: &str, base_url: &str) -> Arc<dyn Model> {
-    create_http_model(resolve(name, base_url))
+    create_http_model(resolve(name, base_url), Arc::default())
 }
 
 /// Returns the request to a model that sends the common reply.

@@ -29,9 +29,10 @@ fn model(change: impl Fn(&mut ModelEndpoint)) -> Option<Arc<dyn Model>> {
         model: name,
         full_name,
         settings,
+        default_temperature: None,
     };
     change(&mut endpoint);
-    Some(create_http_model(endpoint))
+    Some(create_http_model(endpoint, Arc::default()))
 }
 
 fn ask(system: &str, text: &str) -> Request {

@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use std::sync::Arc;
+
 use millrace_models::ModelSettings;
 use millrace_models::model::{Message, Request};
 use millrace_models::wire::{ModelEndpoint, WireProtocol, create_http_model};
@@ -15,7 +17,7 @@ async fn sent(wire: WireProtocol, request: &Request, change: impl Fn(&mut ModelE
     let stub = Stub::new(chunked(content_type(wire), &[&stream_bytes(wire, &events(wire))])).await;
     let mut endpoint = endpoint(wire, &stub.url());
     change(&mut endpoint);
-    create_http_model(endpoint).reply(request, &()).await.unwrap();
+    create_http_model(endpoint, Arc::default()).reply(request, &()).await.unwrap();
     stub.only_request()
 }
 

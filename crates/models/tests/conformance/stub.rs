@@ -137,7 +137,8 @@ async fn serve(
     let _ = stream.shutdown().await;
 }
 
-async fn read(stream: &mut TcpStream) -> Option<ReceivedRequest> {
+/// Reads one request.
+pub async fn read(stream: &mut TcpStream) -> Option<ReceivedRequest> {
     let mut buffer = Vec::new();
     let head = loop {
         if let Some(at) = buffer.windows(4).position(|four| four == b"\r\n\r\n") {

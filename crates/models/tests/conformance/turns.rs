@@ -1,6 +1,8 @@
 //! The next request of a conversation: provider state returns to the provider unchanged and in its position, and to no
 //! other provider.
 
+use std::sync::Arc;
+
 use millrace_models::model::{Message, ProviderState, Reply, Request, ToolResult};
 use millrace_models::wire::{WireProtocol, create_http_model};
 use serde_json::{Value, json};
@@ -35,7 +37,7 @@ async fn sent_again(wire: WireProtocol, change: impl Fn(&mut ProviderState)) -> 
     let mut reply = model.reply(&question(), &()).await.unwrap();
     reply.provider_state.as_mut().into_iter().for_each(change);
     let stub = Stub::new(chunked(content_type(wire), &[&stream_bytes(wire, &events(wire))])).await;
-    create_http_model(endpoint(wire, &stub.url())).reply(&next(reply), &()).await.unwrap();
+    create_http_model(endpoint(wire, &stub.url()), Arc::default()).reply(&next(reply), &()).await.unwrap();
     let mut body = stub.only_request().json();
     match wire {
         WireProtocol::Anthropic | WireProtocol::Bedrock => {
@@ -114,7 +116,9 @@ async fn signatures_return_to_gemini_with_their_texts() {
     ];
     let reply = reply_to_events(WireProtocol::Gemini, &events).await.unwrap();
     let stub = Stub::new(vec![]).await;
-    let _ = create_http_model(endpoint(WireProtocol::Gemini, &stub.url())).reply(&next(reply), &()).await;
+    let _ = create_http_model(endpoint(WireProtocol::Gemini, &stub.url()), Arc::default())
+        .reply(&next(reply), &())
+        .await;
     assert_eq!(
         stub.only_request().json()["contents"][1]["parts"],
         json!([
@@ -141,7 +145,9 @@ async fn thinking_parts_return_in_the_content() {
     let reply = reply_to_events(WireProtocol::OpenAiChat, &events).await.unwrap();
     assert_eq!(reply.text, "Hello");
     let stub = Stub::new(vec![]).await;
-    let _ = create_http_model(endpoint(WireProtocol::OpenAiChat, &stub.url())).reply(&next(reply), &()).await;
+    let _ = create_http_model(endpoint(WireProtocol::OpenAiChat, &stub.url()), Arc::default())
+        .reply(&next(reply), &())
+        .await;
     let message = &stub.only_request().json()["messages"][2];
     let content = json!([thinking("Let me see.")[0], {"type": "text", "text": "Hello"}]);
     assert_eq!((&message["content"], message.get("thinking")), (&content, None), "{message:#}");
@@ -199,7 +205,9 @@ async fn thinking_between_calls_keeps_its_position() {
     events.push(json!({"type": "message_stop"}));
     let reply = reply_to_events(WireProtocol::Anthropic, &events).await.unwrap();
     let stub = Stub::new(vec![]).await;
-    let _ = create_http_model(endpoint(WireProtocol::Anthropic, &stub.url())).reply(&next(reply), &()).await;
+    let _ = create_http_model(endpoint(WireProtocol::Anthropic, &stub.url()), Arc::default())
+        .reply(&next(reply), &())
+        .await;
     let sent = stub.only_request().json()["messages"][1]["content"].as_array().unwrap().clone();
     assert_eq!(sent, all);
 }

@@ -57,6 +57,7 @@ pub fn endpoint(wire: WireProtocol, base_url: &str) -> ModelEndpoint {
         model: model.to_owned(),
         full_name: format!("{provider}:{model}"),
         settings: ModelSettings::default(),
+        default_temperature: None,
     }
 }
 
@@ -388,7 +389,7 @@ pub async fn streaming(wire: WireProtocol) -> (Stub, Arc<dyn Model>) {
 
 pub async fn serving(wire: WireProtocol, actions: Vec<StubAction>) -> (Stub, Arc<dyn Model>) {
     let stub = Stub::new(actions).await;
-    let model = create_http_model(endpoint(wire, &stub.url()));
+    let model = create_http_model(endpoint(wire, &stub.url()), Arc::default());
     (stub, model)
 }
 

@@ -120,7 +120,7 @@ pub fn limited(after: Option<u64>) -> Result<Reply, ModelError> {
 }
 
 pub fn bad_request(message: &str) -> Result<Reply, ModelError> {
-    Err(ModelError::BadRequest { message: message.into() })
+    Err(ModelError::bad_request(message))
 }
 
 pub fn reply(text: &str) -> Result<Reply, ModelError> {

@@ -73,13 +73,11 @@ fn choose_reply(request: &Request) -> Result<Reply, ModelError> {
         }
         _ => None,
     };
-    reply.ok_or_else(|| ModelError::BadRequest {
-        message: format!(
+    reply.ok_or_else(|| ModelError::bad_request(format!(
             "{} can plan, research, report and judge, but was asked for {}; use a language model for other work",
             Extractive::NAME,
             if name.is_empty() { "an answer without a schema".to_owned() } else { format!("{name:?}") },
-        ),
-    })
+        )))
 }
 
 const FINDINGS: &str = AnswerForm::Findings.name();
