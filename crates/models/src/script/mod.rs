@@ -132,6 +132,7 @@ impl ScriptedModel {
             model: None,
             provider_state: None,
             first_token: scripted.first_token(view.request),
+            vectors: Vec::new(),
         })
     }
 

@@ -244,6 +244,7 @@ fn rewrite_request_as_envelope(request: &Request) -> Request {
         }),
         max_output_tokens: request.max_output_tokens,
         first_token_probabilities: request.first_token_probabilities,
+        embeddings: request.embeddings,
     }
 }
 

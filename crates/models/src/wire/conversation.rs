@@ -111,8 +111,8 @@ pub(crate) fn normalize_conversation(request: &Request, ids: CallIdForm) -> Requ
     let system = if system.trim().is_empty() { String::new() } else { system.clone() };
     let (tools, answer) = (tools.clone(), answer.clone());
     let (max_output_tokens, first_token_probabilities) = (*max_output_tokens, *first_token_probabilities);
-    let messages = builder.messages;
-    Request { system, messages, tools, answer, max_output_tokens, first_token_probabilities }
+    let (messages, embeddings) = (builder.messages, request.embeddings);
+    Request { system, messages, tools, answer, max_output_tokens, first_token_probabilities, embeddings }
 }
 
 struct ConversationBuilder<'a> {

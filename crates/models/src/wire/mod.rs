@@ -7,6 +7,7 @@
 //! ```text
 //! mod        the model behind an endpoint: conversation → body → http → events → reply
 //! ├─ openai_chat, openai_responses, anthropic, gemini, bedrock, ollama     one API each: a row of functions (`WireApi`)
+//! ├─ embeddings       requests for embeddings, which are no conversation
 //! ├─ endpoint         one model at one address
 //! ├─ conversation     the normal form of a conversation, from which each wire makes its messages
 //! ├─ turns            what the messages of several APIs have in common
@@ -38,6 +39,7 @@ use crate::model::{DeltaListener, FinishReason, Model, ModelError, ReplyFuture, 
 mod anthropic;
 mod bedrock;
 mod conversation;
+mod embeddings;
 mod endpoint;
 mod error;
 mod events;
@@ -68,6 +70,13 @@ impl WireProtocol {
             Self::Gemini => &gemini::API,
             Self::Bedrock => &bedrock::API,
         }
+    }
+}
+
+impl WireProtocol {
+    /// `true` if the API has embeddings.
+    pub(crate) fn has_embeddings(self) -> bool {
+        self.api().embeddings_url.is_some()
     }
 }
 
@@ -131,6 +140,9 @@ impl Model for HttpModel {
 impl HttpModel {
     async fn request_reply(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
         let Self { endpoint, .. } = self;
+        if request.embeddings {
+            return self.request_embeddings(request).await;
+        }
         let mut builder = ReplyBuilder::new(request, &endpoint.full_name, listener);
         let normal = normalize_conversation(request, endpoint.call_id_form());
         let request = &*replace_unsent_images(&normal, endpoint.media_refusal());
@@ -147,6 +159,25 @@ impl HttpModel {
             reply.usage = Usage { cost_micros, ..estimate_usage(request, &reply.text, &reply.calls) };
         }
         Ok(reply)
+    }
+
+    async fn request_embeddings(&self, request: &Request) -> ReplyResult {
+        let Some(sender) = HttpSender::for_embeddings(&self.endpoint, self.api) else {
+            let message = format!("the API of {} has no embeddings", self.name());
+            return Err(ModelError::BadRequest { message });
+        };
+        let mut body = embeddings::build_request_body(&self.endpoint.model, request);
+        merge_fields(&mut body, &self.endpoint.settings.extra_body);
+        match sender.send_request(body.to_string().into_bytes()).await? {
+            ResponseBody::Json(value) if value.get("error").is_some() => {
+                Err(error::model_error_from_body(&value, &sender.redactor))
+            }
+            ResponseBody::Json(value) => embeddings::read_reply(&value, request)
+                .map_err(|message| ModelError::Protocol { message }),
+            ResponseBody::EventStream(_) => Err(ModelError::Protocol {
+                message: "the response to a request for embeddings is a stream of events".to_owned(),
+            }),
+        }
     }
 
     async fn send_request(&self, request: &Request) -> Result<ResponseBody, ModelError> {
