@@ -1,6 +1,6 @@
 //! The vectors of a run's documents: a step of the journal, with its usage, before the first request of an attempt. The vectors of each
 //! document are cached on disk by its content, the model and the number of dimensions, so that a machine embeds a document once; the
-//! vectors of all are a value of the journal, so that another machine that takes the attempt over embeds none.
+//! vectors of all documents are a value of the journal, so that another machine that takes over the attempt embeds none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,9 +34,9 @@ const SIDE_BY_SIDE: usize = 4;
 const MAX_PASSAGES: usize = 20_000;
 /// The most characters of a text that are embedded; models cut texts off at a few hundred tokens.
 const MAX_CHARACTERS: usize = 2_000;
-/// How long a request for a batch may take.
+/// The time limit of a request.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long an attempt waits for the vectors of its documents. Those that are there by then are cached.
+/// The time limit of the vectors of all documents. Those that were received by then are cached.
 const DOCUMENTS_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The record of the vectors of an attempt's documents.
@@ -79,7 +79,7 @@ pub(crate) struct EmbeddedObjective {
 
 /// The embedding of an attempt's documents.
 pub(crate) struct DocumentEmbedding<'a> {
-    /// `None` if no model is named for it.
+    /// `None` if no model for embeddings is configured.
     pub embedder: Option<Embedder>,
     pub corpus: &'a Corpus,
     pub objective: &'a str,
@@ -88,8 +88,8 @@ pub(crate) struct DocumentEmbedding<'a> {
     pub allowance: ResourceAmounts,
 }
 
-/// Replays or does the embedding of the documents, before anything else in the journal. Returns `None` if the attempt searches by words
-/// alone because no model is named, or because it began without one.
+/// Embeds the documents as the first step of the journal, or replays that step. Returns `None` if no model for embeddings is configured,
+/// or if the attempt began without one.
 pub(crate) async fn begin(
     embedding: DocumentEmbedding<'_>,
     host: &mut dyn Host,
@@ -153,7 +153,7 @@ impl DocumentEmbedding<'_> {
         let model = embedder.model.name().to_owned();
         let too_slow = |_| {
             let limit = DOCUMENTS_TIMEOUT.as_secs() / 60;
-            Err(format!("{model} did not embed the documents within {limit} minutes; a later task goes on from there"))
+            Err(format!("{model} did not embed the documents within {limit} minutes; the vectors so far are cached for the next task"))
         };
         let spent = spent.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (vectors, notice) = match vectors.unwrap_or_else(too_slow) {

@@ -1,14 +1,14 @@
-//! Search by meaning: the model that embeds documents and queries, and what one attempt searches with. The vectors of the documents are a
-//! step of the journal before the first request ([`begin`]); those of queries are part of the calls that search.
+//! Search by meaning: the model that embeds documents and queries, and its state in one attempt. The vectors of the documents are a
+//! step of the journal before the first request ([`begin`]); each query is embedded by the tool call that searches.
 //!
-//! Without vectors a search compares words alone, which is never an error of the attempt: the reason is a notice, which its user sees
-//! once. Vectors of different models or dimensions are never compared.
+//! Without vectors a search compares words alone, which is never an error of the attempt: the user sees the reason once, as a
+//! notice. Vectors of different models or dimensions are never compared.
 //!
 //! # Invariants
 //!
-//! - I300: An attempt that is taken over pays for no recorded embedding again, and searches the same vectors on any machine.
+//! - I320: An attempt that is taken over repeats no recorded embedding, and searches the same vectors on any machine.
 //!   (`crates/agent/tests/embeddings.rs::takeover_pays_for_no_embedding_again`)
-//! - I301: Search goes on by words alone, with a notice, if embeddings are away, slow or of another model or dimension.
+//! - I321: Search goes on by words alone, with a notice, if embeddings are away, slow or of another model or dimension.
 //!   (`crates/agent/tests/embeddings.rs::search_goes_on_by_words_if_embeddings_are_away`,
 //!   `crates/agent/tests/embeddings.rs::vectors_of_another_dimension_are_refused`)
 
@@ -28,9 +28,9 @@ use crate::turn::{UsageTotals, describe_uncounted_cost};
 
 pub(crate) use documents::{DocumentEmbedding, begin};
 
-/// How long a search waits for the vector of its query. A model needs milliseconds for it.
+/// The time limit of the vector of a query. A model needs milliseconds for it.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time after a failure in which searches do not ask for vectors, so that they don't all wait for a server that is away.
+/// The pause after a failure, in which searches request no vectors, so that they don't all wait for an unavailable server.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(60);
 
 /// The model that embeds texts, as the hooks of an attempt see it.
@@ -66,7 +66,7 @@ impl Embedder {
     }
 }
 
-/// What an attempt searches by meaning with.
+/// The search by meaning in one attempt.
 pub(crate) struct AttemptEmbeddings {
     /// `None` if this worker has no model for embeddings, and the attempt began where there was one.
     embedder: Option<Embedder>,
@@ -125,11 +125,11 @@ impl AttemptEmbeddings {
     ) -> Result<Vec<f32>, String> {
         let of_documents = &self.embedded_by;
         let Some(embedder) = &self.embedder else {
-            return Err(format!("the documents were embedded with {of_documents}, which this worker does not have"));
+            return Err(format!("the documents were embedded with {of_documents}, which is not configured for this worker"));
         };
         let name = embedder.model.name();
         if name != of_documents {
-            return Err(format!("the documents were embedded with {of_documents}, and queries would be with {name}"));
+            return Err(format!("the documents were embedded with {of_documents}, but this worker embeds queries with {name}"));
         }
         let mut budget = budget.lock().await;
         if budget.is_used_up() {
@@ -168,4 +168,61 @@ fn describe_dimensions(model: &str, before: usize, now: usize) -> String {
         "{model} gave vectors of {before} dimensions and now gives {now}: its server runs another model, and the two can't be \
          compared"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures::FutureExt;
+    use millrace_models::model::{DeltaListener, ReplyFuture};
+    use millrace_protocol::ids::Capability;
+
+    use super::*;
+    use crate::corpus::{InputFile, PassageVectors};
+    use crate::hooks::HookContext;
+    use crate::turn::AttemptName;
+
+    /// A model that never replies, with a count of requests.
+    #[derive(Default)]
+    struct SilentModel(AtomicUsize);
+
+    impl Model for SilentModel {
+        fn name(&self) -> &str {
+            "ollama:silent"
+        }
+
+        fn reply<'a>(&'a self, _: &'a Request, _: &'a dyn DeltaListener) -> ReplyFuture<'a> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            std::future::pending().boxed()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_server_delays_one_search_a_minute() {
+        let file = InputFile { path: "a.txt".into(), bytes: b"A lease ends.".to_vec() };
+        let mut vectors = PassageVectors::new(1);
+        assert!(vectors.push(&[1.0]));
+        let corpus = Corpus::build_or_load(vec![file], None).unwrap().with_vectors(vectors).unwrap();
+        let context = HookContext {
+            attempt: AttemptName::default(),
+            capability: Capability::new("research").unwrap(),
+        };
+        let model = Arc::new(SilentModel::default());
+        let embedder = Embedder::new(model.clone(), AttemptHooks::new(context, Vec::new()));
+        let search = AttemptEmbeddings::new(Some(embedder), "ollama:silent".into(), None);
+        let began = Instant::now();
+        let mut notices = Vec::new();
+        for _ in 0..5 {
+            let query = search.embed_query(&corpus, "lease", &ModelCallBudget::default()).await;
+            assert_eq!(query.vector, None);
+            notices.extend(query.notice);
+        }
+        assert_eq!((began.elapsed(), model.0.load(Ordering::Relaxed)), (QUERY_TIMEOUT, 1));
+        let expected = "The documents were searched by words alone, not by meaning: ollama:silent gave no vectors within 10 s.";
+        assert_eq!(notices, [expected], "one notice for the user");
+        tokio::time::advance(PAUSE_AFTER_FAILURE).await;
+        search.embed_query(&corpus, "lease", &ModelCallBudget::default()).await;
+        assert_eq!(model.0.load(Ordering::Relaxed), 2, "after the pause, another request is sent");
+    }
 }

@@ -59,7 +59,7 @@ pub struct AgentSession<'a> {
     fork: Option<ForkedConversation>,
     /// The state of the earlier attempts at the task.
     earlier: EarlierAttempts,
-    /// What the documents are searched by meaning with; `None` if they are searched by words alone.
+    /// The search by meaning; `None` if documents are searched by words alone.
     embeddings: Option<Arc<AttemptEmbeddings>>,
     /// The usage before the conversation, and how long it took.
     prepared: (UsageTotals, Duration),
@@ -478,8 +478,8 @@ fn hook_context(spec: &AgentSpec, order: &Order) -> HookContext {
     HookContext { attempt: AttemptName::from_order(order), capability: spec.about.name.clone() }
 }
 
-/// Embeds the documents of a task that searches them, if a model is named for it, or reads the recorded vectors. Returns what they are
-/// searched with, and the usage.
+/// Embeds the documents of a task that searches them, if a model for embeddings is configured, or reads the recorded vectors. Returns the
+/// search by meaning, and the usage.
 async fn embed_documents(
     agents: &AgentHost,
     spec: &AgentSpec,

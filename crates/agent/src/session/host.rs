@@ -62,7 +62,7 @@ impl AgentHost {
         Ok(opened.map(|model| Verifier::new(model, self.calibrations.clone())))
     }
 
-    /// Opens the model that embeds documents and queries for an order; `None` if none is named.
+    /// Opens the model that embeds documents and queries for an order; `None` if none is configured.
     pub(super) fn open_embedder(
         &self,
         order: &Order,

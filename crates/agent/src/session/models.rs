@@ -255,7 +255,7 @@ impl ModelPool {
         Ok(Some(self.factory.record(model, call_labels(order, &verifier))))
     }
 
-    /// Opens the model that embeds documents and queries for an order: the run's, or else the process's. `None` if none is named.
+    /// Opens the model that embeds documents and queries for an order: the run's, or else the process's. `None` if neither names one.
     pub fn open_embeddings(&self, order: &Order) -> Result<Option<Arc<dyn Model>>, CreateModelError> {
         let run = RunModels::of_order(order);
         let role = Capability::new(EMBEDDINGS).expect("a valid name");

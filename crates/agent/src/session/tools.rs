@@ -88,7 +88,7 @@ pub struct ToolContext {
     pub corpus: Option<Arc<Corpus>>,
     /// The web pages that the attempt reads; `None` if it reads none.
     pub pages: Option<Arc<AttemptPages>>,
-    /// What documents are searched by meaning with; `None` if they are searched by words alone.
+    /// The search by meaning; `None` if documents are searched by words alone.
     pub(crate) embeddings: Option<Arc<AttemptEmbeddings>>,
     /// The results that the task depends on.
     pub results: Option<Arc<dyn TaskResultSource>>,

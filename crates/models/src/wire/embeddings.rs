@@ -26,7 +26,7 @@ pub(super) fn build_request_body(model: &str, request: &Request) -> Value {
     json!({"model": model, "input": texts})
 }
 
-/// Reads a response. The error is what is wrong with it.
+/// Reads a response. The error names its mistake.
 pub(super) fn read_reply(response: &Value, request: &Request) -> Result<Reply, String> {
     let expected = request.messages.len();
     let vectors = match response.get("embeddings") {
@@ -101,6 +101,14 @@ mod tests {
         for (response, expected) in table {
             let error = read(&response).unwrap_err();
             assert!(error.contains(expected), "{response}: {error}");
+        }
+    }
+
+    #[test]
+    fn each_api_has_its_address() {
+        assert_eq!(openai_url("http://host:1/v1"), "http://host:1/v1/embeddings");
+        for base in ["http://host:1", "http://host:1/v1", "http://host:1/api"] {
+            assert_eq!(ollama_url(base), "http://host:1/api/embed");
         }
     }
 
