@@ -9,7 +9,8 @@ use millrace_protocol::subject::EMBEDDINGS;
 use millrace_views::CheckResult;
 
 const NAME: &str = "embeddings";
-const ADVICE: &str = "check its server, its name and its key: until it answers, documents are searched by words alone";
+const ADVICE: &str =
+    "check its server, its name and its key: until it answers, documents are searched by words alone";
 /// A search waits no longer for the vector of its query.
 const TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -8,7 +8,7 @@ pub mod builtin;
 pub mod citations;
 pub mod corpus;
 pub mod critic;
-pub(crate) mod embeddings;
+pub mod embeddings;
 pub mod files;
 pub mod hooks;
 pub mod material;

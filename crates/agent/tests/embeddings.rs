@@ -84,8 +84,9 @@ const QUERY: &str = "heaviness";
 
 /// A task whose words are not those of the documents, with a search in words that are not either.
 fn task(embeddings: Option<String>) -> ScriptedTask<'static> {
-    let search = json!({"calls": [{"name": "search_documents", "arguments": {"query": QUERY}}]});
-    let quotation = json!({"document": "tarn.md", "first_line": 4, "last_line": 4, "text": "It weighs 1.4 kg."});
+    let search = json!({"calls": [{"search_documents": {"query": QUERY}}]});
+    let quotation =
+        json!({"document": "tarn.md", "first_line": 4, "last_line": 4, "text": "It weighs 1.4 kg."});
     let answer = json!({"quotations": [quotation], "output": "The Tarn 20 weighs 1.4 kg [tarn.md:4].", "summary": "1.4 kg"});
     let mut task = ScriptedTask::research("strong", OBJECTIVE, vec![search, answer]);
     task.embeddings = embeddings;
@@ -122,7 +123,11 @@ async fn documents_are_found_by_their_meaning() {
 
     let mut work = task(Some(server.model("m")));
     let result = work.run().await.unwrap();
-    assert!(search_result(&work).contains("\n== lines 1 to 5 of tarn.md, score 1.00\n"), "{}", search_result(&work));
+    assert!(
+        search_result(&work).contains("\n== lines 1 to 5 of tarn.md, score 1.00\n"),
+        "{}",
+        search_result(&work)
+    );
     let Message::User { text } = &requests(&work)[0].messages[0] else { panic!("the task comes first") };
     assert!(text.contains("It weighs 1.4 kg"), "the objective is searched for by its meaning too: {text}");
     assert_eq!(result.notes, None);
@@ -151,7 +156,11 @@ async fn takeover_pays_for_no_embedding_again() {
             1 | 2 => assert_eq!(embedded, [QUERY], "after {taken} steps"),
             _ => assert_eq!(embedded, [""; 0], "after {taken} steps"),
         }
-        assert_eq!((&result.output, &result.usage), (&expected.output, &expected.usage), "after {taken} steps");
+        assert_eq!(
+            (&result.output, &result.usage),
+            (&expected.output, &expected.usage),
+            "after {taken} steps"
+        );
     }
     // A worker without a model for embeddings takes over: it has the vectors, and no model for the query.
     let mut work = task(None);
@@ -180,7 +189,11 @@ async fn a_machine_embeds_a_document_once_per_model_and_dimension() {
     };
     assert_eq!(embedded(&|_| {}).await, 2);
     assert_eq!(embedded(&|_| {}).await, 0);
-    assert_eq!(embedded(&|work| work.documents[0].1 = "# Skua\n\nAnother text.\n").await, 1, "one has changed");
+    assert_eq!(
+        embedded(&|work| work.documents[0].1 = "# Skua\n\nAnother text.\n").await,
+        1,
+        "one has changed"
+    );
     assert_eq!(embedded(&|work| work.embeddings = Some(server.model("other"))).await, 2);
     let larger = EmbeddingServer::start(0);
     let mut work = task(Some(server.model("m").replace(&server.address, &larger.address)));
@@ -260,7 +273,8 @@ async fn recall_on_paragraphs() {
     let name = std::env::var("MILLRACE_EMBEDDINGS").unwrap();
     let model = open_model(&ModelSelection::parse(&name).unwrap(), &ModelFactory::default()).unwrap();
     let (mut files, mut questions) = (Vec::new(), Vec::new());
-    let paragraphs = data["data"].as_array().unwrap().iter().flat_map(|it| it["paragraphs"].as_array().unwrap());
+    let paragraphs =
+        data["data"].as_array().unwrap().iter().flat_map(|it| it["paragraphs"].as_array().unwrap());
     for (number, paragraph) in paragraphs.enumerate() {
         let path = format!("{number:03}.txt");
         let bytes = paragraph["context"].as_str().unwrap().as_bytes().to_vec();
@@ -282,7 +296,8 @@ async fn recall_on_paragraphs() {
     let corpus = plain.with_vectors(all).unwrap();
     let mut wordings: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     wordings.insert("as asked", questions.iter().map(|(_, text, _)| text.clone()).collect());
-    wordings.insert("without names and numbers", questions.iter().map(|(_, text, _)| drop_names(text)).collect());
+    wordings
+        .insert("without names and numbers", questions.iter().map(|(_, text, _)| drop_names(text)).collect());
     let other: Vec<String> =
         questions.iter().filter_map(|(id, _, _)| other_words[id].as_str().map(str::to_owned)).collect();
     if other.len() == questions.len() {
@@ -306,7 +321,9 @@ async fn recall_on_paragraphs() {
         println!(
             "{wording}: recall at 5 of {}: {} by words, {} by words and meaning; search {:.2} and {:.2} ms, vector of a query \
              {:.0} ms in the middle and {:.0} ms at most, {tokens} tokens",
-            texts.len(), found[0], found[1],
+            texts.len(),
+            found[0],
+            found[1],
             searches[0].as_secs_f64() * 1e3 / texts.len() as f64,
             searches[1].as_secs_f64() * 1e3 / texts.len() as f64,
             waits[waits.len() / 2].as_secs_f64() * 1e3,
@@ -328,7 +345,8 @@ async fn embed(model: &dyn Model, texts: &[&str]) -> (Vec<Vec<f32>>, u64, Durati
 /// A question without the words that name something: those with digits, and those in upper case after the first.
 fn drop_names(question: &str) -> String {
     let is_name = |word: &&str| {
-        word.chars().any(|c| c.is_ascii_digit()) || word.trim_start_matches('"').starts_with(char::is_uppercase)
+        word.chars().any(|c| c.is_ascii_digit())
+            || word.trim_start_matches('"').starts_with(char::is_uppercase)
     };
     let words: Vec<&str> = question.split_whitespace().collect();
     let kept = words.iter().enumerate().filter(|(at, word)| *at == 0 || !is_name(word));

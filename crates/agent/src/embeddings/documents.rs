@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use millrace_protocol::plan::ResourceAmounts;
 use millrace_protocol::result::{ErrorKind, TaskError};
 use millrace_protocol::wire::InlineOrStoredBytes;
@@ -104,7 +104,10 @@ pub(crate) async fn begin(
     let (step, embedder) = match (step, embedding.embedder.clone()) {
         (Some(value), embedder) => {
             let step: EmbeddingsStep = serde_json::from_value(value).map_err(|mistake| {
-                TaskError::new(ErrorKind::Other, format!("the recorded step {STEP:?} can't be read: {mistake}"))
+                TaskError::new(
+                    ErrorKind::Other,
+                    format!("the recorded step {STEP:?} can't be read: {mistake}"),
+                )
             })?;
             (step, embedder)
         }
@@ -124,7 +127,8 @@ pub(crate) async fn begin(
             let count = bytes.len() / objective.len().max(1);
             let restored = all.extend_from_bytes(&bytes, count).then(|| corpus.with_vectors(all)).flatten();
             if restored.is_none() {
-                let reason = "the attempt began with another version of Millrace, which split them differently";
+                let reason =
+                    "the attempt began with another version of Millrace, which split them differently";
                 notice = Some(describe_word_search(reason));
             }
             restored.map(|corpus| EmbeddedObjective { objective, corpus })
@@ -153,7 +157,9 @@ impl DocumentEmbedding<'_> {
         let model = embedder.model.name().to_owned();
         let too_slow = |_| {
             let limit = DOCUMENTS_TIMEOUT.as_secs() / 60;
-            Err(format!("{model} did not embed the documents within {limit} minutes; the vectors so far are cached for the next task"))
+            Err(format!(
+                "{model} did not embed the documents within {limit} minutes; the vectors so far are cached for the next task"
+            ))
         };
         let spent = spent.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (vectors, notice) = match vectors.unwrap_or_else(too_slow) {
@@ -178,7 +184,8 @@ impl DocumentEmbedding<'_> {
         spent: &Mutex<UsageTotals>,
     ) -> Result<(Vec<f32>, PassageVectors), String> {
         let model = embedder.model.name();
-        if let Some(model) = embedder.model.uncounted_cost().filter(|_| self.allowance.cost_micros.is_some()) {
+        if let Some(model) = embedder.model.uncounted_cost().filter(|_| self.allowance.cost_micros.is_some())
+        {
             return Err(describe_uncounted_cost(model));
         }
         let texts: Vec<(String, Vec<&str>)> =
@@ -203,18 +210,19 @@ impl DocumentEmbedding<'_> {
         let names = texts.iter().map(|(sha256, texts)| (cache.name_of(sha256), texts.len())).collect();
         let mut known = cache.load(names).await;
         let missing = texts.iter().zip(&known).enumerate().filter(|(_, (_, known))| known.is_none());
-        let missing: Vec<(usize, &str)> =
-            missing.flat_map(|(number, ((_, texts), _))| texts.iter().map(move |text| (number, *text))).collect();
+        let missing: Vec<(usize, &str)> = missing
+            .flat_map(|(number, ((_, texts), _))| texts.iter().map(move |text| (number, *text)))
+            .collect();
         let requests: Vec<Request> = missing
             .chunks(BATCH)
             .map(|batch| Request::for_embeddings(batch.iter().map(|(_, text)| shorten(text))))
             .collect();
         let so_far = spent.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.check_reservation(&requests.iter().collect::<Vec<_>>(), &so_far)?;
-        let replies = futures::stream::iter(&requests)
-            .map(|request| embedder.request_vectors(request, BATCH_TIMEOUT))
-            .buffered(SIDE_BY_SIDE);
-        tokio::pin!(replies);
+        // Boxed one by one: the compiler can't prove that a stream of closures over borrowed requests is `Send`.
+        let replies: Vec<_> =
+            requests.iter().map(|request| embedder.request_vectors(request, BATCH_TIMEOUT).boxed()).collect();
+        let mut replies = futures::stream::iter(replies).buffered(SIDE_BY_SIDE);
         let mut places = missing.iter().map(|(number, _)| *number);
         while let Some(reply) = replies.next().await {
             let reply = reply?;
@@ -268,7 +276,11 @@ struct VectorCache {
 
 impl VectorCache {
     fn new(folder: Option<PathBuf>, model: &str, dimensions: usize) -> Self {
-        Self { folder, dimensions, key: format!("millrace vectors {FORMAT}\n{}:{model}{dimensions}", model.len()) }
+        Self {
+            folder,
+            dimensions,
+            key: format!("millrace vectors {FORMAT}\n{}:{model}{dimensions}", model.len()),
+        }
     }
 
     /// Waits until no other attempt on this machine embeds with this model. `None` if that can't be found out.
@@ -287,7 +299,9 @@ impl VectorCache {
     async fn load(&self, files: Vec<(Option<PathBuf>, usize)>) -> Vec<Option<PassageVectors>> {
         let (count, dimensions) = (files.len(), self.dimensions);
         let read = move || {
-            let one = |(path, passages): &(Option<PathBuf>, usize)| read_vectors(path.as_deref()?, *passages, dimensions);
+            let one = |(path, passages): &(Option<PathBuf>, usize)| {
+                read_vectors(path.as_deref()?, *passages, dimensions)
+            };
             files.iter().map(one).collect()
         };
         tokio::task::spawn_blocking(read).await.unwrap_or_else(|_| vec![None; count])
@@ -311,7 +325,8 @@ fn read_vectors(path: &Path, passages: usize, dimensions: usize) -> Option<Passa
     let bytes = fs::read(path).ok()?;
     let (digest, numbers) = bytes.split_at_checked(32)?;
     let mut vectors = PassageVectors::new(dimensions);
-    let is_whole = Sha256::digest(numbers).as_slice() == digest && vectors.extend_from_bytes(numbers, passages);
+    let is_whole =
+        Sha256::digest(numbers).as_slice() == digest && vectors.extend_from_bytes(numbers, passages);
     is_whole.then_some(vectors)
 }
 

@@ -67,7 +67,7 @@ impl Embedder {
 }
 
 /// The search by meaning in one attempt.
-pub(crate) struct AttemptEmbeddings {
+pub struct AttemptEmbeddings {
     /// `None` if this worker has no model for embeddings, and the attempt began where there was one.
     embedder: Option<Embedder>,
     /// The full name of the model that embedded the documents.
@@ -93,12 +93,17 @@ impl AttemptEmbeddings {
     }
 
     /// The reason that something was searched by words alone, if something was.
-    pub fn notice(&self) -> Option<&str> {
+    pub(crate) fn notice(&self) -> Option<&str> {
         self.notice.get().map(String::as_str)
     }
 
     /// Returns the vector of a query, if the documents have vectors that it can be compared with.
-    pub async fn embed_query(&self, corpus: &Corpus, text: &str, budget: &ModelCallBudget) -> EmbeddedQuery {
+    pub(crate) async fn embed_query(
+        &self,
+        corpus: &Corpus,
+        text: &str,
+        budget: &ModelCallBudget,
+    ) -> EmbeddedQuery {
         let Some(dimensions) = corpus.searched_dimensions() else { return EmbeddedQuery::default() };
         if self.is_paused() {
             return EmbeddedQuery::default();
@@ -125,11 +130,15 @@ impl AttemptEmbeddings {
     ) -> Result<Vec<f32>, String> {
         let of_documents = &self.embedded_by;
         let Some(embedder) = &self.embedder else {
-            return Err(format!("the documents were embedded with {of_documents}, which is not configured for this worker"));
+            return Err(format!(
+                "the documents were embedded with {of_documents}, which is not configured for this worker"
+            ));
         };
         let name = embedder.model.name();
         if name != of_documents {
-            return Err(format!("the documents were embedded with {of_documents}, but this worker embeds queries with {name}"));
+            return Err(format!(
+                "the documents were embedded with {of_documents}, but this worker embeds queries with {name}"
+            ));
         }
         let mut budget = budget.lock().await;
         if budget.is_used_up() {
@@ -204,10 +213,8 @@ mod tests {
         let mut vectors = PassageVectors::new(1);
         assert!(vectors.push(&[1.0]));
         let corpus = Corpus::build_or_load(vec![file], None).unwrap().with_vectors(vectors).unwrap();
-        let context = HookContext {
-            attempt: AttemptName::default(),
-            capability: Capability::new("research").unwrap(),
-        };
+        let context =
+            HookContext { attempt: AttemptName::default(), capability: Capability::new("research").unwrap() };
         let model = Arc::new(SilentModel::default());
         let embedder = Embedder::new(model.clone(), AttemptHooks::new(context, Vec::new()));
         let search = AttemptEmbeddings::new(Some(embedder), "ollama:silent".into(), None);

@@ -26,8 +26,8 @@ use super::verdicts::add_verdicts;
 use crate::answers::labels::PassageLabels;
 use crate::answers::{FindingsChecker, NumberedResults, ReportChecker, findings, report};
 use crate::corpus::Corpus;
-use crate::embeddings::{self, AttemptEmbeddings, DocumentEmbedding};
 use crate::corpus::pages::AttemptPages;
+use crate::embeddings::{self, AttemptEmbeddings, DocumentEmbedding};
 use crate::files::{AgentFiles, CompositeFiles, Files};
 use crate::hooks::{AttemptHooks, HookContext};
 use crate::model::{AnswerSchema, Model, ModelAbility};
@@ -83,7 +83,8 @@ impl<'a> AgentSession<'a> {
         order: &'a Order,
         mut env: SessionEnvironment<'a>,
     ) -> Result<Self, SessionError> {
-        let mut inputs = SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
+        let mut inputs =
+            SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
         let (embeddings, prepared) = embed_documents(host, spec, order, &mut env, &mut inputs).await?;
         let delegates = spec.tools.iter().any(|tool| tools::DELEGATION.contains(&tool.name.as_str()));
         let capabilities = if delegates { env.sources.read_capabilities().await? } else { Vec::new() };

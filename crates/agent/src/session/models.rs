@@ -469,7 +469,8 @@ mod tests {
         for text in ["none", "critic=none", "verifier=none,ollama:a", "ollama:a,none"] {
             let error = ModelPreferences::parse([text]).unwrap_err().to_string();
             assert!(
-                error.starts_with(&format!("{:?}: only the verifier and embeddings", text.replace(',', ", "))),
+                error
+                    .starts_with(&format!("{:?}: only the verifier and embeddings", text.replace(',', ", "))),
                 "{error}"
             );
         }
@@ -486,7 +487,8 @@ mod tests {
             ("builtin:extractive", "no API for embeddings"),
             ("script:model.yaml", "no API for embeddings"),
         ] {
-            let error = ModelPreferences::parse([format!("embeddings={bad}").as_str()]).unwrap_err().to_string();
+            let error =
+                ModelPreferences::parse([format!("embeddings={bad}").as_str()]).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
     }
@@ -498,7 +500,8 @@ mod tests {
             let (fallback, factory) = (built_in_selection(), ModelFactory::default());
             let pool = ModelPool { preferences, fallback, factory, open: Mutex::default() };
             let named = run.map(|model| (Capability::new(EMBEDDINGS).unwrap(), model.to_owned()));
-            let order = Order { models: named.into_iter().collect(), ..build_order(None, Some("ollama:run")) };
+            let order =
+                Order { models: named.into_iter().collect(), ..build_order(None, Some("ollama:run")) };
             pool.open_embeddings(&order).unwrap().map(|model| model.name().to_owned())
         };
         let process = ["ollama:a", "embeddings=ollama:b"];

@@ -89,7 +89,7 @@ pub struct ToolContext {
     /// The web pages that the attempt reads; `None` if it reads none.
     pub pages: Option<Arc<AttemptPages>>,
     /// The search by meaning; `None` if documents are searched by words alone.
-    pub(crate) embeddings: Option<Arc<AttemptEmbeddings>>,
+    pub embeddings: Option<Arc<AttemptEmbeddings>>,
     /// The results that the task depends on.
     pub results: Option<Arc<dyn TaskResultSource>>,
     /// The capabilities that can be consulted.

@@ -81,7 +81,7 @@ impl ReadableDocuments {
 
 /// `search_documents{query, limit?, per_document?}`: the best passages, each with its document and numbered lines.
 #[must_use]
-pub(crate) fn search_documents_tool(
+pub fn search_documents_tool(
     documents: ReadableDocuments,
     embeddings: Option<Arc<AttemptEmbeddings>>,
 ) -> Arc<dyn Tool> {

@@ -45,10 +45,9 @@ pub use delegation::{
 };
 pub use documents::{
     MAX_PASSAGES, MAX_READ_CHARS, MAX_READ_LINES, ReadableDocuments, read_document_tool,
+    search_documents_tool,
 };
-pub(crate) use documents::{
-    find_passages, list_shown_lines, parse_numbered_lines, search_documents_tool, unknown_document_error,
-};
+pub(crate) use documents::{find_passages, list_shown_lines, parse_numbered_lines, unknown_document_error};
 pub(crate) use inner::APPEND_NOTE_NAME;
 pub use inner::now_tool;
 pub(crate) use inner::{AppendNoteArguments, ReadNotesArguments, ThinkArguments, WriteTodosArguments};

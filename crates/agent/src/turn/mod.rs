@@ -37,9 +37,9 @@ pub use machine::{
 };
 pub use outcome::DriveError;
 pub use outcome::UsageTotals;
-pub(crate) use outcome::{describe_uncounted_cost, encode_step};
 pub use outcome::{AnsweredWork, StopReason, WorkFailure, WorkOutcome, WorkSummary};
+pub(crate) use outcome::{describe_uncounted_cost, encode_step};
 pub(crate) use read_lines::ReadLines;
-pub(crate) use record::{InheritedState, to_millis};
 pub use record::ToolCallRecord;
+pub(crate) use record::{InheritedState, to_millis};
 pub(crate) use scratch::{collect_recorded_notes, format_notes};

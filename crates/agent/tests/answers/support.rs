@@ -238,7 +238,9 @@ impl<'a> ScriptedTask<'a> {
             ..Order::new(run.clone(), run.lane(1), work, self.objective, capability)
         };
         let factory = ModelFactory { record_file: Some(self.cassette()), ..ModelFactory::default() };
-        let host = AgentHost::new(HostSettings { factory, cache: self.cache.clone(), ..HostSettings::default() }).unwrap();
+        let host =
+            AgentHost::new(HostSettings { factory, cache: self.cache.clone(), ..HostSettings::default() })
+                .unwrap();
         (store, order, host)
     }
 }

@@ -39,7 +39,9 @@ pub(super) fn read_reply(response: &Value, request: &Request) -> Result<Reply, S
     }
     let dimensions = vectors.first().map_or(0, Vec::len);
     if dimensions == 0 || vectors.iter().any(|vector| vector.len() != dimensions) {
-        return Err("the embeddings in the response differ in their number of dimensions, or have none".into());
+        return Err(
+            "the embeddings in the response differ in their number of dimensions, or have none".into()
+        );
     }
     let counted = ["/usage/prompt_tokens", "/usage/total_tokens", "/prompt_eval_count"]
         .map(|field| read_number_at(response, field));

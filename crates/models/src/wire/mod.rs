@@ -172,8 +172,9 @@ impl HttpModel {
             ResponseBody::Json(value) if value.get("error").is_some() => {
                 Err(error::model_error_from_body(&value, &sender.redactor))
             }
-            ResponseBody::Json(value) => embeddings::read_reply(&value, request)
-                .map_err(|message| ModelError::Protocol { message }),
+            ResponseBody::Json(value) => {
+                embeddings::read_reply(&value, request).map_err(|message| ModelError::Protocol { message })
+            }
             ResponseBody::EventStream(_) => Err(ModelError::Protocol {
                 message: "the response to a request for embeddings is a stream of events".to_owned(),
             }),

@@ -290,7 +290,8 @@ impl<A: Answer> Machine<A> {
     /// Feeds the model's reply and its duration.
     pub fn feed_reply(&mut self, reply: Reply, took: Duration) -> Result<(), UnexpectedInput> {
         self.require_waiting_for_reply("a reply")?;
-        let Reply { text, mut calls, usage, finish, model, provider_state, first_token: _, vectors: _ } = reply;
+        let Reply { text, mut calls, usage, finish, model, provider_state, first_token: _, vectors: _ } =
+            reply;
         self.count_request(model, usage, took);
         make_ids_unique(&mut calls, self.inherited_turns + self.turns - 1);
         self.last_input = usage.input_tokens;
