@@ -19,7 +19,7 @@ use millrace_protocol::plan::{
     find_earlier_runs_problem,
 };
 use millrace_protocol::result::VerificationPolicy;
-use millrace_protocol::subject::{CRITIC, PLANNER, VERIFIER};
+use millrace_protocol::subject::{CRITIC, EMBEDDINGS, PLANNER, VERIFIER};
 use millrace_protocol::trace_context::TraceParent;
 use millrace_runtime::Bus;
 use millrace_strict_yaml::YamlMistake;
@@ -371,8 +371,8 @@ pub fn warn_of_unprovided_capabilities<'a>(
     named: impl Iterator<Item = &'a Capability>,
     offered: impl Iterator<Item = &'a str>,
 ) {
-    // Critics are not in the registry, a planner may start later, and verifying is part of other work.
-    let offered: BTreeSet<&str> = offered.chain([CRITIC, PLANNER, VERIFIER]).collect();
+    // Critics are not in the registry, a planner may start later, and verifying and embedding are part of other work.
+    let offered: BTreeSet<&str> = offered.chain([CRITIC, EMBEDDINGS, PLANNER, VERIFIER]).collect();
     for name in named.map(Capability::as_str).filter(|name| !offered.contains(name)).collect::<BTreeSet<_>>()
     {
         let hint = millrace_strict_yaml::did_you_mean_hint(name, offered.iter().copied());

@@ -28,6 +28,9 @@ pub const CRITIC: &str = "critic";
 pub const PLANNER: &str = "planner";
 /// The role whose model verifies statements. It has no queue and no capability.
 pub const VERIFIER: &str = "verifier";
+/// The role whose model embeds documents and queries, so that searches find passages by their meaning. It has no queue and no
+/// capability.
+pub const EMBEDDINGS: &str = "embeddings";
 /// The capability that verifies a text which no agent of the run wrote.
 pub const VERIFY: &str = "verify";
 

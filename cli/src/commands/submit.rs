@@ -33,8 +33,8 @@ Examples:
 pub struct SubmitArguments {
     #[command(flatten, next_help_heading = "Run")]
     pending: SubmissionArguments,
-    /// Language model for agents, as provider:model; separate fallback models with commas. Prefix with CAPABILITY= (planner, critic
-    /// and verifier too) to set it for one capability only, or with the name of a tier for `tier:NAME` in capability files. May be given several times [default: the models of the workers]
+    /// Language model for agents, as provider:model; separate fallback models with commas. Prefix with CAPABILITY= (planner, critic,
+    /// verifier and embeddings too) to set it for one capability only, or with the name of a tier for `tier:NAME` in capability files. May be given several times [default: the models of the workers]
     #[arg(long, value_name = "[CAPABILITY=]MODEL")]
     model: Vec<String>,
     /// Follow the run until it ends, and exit with the code of its result, as `millrace run` does

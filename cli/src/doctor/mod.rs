@@ -4,6 +4,7 @@
 //! start, `warn` that it can.
 
 mod credentials;
+mod embeddings;
 mod verifier;
 
 use std::collections::BTreeSet;
@@ -63,7 +64,7 @@ pub struct DoctorArguments {
     /// MILLRACE_NATS_CA, MILLRACE_NATS_CERT and MILLRACE_NATS_KEY (files)
     #[arg(long, env = "MILLRACE_NATS_URL", hide_env_values = true, value_name = "URL")]
     nats: Option<String>,
-    /// Language model to check, as for `millrace run`. verifier=MODEL is also probed, with 32 claims whose answers are known
+    /// Language model to check, as for `millrace run`. verifier=MODEL is also probed, with 32 claims whose answers are known, and embeddings=MODEL with a text
     #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
     model: Vec<String>,
     /// If no nats-server is found, fetch one into the cache now
@@ -129,6 +130,7 @@ async fn check_environment(arguments: &DoctorArguments) -> Vec<CheckResult> {
     }
     checks.extend(check_model_selection(&arguments.model));
     checks.extend(verifier::check_verifier(&arguments.model).await);
+    checks.extend(embeddings::check_embeddings(&arguments.model).await);
     checks
 }
 

@@ -8,6 +8,7 @@ pub mod builtin;
 pub mod citations;
 pub mod corpus;
 pub mod critic;
+pub mod embeddings;
 pub mod files;
 pub mod hooks;
 pub mod material;

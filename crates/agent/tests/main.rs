@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 mod answers;
+mod embeddings;
 mod extractive;
 mod given_text;
 mod judge;

@@ -44,7 +44,7 @@ pub struct HostArgs {
     #[arg(long, value_name = "NAME")]
     pub id: Option<WorkerId>,
     /// Default language model, as provider:model, for runs and capabilities that name none; separate fallback models
-    /// with commas. CAPABILITY=MODEL sets it for one capability (planner, critic and verifier too; verifier=none lets no model verify statements), TIER=MODEL for `tier:TIER` in capability files. Can be repeated; separate with ; in the variable
+    /// with commas. CAPABILITY=MODEL sets it for one capability (planner, critic and verifier too; verifier=none lets no model verify statements, embeddings=MODEL lets searches find documents by meaning), TIER=MODEL for `tier:TIER` in capability files. Can be repeated; separate with ; in the variable
     #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
     pub model: Vec<String>,
     /// File to which all model requests and replies are appended; replay:FILE replays them

@@ -112,7 +112,7 @@ pub struct LocalOptions {
     pub web: bool,
     /// Language model, as provider:model; separate fallback models with commas. Prefix with CAPABILITY= (planner, critic
     /// and verifier too) to set it for one capability only, or with the name of a tier for `tier:NAME` in capability files;
-    /// verifier=none lets no model verify statements. May be given several times; in the variable, separate with ;
+    /// verifier=none lets no model verify statements, and embeddings=MODEL lets searches find documents by meaning. May be given several times; in the variable, separate with ;
     #[arg(long, env = "MILLRACE_MODEL", value_name = "[CAPABILITY=]MODEL", value_delimiter = ';')]
     pub model: Vec<String>,
     /// Append all model requests and replies to this file; replay:FILE answers from such a file instead

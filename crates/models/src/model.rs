@@ -186,6 +186,9 @@ pub struct Request {
     /// Sends the conversation without any optional parameter, except those that a person set.
     #[serde(skip)]
     pub is_least: bool,
+    /// Requests the embedding of each message in place of a reply to the conversation.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub embeddings: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -223,6 +226,12 @@ impl Message {
 }
 
 impl Request {
+    /// Builds the request for the embeddings of texts.
+    pub fn for_embeddings<'t>(texts: impl IntoIterator<Item = &'t str>) -> Self {
+        let messages = texts.into_iter().map(|text| Message::User { text: text.to_owned() });
+        Self { messages: messages.collect(), embeddings: true, ..Self::default() }
+    }
+
     pub fn tool_of_call(&self, id: &str) -> Option<&str> {
         let mut calls = self.messages.iter().rev().flat_map(Message::calls);
         calls.find(|call| call.id == id).map(|call| call.name.as_str())
@@ -295,6 +304,9 @@ pub struct Reply {
     /// them; the most probable one comes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub first_token: Vec<TokenProbability>,
+    /// The embedding of each message, if the request asks for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vectors: Vec<Vec<f32>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,4 +1,4 @@
-//! The documents of a run: read to text, split into passages, searched with BM25. It owns the readable formats and the
+//! The documents of a run: read to text, split into passages, searched by words (BM25) and, if they have vectors, by meaning too. It owns the readable formats and the
 //! line numbers; it fetches nothing: the caller provides the bytes.
 //!
 //! Opening a corpus is CPU-bound: call it where blocking is allowed. Searching and reading take milliseconds.
@@ -11,6 +11,7 @@ mod reading;
 mod search;
 mod store;
 mod tokens;
+mod vectors;
 mod walk;
 
 use std::collections::HashMap;
@@ -25,8 +26,10 @@ pub(crate) use reading::encode_hex;
 pub(crate) use reading::{BinaryContent, normalize_text, read_binary_content};
 pub use reading::{InputFile, MAX_LINE, read_document};
 pub use reading::{MAX_BYTES, SUPPORTED, SkipReason, SkippedFile};
-pub use search::{SearchHit, SearchResults, WordDocumentCount};
+pub use search::{SearchHit, SearchQuery, SearchResults, WordDocumentCount};
+pub(crate) use store::{lock_cache_entry, write_atomically};
 pub(crate) use tokens::{Token, fold_words, has_complex_breaks, tokenize, tokenize_query};
+pub use vectors::PassageVectors;
 pub use walk::{FolderWalkError, ListedFile, list_folder_files};
 
 use millrace_protocol::result::{Source, SourceKind};
@@ -42,6 +45,8 @@ pub struct Corpus {
     pages: Arc<PageSet>,
     /// `true` if web pages can be sources.
     reads_web: bool,
+    /// The vectors of the passages of the run's documents, if they are embedded.
+    vectors: Option<Arc<PassageVectors>>,
 }
 
 /// The documents of a run.
@@ -106,7 +111,7 @@ impl Corpus {
         let by_path =
             documents.iter().enumerate().map(|(at, document)| (document.path.clone(), at)).collect();
         let run = Arc::new(RunDocuments { documents, skipped, by_path, index });
-        Self { run, pages: Arc::default(), reads_web: false }
+        Self { run, pages: Arc::default(), reads_web: false, vectors: None }
     }
 
     /// Returns the same documents with these web pages.
@@ -115,7 +120,31 @@ impl Corpus {
     }
 
     fn with_page_set(&self, pages: Arc<PageSet>) -> Self {
-        Self { run: self.run.clone(), pages, reads_web: true }
+        Self { pages, reads_web: true, ..self.clone() }
+    }
+
+    /// Returns the same documents with vectors of their passages; `None` if these are not as many as the passages.
+    #[must_use]
+    pub fn with_vectors(&self, vectors: PassageVectors) -> Option<Self> {
+        let fits = vectors.len() == self.run.index.passages.len();
+        fits.then(|| Self { vectors: Some(Arc::new(vectors)), ..self.clone() })
+    }
+
+    /// The number of dimensions of the vectors that a search compares a query with; `None` if it compares words alone. Web pages
+    /// have no vectors, so that a search among them does.
+    pub fn searched_dimensions(&self) -> Option<usize> {
+        let vectors = self.vectors.as_ref().filter(|_| self.pages.documents.is_empty());
+        vectors.map(|vectors| vectors.dimensions())
+    }
+
+    /// The texts of the passages of each document of the run, in order.
+    pub fn passage_texts(&self) -> impl Iterator<Item = (&Document, Vec<&str>)> {
+        let RunDocuments { documents, index, .. } = self.run.as_ref();
+        documents.iter().enumerate().map(|(number, document)| {
+            let passages = &index.passages[index.passages_of_document(number)];
+            let texts = passages.iter().map(|it| document.line_range(it.lines.first, it.lines.last));
+            (document, texts.collect())
+        })
     }
 
     /// The readable documents, by path.
@@ -167,9 +196,18 @@ impl Corpus {
     }
 
     /// The best passages of documents and pages for a query, best first, at most `limit` in total and `per_document` from one document. Words
-    /// match by stem; words in double quotes must be adjacent.
-    pub fn search(&self, query: &str, limit: usize, per_document: usize) -> SearchResults<'_> {
-        let of_run = IndexedDocuments::new(&self.run.index, self.run.documents.iter());
+    /// match by stem; words in double quotes must be adjacent. If the query has a vector and the passages have too, their meaning
+    /// counts as much as their words.
+    pub fn search<'q>(
+        &self,
+        query: impl Into<SearchQuery<'q>>,
+        limit: usize,
+        per_document: usize,
+    ) -> SearchResults<'_> {
+        let mut query = query.into();
+        query.vector = query.vector.filter(|vector| self.searched_dimensions() == Some(vector.len()));
+        let of_run = IndexedDocuments::new(&self.run.index, self.run.documents.iter())
+            .with_vectors(self.vectors.as_deref());
         let of_pages = (!self.pages.documents.is_empty())
             .then(|| IndexedDocuments::new(self.pages.index(), self.web_pages()));
         let parts: Vec<IndexedDocuments<'_>> = [of_run].into_iter().chain(of_pages).collect();

@@ -1,5 +1,9 @@
 //! The search in one index or in several as if they were one. It owns the query syntax, the ranking and its tie-break:
 //! equal scores are in the order of the documents and their lines, so that a search has one result on any machine.
+//!
+//! A query with a vector ranks the passages twice: by BM25, and by the cosine of their vectors with it. The two rankings are
+//! fused by reciprocal rank fusion: a passage scores the sum of 1 / (k + its rank) over the rankings that have it (Cormack, Clarke and
+//! Büttcher, Reciprocal Rank Fusion Outperforms Condorcet and Individual Rank Learning Methods, SIGIR 2009).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +13,35 @@ use super::index::{CorpusIndex, FieldStatistics, IndexedField};
 use super::language::Language;
 
 use super::tokens::tokenize_query;
+use super::vectors::PassageVectors;
 
 /// The weight of a word in a document's path or title, relative to one in the passage.
 const ABOUT_WEIGHT: f64 = 0.4;
 /// The maximum number of words of a query that are used.
 const MAX_QUERY_WORDS: usize = 128;
+/// The constant k of reciprocal rank fusion, as its authors chose it.
+const FUSION_K: f64 = 60.0;
+/// The number of passages that are ranked by their vectors. Every passage has some cosine with a query; far down it says nothing.
+const MAX_NEAREST: usize = 100;
+
+/// A query: its text, and its vector if its meaning is searched for too.
+#[derive(Debug, Clone, Copy)]
+pub struct SearchQuery<'q> {
+    pub text: &'q str,
+    pub vector: Option<&'q [f32]>,
+}
+
+impl<'q> From<&'q str> for SearchQuery<'q> {
+    fn from(text: &'q str) -> Self {
+        Self { text, vector: None }
+    }
+}
+
+impl<'q> From<&'q String> for SearchQuery<'q> {
+    fn from(text: &'q String) -> Self {
+        text.as_str().into()
+    }
+}
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchResults<'a> {
@@ -32,7 +60,7 @@ pub struct SearchHit<'a> {
     /// Its first line, from 1.
     pub first_line: usize,
     pub last_line: usize,
-    /// The relevance score; only the order is meaningful.
+    /// The relevance score; only the order is meaningful. Of a search by words and meaning it is at most 2.
     pub score: f32,
 }
 
@@ -48,18 +76,23 @@ pub struct WordDocumentCount {
 pub(super) struct IndexedDocuments<'a> {
     index: &'a CorpusIndex,
     documents: Vec<&'a Document>,
+    vectors: Option<&'a PassageVectors>,
 }
 
 impl<'a> IndexedDocuments<'a> {
     pub fn new(index: &'a CorpusIndex, documents: impl IntoIterator<Item = &'a Document>) -> Self {
-        Self { index, documents: documents.into_iter().collect() }
+        Self { index, documents: documents.into_iter().collect(), vectors: None }
+    }
+
+    pub fn with_vectors(self, vectors: Option<&'a PassageVectors>) -> Self {
+        Self { vectors, ..self }
     }
 }
 
 /// Searches documents with several indices: scores are computed from the statistics of all of them.
 pub(super) fn search<'a>(
     parts: &[IndexedDocuments<'a>],
-    query: &str,
+    SearchQuery { text: query, vector }: SearchQuery<'_>,
     limit: usize,
     per_document: usize,
 ) -> SearchResults<'a> {
@@ -72,6 +105,11 @@ pub(super) fn search<'a>(
         counts.push((start, WordDocumentCount { word: written, documents }));
     }
     counts.sort_by_key(|(start, _)| *start);
+    for (part, scores) in parts.iter().zip(&mut scores) {
+        if let (Some(vector), Some(vectors)) = (vector, part.vectors) {
+            fuse_rankings(&mut scores.passages, &vectors.list_nearest(vector, MAX_NEAREST));
+        }
+    }
 
     let phrases = parse_phrases(query, &languages);
     let mut hits = Vec::new();
@@ -84,6 +122,19 @@ pub(super) fn search<'a>(
     sort_best_first(&mut hits);
     hits.truncate(limit);
     SearchResults { hits, words: counts.into_iter().map(|(_, count)| count).collect(), without }
+}
+
+/// Replaces scores by those of the ranking that they make and of another one, which lists passages, best first. A passage that is
+/// first in both scores 2.
+fn fuse_rankings(scores: &mut [f64], nearest: &[usize]) {
+    let mut matching: Vec<usize> = (0..scores.len()).filter(|passage| scores[*passage] > 0.0).collect();
+    matching.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    scores.fill(0.0);
+    for ranking in [matching.as_slice(), nearest] {
+        for (rank, passage) in (1_u32..).zip(ranking) {
+            scores[*passage] += (FUSION_K + 1.0) / (FUSION_K + f64::from(rank));
+        }
+    }
 }
 
 /// A word of a query: its start and its original form.
@@ -354,7 +405,7 @@ mod tests {
 
     fn score_documents(documents: &[Document], query: &str) -> Vec<(String, f32)> {
         let index = CorpusIndex::build(documents);
-        let results = search(&[IndexedDocuments::new(&index, documents)], query, 10, 10);
+        let results = search(&[IndexedDocuments::new(&index, documents)], query.into(), 10, 10);
         results.hits.into_iter().map(|hit| (hit.document.path.clone(), hit.score)).collect()
     }
 
@@ -384,6 +435,46 @@ mod tests {
                 assert!((f64::from(*score) - by_hand).abs() < 1e-6, "{query} {path} {score} {by_hand}");
             }
         }
+    }
+
+    /// Three passages, of which the second has no word of the query and nearly its vector.
+    fn embedded_corpus() -> Corpus {
+        let corpus = build_corpus(&[
+            ("a.txt", "The lease ends."),
+            ("b.txt", "The tenancy is over."),
+            ("c.txt", "Water is wet, as any lease may say."),
+        ]);
+        let vectors = [[0.5, 1.0, 0.0], [1.0, 0.1, 0.0], [0.0, 0.0, 1.0]];
+        let mut all = crate::corpus::PassageVectors::new(3);
+        vectors.iter().for_each(|vector| assert!(all.push(vector)));
+        corpus.with_vectors(all).unwrap()
+    }
+
+    #[test]
+    fn meaning_counts_as_much_as_words() {
+        let corpus = embedded_corpus();
+        let find = |vector: Option<&[f32]>, text: &str| {
+            let results = corpus.search(SearchQuery { text, vector }, 5, 5);
+            let hits = results.hits.iter().map(|hit| format!("{} {:.3}", hit.document.path, hit.score));
+            hits.collect::<Vec<_>>()
+        };
+        // By words: a, c. By vectors: b, a, c.
+        let score = |ranks: &[f64]| ranks.iter().map(|rank| 61.0 / (60.0 + rank)).sum::<f64>();
+        let expected = [("a", score(&[1.0, 2.0])), ("c", score(&[2.0, 3.0])), ("b", score(&[1.0]))];
+        let expected = expected.map(|(path, score)| format!("{path}.txt {score:.3}"));
+        assert_eq!(find(Some(&[1.0, 0.0, 0.0]), "lease"), expected);
+        assert_eq!(find(Some(&[1.0, 0.0, 0.0]), "zebra")[0], "b.txt 1.000", "no word matches");
+        assert_eq!(find(None, "zebra"), [""; 0], "without a vector, words alone count");
+        assert_eq!(find(Some(&[1.0, 0.0]), "zebra"), [""; 0], "vectors of other dimensions are not compared");
+        let phrase = find(Some(&[1.0, 0.0, 0.0]), "\"lease ends\"");
+        assert_eq!(phrase.len(), 1, "passages without a quoted phrase are left out: {phrase:?}");
+    }
+
+    #[test]
+    fn vectors_must_be_as_many_as_the_passages() {
+        let mut one = crate::corpus::PassageVectors::new(1);
+        assert!(one.push(&[1.0]));
+        assert!(embedded_corpus().with_vectors(one).is_none());
     }
 
     #[test]

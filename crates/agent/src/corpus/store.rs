@@ -83,6 +83,28 @@ fn lock_cache(cache: &Path) -> Option<fs::File> {
     Some(file)
 }
 
+/// Writes a file through a temporary one, so that readers never see a part of it.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let temporary = path.with_extension(format!("{}-{number}", std::process::id()));
+    fs::create_dir_all(path.parent().unwrap_or(path))?;
+    fs::File::create(&temporary)
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| fs::rename(&temporary, path))
+        .inspect_err(|_| drop(fs::remove_file(&temporary)))
+}
+
+/// Locks an entry of the cache, named in hexadecimal, among the processes of this machine. The lock is released when the file is dropped or the process ends.
+pub(crate) fn lock_cache_entry(cache: &Path, name: &str) -> std::io::Result<fs::File> {
+    let folder = cache.join("locks");
+    fs::create_dir_all(&folder)?;
+    let name: String = name.chars().filter(char::is_ascii_hexdigit).take(64).collect();
+    let file = fs::File::create(folder.join(name))?;
+    file.lock()?;
+    Ok(file)
+}
+
 /// A corpus that is being written to a temporary folder of this process. Removed on drop.
 struct CorpusBuild {
     folder: PathBuf,

@@ -126,7 +126,7 @@ impl ReviewEvidence {
         let documents = corpus.into_iter().flat_map(|corpus| {
             let has_text = corpus.documents_and_pages().next().is_some();
             let documents = ReadableDocuments::OfRun(corpus.clone());
-            let search = has_text.then(|| search_documents_tool(documents.clone()));
+            let search = has_text.then(|| search_documents_tool(documents.clone(), None));
             search.into_iter().chain([read_document_tool(documents)])
         });
         let results = self.results.iter().flat_map(|results| -> [Arc<dyn Tool>; 2] {

@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 use std::mem::take;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_protocol::result::{CapabilityDescription, ErrorKind, TaskError, TaskResult};
 use millrace_protocol::work::{Assignment, Order};
 use millrace_verification::Phrases;
 
 use super::environment::{
-    SessionEnvironment, SessionError, invalid_order_error, read_beginning, restore_prompt,
+    SessionEnvironment, SessionError, host_error, invalid_order_error, read_beginning, restore_prompt,
 };
 use super::host::AgentHost;
 use super::inputs::{self, InputExcerpt, SessionInputs};
@@ -26,6 +27,7 @@ use crate::answers::labels::PassageLabels;
 use crate::answers::{FindingsChecker, NumberedResults, ReportChecker, findings, report};
 use crate::corpus::Corpus;
 use crate::corpus::pages::AttemptPages;
+use crate::embeddings::{self, AttemptEmbeddings, DocumentEmbedding};
 use crate::files::{AgentFiles, CompositeFiles, Files};
 use crate::hooks::{AttemptHooks, HookContext};
 use crate::model::{AnswerSchema, Model, ModelAbility};
@@ -57,6 +59,10 @@ pub struct AgentSession<'a> {
     fork: Option<ForkedConversation>,
     /// The state of the earlier attempts at the task.
     earlier: EarlierAttempts,
+    /// The search by meaning; `None` if documents are searched by words alone.
+    embeddings: Option<Arc<AttemptEmbeddings>>,
+    /// The usage before the conversation, and how long it took.
+    prepared: (UsageTotals, Duration),
     /// The section of the prompt with the memory.
     memory: Option<String>,
     /// The skills that the agent can read.
@@ -77,7 +83,9 @@ impl<'a> AgentSession<'a> {
         order: &'a Order,
         mut env: SessionEnvironment<'a>,
     ) -> Result<Self, SessionError> {
-        let inputs = SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
+        let mut inputs =
+            SessionInputs::read_inputs(&host.documents, spec, order, env.sources.as_ref()).await?;
+        let (embeddings, prepared) = embed_documents(host, spec, order, &mut env, &mut inputs).await?;
         let delegates = spec.tools.iter().any(|tool| tools::DELEGATION.contains(&tool.name.as_str()));
         let capabilities = if delegates { env.sources.read_capabilities().await? } else { Vec::new() };
         let fork = inputs::read_continued_conversation(order, env.sources.as_ref()).await?;
@@ -99,6 +107,8 @@ impl<'a> AgentSession<'a> {
             inputs,
             fork,
             earlier,
+            embeddings,
+            prepared,
             memory,
             skills,
             capabilities,
@@ -168,7 +178,13 @@ impl<'a> AgentSession<'a> {
         };
         self.withdraw_useless_tools(ability, &excerpt);
         let conversation = self.prepare_conversation(model, beginning, question, schema, Vec::new())?;
-        self.request_result(conversation).await
+        let embeddings = self.embeddings.clone();
+        let mut result = self.request_result(conversation).await?;
+        if let Some(notice) = embeddings.as_deref().and_then(AttemptEmbeddings::notice) {
+            let notes = result.notes.iter().map(String::as_str).chain([notice]);
+            result.notes = Some(notes.collect::<Vec<_>>().join("\n\n"));
+        }
+        Ok(result)
     }
 
     /// Drives the conversation and converts the answer into a task's result.
@@ -290,8 +306,7 @@ impl<'a> AgentSession<'a> {
         let (spec, order, ability, context) = (self.spec, self.order, beginning.ability, beginning.context);
         let mut state = beginning.state.take();
         let attempt = AttemptName::from_order(order);
-        let hooks = HookContext { attempt: attempt.clone(), capability: spec.about.name.clone() };
-        let hooks = AttemptHooks::new(hooks, take(&mut self.env.hooks));
+        let hooks = AttemptHooks::new(hook_context(spec, order), take(&mut self.env.hooks));
         let agent_files = self.open_files()?;
         let pages = self.open_pages()?;
         let own_tools = self.own_tool_names();
@@ -332,6 +347,7 @@ impl<'a> AgentSession<'a> {
                 || (can_wait && spec.revise == RevisionMode::SameConversation),
             context,
             allowance: self.env.allowance,
+            prepared: take(&mut self.prepared),
             provider_timeout: self.env.provider_timeout,
             hooks: Some(hooks),
             ..Conversation::new(brief, model, toolbox)
@@ -360,6 +376,7 @@ impl<'a> AgentSession<'a> {
             .map(|children| Arc::new(children.with_own_tools(own_tools)));
         ToolContext {
             corpus: inputs.corpus.clone(),
+            embeddings: self.embeddings.clone(),
             results,
             children,
             consultants: Some(Arc::new(consultants)),
@@ -456,6 +473,40 @@ impl<'a> AgentSession<'a> {
         };
         revised.or_else(forked)
     }
+}
+
+fn hook_context(spec: &AgentSpec, order: &Order) -> HookContext {
+    HookContext { attempt: AttemptName::from_order(order), capability: spec.about.name.clone() }
+}
+
+/// Embeds the documents of a task that searches them, if a model for embeddings is configured, or reads the recorded vectors. Returns the
+/// search by meaning, and the usage.
+async fn embed_documents(
+    agents: &AgentHost,
+    spec: &AgentSpec,
+    order: &Order,
+    env: &mut SessionEnvironment<'_>,
+    inputs: &mut SessionInputs,
+) -> Result<(Option<Arc<AttemptEmbeddings>>, (UsageTotals, Duration)), SessionError> {
+    let is_task = matches!(order.assignment, Assignment::Task { .. });
+    let searches = spec.answer == AnswerForm::Findings || spec.tools.iter().any(|tool| tool.name == SEARCH);
+    let corpus = inputs.corpus.clone().filter(|corpus| !corpus.documents().is_empty());
+    let Some(corpus) = corpus.filter(|_| is_task && searches) else { return Ok(Default::default()) };
+    let hooks = AttemptHooks::new(hook_context(spec, order), env.hooks.clone());
+    let embedding = DocumentEmbedding {
+        embedder: agents.open_embedder(order, hooks)?,
+        corpus: &corpus,
+        objective: &order.objective,
+        cache: agents.documents.cache.clone(),
+        allowance: env.allowance,
+    };
+    let begun = embeddings::begin(embedding, env.host).await.map_err(host_error)?;
+    let Some(begun) = begun else { return Ok(Default::default()) };
+    if let Some(embedded) = begun.vectors {
+        inputs.corpus = Some(Arc::new(embedded.corpus));
+        inputs.objective_vector = Some(embedded.objective);
+    }
+    Ok((Some(Arc::new(begun.search)), (begun.spent, begun.took)))
 }
 
 /// Adds the host's folder to an agent's files, with the agent's permissions.

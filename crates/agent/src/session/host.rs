@@ -1,10 +1,8 @@
 //! The state that all agents of a process share: open models and open document sets. Concurrent requests for one set share a single
 //! load. The cache on disk holds the documents' bytes by content and, through [`Corpus`], their indices; it can be deleted at any time.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::{FutureExt, StreamExt, TryStreamExt};
@@ -19,8 +17,10 @@ use super::environment::invalid_order_error;
 use super::models::{ModelPool, ModelPreferences};
 
 use crate::corpus::pages::read_page;
-use crate::corpus::{self, Corpus, WebPage};
+use crate::corpus::{self, Corpus, WebPage, lock_cache_entry, write_atomically};
 
+use crate::embeddings::Embedder;
+use crate::hooks::AttemptHooks;
 use crate::model::{CreateModelError, ModelFactory, ModelSelection};
 
 use crate::sources::{OrderInputError, OrderInputs};
@@ -61,6 +61,17 @@ impl AgentHost {
         let opened =
             self.models.open_verifier(order).map_err(|error| invalid_order_error(&error.to_string()))?;
         Ok(opened.map(|model| Verifier::new(model, self.calibrations.clone())))
+    }
+
+    /// Opens the model that embeds documents and queries for an order; `None` if none is configured.
+    pub(super) fn open_embedder(
+        &self,
+        order: &Order,
+        hooks: AttemptHooks,
+    ) -> Result<Option<Embedder>, TaskError> {
+        let opened =
+            self.models.open_embeddings(order).map_err(|error| invalid_order_error(&error.to_string()))?;
+        Ok(opened.map(|model| Embedder::new(model, hooks)))
     }
 
     /// Opens a model that a capability names, so that a mistake is reported before there is any work.
@@ -140,7 +151,7 @@ const FETCHES: usize = 16;
 type SharedCorpus = Arc<OnceCell<Arc<Corpus>>>;
 
 pub(super) struct DocumentCache {
-    cache: Option<PathBuf>,
+    pub cache: Option<PathBuf>,
     /// By the manifest's SHA-256, the most recently used last.
     open: Mutex<Vec<(String, SharedCorpus)>>,
 }
@@ -204,7 +215,7 @@ impl DocumentCache {
                     return Ok((None, Some(corpus)));
                 }
                 let lock =
-                    lock_document_set(&cache, &manifest).map_err(|error| cache_error(&cache, &error))?;
+                    lock_cache_entry(&cache, &manifest).map_err(|error| cache_error(&cache, &error))?;
                 Ok((Some(lock), load_cached_corpus(&documents, &cache)))
             }
         })
@@ -284,28 +295,6 @@ async fn fetch_blob(
     .await
 }
 
-/// Writes a file through a temporary one, so that readers never see a part of it.
-fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let temporary = path.with_extension(format!("{}-{number}", std::process::id()));
-    fs::create_dir_all(path.parent().unwrap_or(path))?;
-    File::create(&temporary)
-        .and_then(|mut file| file.write_all(bytes))
-        .and_then(|()| fs::rename(&temporary, path))
-        .inspect_err(|_| drop(fs::remove_file(&temporary)))
-}
-
-/// Locks a set among the processes of this machine. The lock is released when the file is dropped or the process ends.
-fn lock_document_set(cache: &Path, manifest: &str) -> std::io::Result<File> {
-    let folder = cache.join("locks");
-    fs::create_dir_all(&folder)?;
-    let name: String = manifest.chars().filter(char::is_ascii_hexdigit).take(64).collect();
-    let file = File::create(folder.join(name))?;
-    file.lock()?;
-    Ok(file)
-}
-
 fn is_sha256_hex(name: &str) -> bool {
     name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f'))
 }
@@ -324,7 +313,7 @@ fn unusable_documents_error(error: corpus::CorpusError) -> OrderInputError {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures::future::BoxFuture;
     use millrace_protocol::result::TaskResult;

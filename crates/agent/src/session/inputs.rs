@@ -19,7 +19,7 @@ use super::host::DocumentCache;
 use crate::answers::NumberedResults;
 use crate::answers::labels::{ShownPassage, format_labelled_passages};
 
-use crate::corpus::{Corpus, Document};
+use crate::corpus::{Corpus, Document, SearchQuery};
 
 use crate::files::{CompositeFiles, DocumentFiles, FilePath, Files};
 
@@ -93,6 +93,8 @@ fn missing_conversation_error(task: &TaskId, attempt: u32) -> OrderInputError {
 
 pub(super) struct SessionInputs {
     pub corpus: Option<Arc<Corpus>>,
+    /// The vector of the objective, if the documents have vectors too.
+    pub objective_vector: Option<Vec<f32>>,
     /// The results with one numbering of all their sources, for agents that write a report.
     pub numbered: Option<Arc<NumberedResults>>,
     /// The results that the first message includes.
@@ -118,12 +120,12 @@ impl SessionInputs {
             Vec::new()
         };
         if !is_report {
-            return Ok(Self { corpus, numbered: None, shown: results });
+            return Ok(Self { corpus, objective_vector: None, numbered: None, shown: results });
         }
         let numbered = NumberedResults::new(results);
         let shown =
             if order.inputs.len() <= MAX_SHOWN { numbered.numbered_results().to_vec() } else { Vec::new() };
-        Ok(Self { corpus, numbered: Some(Arc::new(numbered)), shown })
+        Ok(Self { corpus, objective_vector: None, numbered: Some(Arc::new(numbered)), shown })
     }
 
     /// Returns the list of documents for prompts.
@@ -192,7 +194,7 @@ impl SessionInputs {
     }
 
     fn find_document_passages(&self, order: &Order) -> Option<String> {
-        find_passages(self.readable_corpus()?, &order.objective, PASSAGES)
+        find_passages(self.readable_corpus()?, self.query(&order.objective), PASSAGES)
             .map(|text| prefix_lines_with_bar(&text, MAX_PASSAGES))
     }
 
@@ -208,7 +210,7 @@ impl SessionInputs {
             corpus.documents().iter().filter(|document| document.image.is_none()).map(whole).collect()
         } else {
             let query: String = order.objective.replace('"', " ").chars().take(MAX_QUERY).collect();
-            let hits = corpus.search(&query, LABELLED_PASSAGES, 3).hits;
+            let hits = corpus.search(self.query(&query), LABELLED_PASSAGES, 3).hits;
             let least = hits.first().map_or(0.0, |best| best.score) * MIN_RELATIVE_SCORE;
             let hits = hits.into_iter().filter(|hit| hit.document.image.is_none());
             let shown = hits.filter(|hit| hit.score >= least).map(|hit| ShownPassage {
@@ -219,6 +221,10 @@ impl SessionInputs {
             shown.collect()
         };
         (!passages.is_empty()).then(|| format_labelled_passages(&passages, MAX_PASSAGES))
+    }
+
+    fn query<'q>(&'q self, text: &'q str) -> SearchQuery<'q> {
+        SearchQuery { text, vector: self.objective_vector.as_deref() }
     }
 
     fn readable_corpus(&self) -> Option<&Corpus> {

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_models::cassette::CallLabels;
-use millrace_models::provider::default_model_selection;
+use millrace_models::provider::{default_model_selection, has_embeddings_api};
 use millrace_models::selection::EmptyModelName;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::plan::Work;
 use millrace_protocol::result::CapabilityDescription;
-use millrace_protocol::subject::{CRITIC, VERIFIER};
+use millrace_protocol::subject::{CRITIC, EMBEDDINGS, VERIFIER};
 use millrace_protocol::work::Order;
 
 use crate::builtin::Extractive;
@@ -23,7 +23,7 @@ use crate::tool::{ConsultableCapabilities, ToolError};
 /// The most models that stay open. Runs can name any number of them.
 const MAX_OPEN: usize = 64;
 
-/// The word in place of a model, for the role that needs none.
+/// The word in place of a model, for the roles that need none.
 const NO_MODEL: &str = "none";
 
 /// The models that a command line names: a default, and models for single capabilities.
@@ -32,7 +32,7 @@ pub struct ModelPreferences {
     /// The model for all capabilities without one of their own.
     pub default: Option<ModelSelection>,
     /// The models of single capabilities and of tiers; that of critics is `critic`, that of planners `planner`, that which
-    /// verifies statements `verifier`.
+    /// verifies statements `verifier`, and that which embeds documents and queries `embeddings`.
     pub by_capability: BTreeMap<Capability, ModelSelection>,
 }
 
@@ -42,19 +42,30 @@ pub enum ModelPreferencesError {
     #[error(transparent)]
     EmptyName(#[from] EmptyModelName),
     #[error(
-        "{text:?}: only the verifier can do without a model; write {VERIFIER}={NO_MODEL}, without fallbacks"
+        "{text:?}: only the verifier and embeddings can do without a model; write {VERIFIER}={NO_MODEL} or \
+         {EMBEDDINGS}={NO_MODEL}, without fallbacks"
     )]
     NeedsModel { text: String },
+    #[error(
+        "{text:?}: embeddings have no fallbacks, because vectors of two models can't be compared; name one model"
+    )]
+    EmbeddingFallbacks { text: String },
+    #[error(
+        "{text:?}: this provider has no API for embeddings that Millrace knows; name a model of Ollama or of a server with \
+         OpenAI's API, such as {EMBEDDINGS}=openai-compatible:MODEL@http://127.0.0.1:8081/v1"
+    )]
+    NoEmbeddings { text: String },
 }
 
 impl ModelPreferences {
     /// Parses texts of the form `[NAME=]provider:model[,fallback…][,NAME=…]`, in which a name is that of a capability or of a tier.
-    /// `verifier=none` lets no model verify.
+    /// `verifier=none` lets no model verify, and `embeddings=none` none embed.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, ModelPreferencesError> {
         let mut preferences = Self::default();
         for (name, models) in texts.into_iter().flat_map(split_at_names) {
             let selection = ModelSelection::parse(&models)?;
             refuse_missing_model(name.as_ref(), &selection)?;
+            refuse_unusable_embeddings(name.as_ref(), &selection)?;
             match name {
                 Some(name) => drop(preferences.by_capability.insert(name, selection)),
                 None => preferences.default = Some(selection),
@@ -92,12 +103,30 @@ fn refuse_missing_model(
     name: Option<&Capability>,
     selection: &ModelSelection,
 ) -> Result<(), ModelPreferencesError> {
-    let is_verifier = name.is_some_and(|name| name.as_str() == VERIFIER);
-    if !is_no_model(selection) || (is_verifier && selection.models.len() == 1) {
+    let can_do_without = name.is_some_and(|name| [VERIFIER, EMBEDDINGS].contains(&name.as_str()));
+    if !is_no_model(selection) || (can_do_without && selection.models.len() == 1) {
         return Ok(());
     }
     let name = name.map(|name| format!("{name}=")).unwrap_or_default();
     Err(ModelPreferencesError::NeedsModel { text: format!("{name}{selection}") })
+}
+
+fn refuse_unusable_embeddings(
+    name: Option<&Capability>,
+    selection: &ModelSelection,
+) -> Result<(), ModelPreferencesError> {
+    if name.is_none_or(|name| name.as_str() != EMBEDDINGS) || is_no_model(selection) {
+        return Ok(());
+    }
+    let text = format!("{EMBEDDINGS}={selection}");
+    match selection.models.as_slice() {
+        [only] if only.tier().is_some() => Ok(()),
+        [only] if only.name == Extractive::NAME || !has_embeddings_api(&only.name) => {
+            Err(ModelPreferencesError::NoEmbeddings { text })
+        }
+        [_] => Ok(()),
+        _ => Err(ModelPreferencesError::EmbeddingFallbacks { text }),
+    }
 }
 
 /// Splits `a:b, fast=c:d, e:f` into its models without a name, and those of each name.
@@ -224,6 +253,17 @@ impl ModelPool {
         };
         let model = self.open_selected(&run, &selection)?;
         Ok(Some(self.factory.record(model, call_labels(order, &verifier))))
+    }
+
+    /// Opens the model that embeds documents and queries for an order: the run's, or else the process's. `None` if neither names one.
+    pub fn open_embeddings(&self, order: &Order) -> Result<Option<Arc<dyn Model>>, CreateModelError> {
+        let run = RunModels::of_order(order);
+        let role = Capability::new(EMBEDDINGS).expect("a valid name");
+        let named = parse_models(run.named.get(&role));
+        let named = named.or_else(|| self.preferences.by_capability.get(&role).cloned());
+        let Some(selection) = named.filter(|one| !is_no_model(one)) else { return Ok(None) };
+        let model = self.open_selected(&run, &selection)?;
+        Ok(Some(self.factory.record(model, call_labels(order, &role))))
     }
 
     /// Opens a model, or returns the open one.
@@ -429,10 +469,46 @@ mod tests {
         for text in ["none", "critic=none", "verifier=none,ollama:a", "ollama:a,none"] {
             let error = ModelPreferences::parse([text]).unwrap_err().to_string();
             assert!(
-                error.starts_with(&format!("{:?}: only the verifier", text.replace(',', ", "))),
+                error
+                    .starts_with(&format!("{:?}: only the verifier and embeddings", text.replace(',', ", "))),
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn embeddings_are_those_of_one_model_that_has_them() {
+        for good in ["ollama:all-minilm", "openai:text-embedding-3-small", "mistral:mistral-embed", "none"] {
+            ModelPreferences::parse([format!("embeddings={good}").as_str()]).unwrap();
+        }
+        for (bad, why) in [
+            ("ollama:a, ollama:b", "no fallbacks"),
+            ("anthropic:claude", "no API for embeddings"),
+            ("builtin:extractive", "no API for embeddings"),
+            ("script:model.yaml", "no API for embeddings"),
+        ] {
+            let error =
+                ModelPreferences::parse([format!("embeddings={bad}").as_str()]).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn embeddings_are_made_only_where_a_model_is_named_for_them() {
+        let model_of = |process: &[&str], run: Option<&str>| {
+            let preferences = ModelPreferences::parse(process.iter().copied()).unwrap();
+            let (fallback, factory) = (built_in_selection(), ModelFactory::default());
+            let pool = ModelPool { preferences, fallback, factory, open: Mutex::default() };
+            let named = run.map(|model| (Capability::new(EMBEDDINGS).unwrap(), model.to_owned()));
+            let order =
+                Order { models: named.into_iter().collect(), ..build_order(None, Some("ollama:run")) };
+            pool.open_embeddings(&order).unwrap().map(|model| model.name().to_owned())
+        };
+        let process = ["ollama:a", "embeddings=ollama:b"];
+        assert_eq!(model_of(&process[..1], None), None, "never the default model");
+        assert_eq!(model_of(&process, None).as_deref(), Some("ollama:b"));
+        assert_eq!(model_of(&process, Some("ollama:c")).as_deref(), Some("ollama:c"));
+        assert_eq!(model_of(&process, Some("none")), None);
     }
 
     #[test]

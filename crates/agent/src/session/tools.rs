@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::corpus::Corpus;
 use crate::corpus::pages::AttemptPages;
+use crate::embeddings::AttemptEmbeddings;
 use crate::files::Files;
 use crate::files::permissions::CompiledPermissions;
 use crate::spec::{ToolNames, ToolReference};
@@ -57,7 +58,7 @@ const TOOLS: [(&str, ToolConstructor); 38] = [
     ("read_file", Stateful),
     ("read_notes", Open(|_| Some(read_notes_tool()))),
     ("retry_task", Stateful),
-    ("search_documents", Open(|context| context.available_documents().map(search_documents_tool))),
+    ("search_documents", Open(ToolContext::open_search)),
     ("set_status", Stateful),
     ("sleep_for", Open(|context| context.can_wait.then(sleep_for_tool))),
     ("sleep_until", Open(|context| context.can_wait.then(sleep_until_tool))),
@@ -87,6 +88,8 @@ pub struct ToolContext {
     pub corpus: Option<Arc<Corpus>>,
     /// The web pages that the attempt reads; `None` if it reads none.
     pub pages: Option<Arc<AttemptPages>>,
+    /// The search by meaning; `None` if documents are searched by words alone.
+    pub embeddings: Option<Arc<AttemptEmbeddings>>,
     /// The results that the task depends on.
     pub results: Option<Arc<dyn TaskResultSource>>,
     /// The capabilities that can be consulted.
@@ -137,6 +140,10 @@ impl ToolContext {
             Open(open) => stateful.or_else(|| open(self)),
             Stateful => stateful,
         }
+    }
+
+    fn open_search(&self) -> Option<Arc<dyn Tool>> {
+        Some(search_documents_tool(self.available_documents()?, self.embeddings.clone()))
     }
 
     fn available_documents(&self) -> Option<ReadableDocuments> {

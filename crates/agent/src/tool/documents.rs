@@ -8,9 +8,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Output, Tool, ToolError, tool_from_function, tool_with_output};
+use super::{Call, Output, Tool, ToolError, tool_with_output};
 use crate::corpus::pages::AttemptPages;
-use crate::corpus::{Corpus, Document, SearchHit, SearchResults};
+use crate::corpus::{Corpus, Document, SearchHit, SearchQuery, SearchResults};
+use crate::embeddings::{AttemptEmbeddings, EmbeddedQuery};
 
 /// The maximum number of passages of one search.
 pub const MAX_PASSAGES: u32 = 20;
@@ -80,7 +81,10 @@ impl ReadableDocuments {
 
 /// `search_documents{query, limit?, per_document?}`: the best passages, each with its document and numbered lines.
 #[must_use]
-pub fn search_documents_tool(documents: ReadableDocuments) -> Arc<dyn Tool> {
+pub fn search_documents_tool(
+    documents: ReadableDocuments,
+    embeddings: Option<Arc<AttemptEmbeddings>>,
+) -> Arc<dyn Tool> {
     let searched = match documents {
         ReadableDocuments::OfRun(_) => "the documents of the run",
         ReadableDocuments::WithPages(_) => {
@@ -92,9 +96,9 @@ pub fn search_documents_tool(documents: ReadableDocuments) -> Arc<dyn Tool> {
          and its numbered lines. Also reports in how many documents each word occurs and which documents have none of \
          them. Try several wordings; read more around a passage with read_document."
     );
-    tool_from_function(SEARCH, &description, move |arguments: SearchDocumentsArguments, _| {
-        let documents = documents.clone();
-        async move { search_corpus(&documents.current(), &arguments) }
+    tool_with_output(SEARCH, &description, move |arguments: SearchDocumentsArguments, call| {
+        let (documents, embeddings) = (documents.clone(), embeddings.clone());
+        async move { search_corpus(&documents.current(), &arguments, embeddings.as_deref(), &call).await }
     })
 }
 
@@ -114,24 +118,38 @@ pub fn read_document_tool(documents: ReadableDocuments) -> Arc<dyn Tool> {
     })
 }
 
-fn search_corpus(corpus: &Corpus, arguments: &SearchDocumentsArguments) -> Result<String, ToolError> {
+async fn search_corpus(
+    corpus: &Corpus,
+    arguments: &SearchDocumentsArguments,
+    embeddings: Option<&AttemptEmbeddings>,
+    call: &Call,
+) -> Result<Output, ToolError> {
     if arguments.query.chars().count() > MAX_QUERY {
         return Err(ToolError::Refused(format!("the query is longer than {MAX_QUERY} characters")));
     }
     let limit = arguments.limit.unwrap_or(DEFAULT_PASSAGES).clamp(1, MAX_PASSAGES) as usize;
     let per_document = arguments.per_document.unwrap_or(MAX_PASSAGES).max(1) as usize;
-    let results = corpus.search(&arguments.query, limit, per_document);
-    if results.words.is_empty() {
+    let query = match embeddings {
+        Some(embeddings) => embeddings.embed_query(corpus, &arguments.query, &call.budget).await,
+        None => EmbeddedQuery::default(),
+    };
+    let EmbeddedQuery { vector, spent, notice } = query;
+    let query = SearchQuery { text: &arguments.query, vector: vector.as_deref() };
+    let results = corpus.search(query, limit, per_document);
+    if results.words.is_empty() && vector.is_none() {
         let text = "the query has no searchable word: the most common words of a language are ignored";
         return Err(ToolError::Refused(text.into()));
     }
-    Ok(format_search_results(corpus, &results))
+    let notice = notice.map(|notice| format!("{notice}\n")).unwrap_or_default();
+    let text = format!("{notice}{}", format_search_results(corpus, &results));
+    Ok(Output { usage: spent.usage, models: spent.models, ..Output::from(text) })
 }
 
 /// The best passages for a text, in the format of `search_documents`; `None` if there are none.
-pub(crate) fn find_passages(corpus: &Corpus, text: &str, limit: usize) -> Option<String> {
-    let query: String = text.chars().take(MAX_QUERY).collect();
-    let results = corpus.search(&query.replace('"', " "), limit, 2);
+pub(crate) fn find_passages(corpus: &Corpus, query: SearchQuery<'_>, limit: usize) -> Option<String> {
+    let text: String = query.text.chars().take(MAX_QUERY).collect();
+    let text = text.replace('"', " ");
+    let results = corpus.search(SearchQuery { text: &text, ..query }, limit, 2);
     (!results.hits.is_empty()).then(|| format_search_results(corpus, &results))
 }
 
@@ -314,7 +332,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_search_shows_numbered_lines_and_documents_without_matches() {
-        let tool = search_documents_tool(ReadableDocuments::OfRun(build_corpus()));
+        let tool = search_documents_tool(ReadableDocuments::OfRun(build_corpus()), None);
         let text = tool.call(json!({"query": "patents zebra"}), &Call::default()).await.unwrap().text;
         assert!(
             text.starts_with("Documents with the words: patents in 1 of 2; zebra in 0 of 2.\n"),
@@ -338,7 +356,7 @@ mod tests {
             list_shown_lines(&tool.spec().name, &arguments, &text)
         };
         let search = json!({"query": "patent nothing"});
-        let mut found = read_back(search_documents_tool(documents()), search).await;
+        let mut found = read_back(search_documents_tool(documents(), None), search).await;
         found.sort_unstable();
         let expected =
             [("MIT.txt".to_owned(), vec![1, 2, 3]), ("law/Apache-2.0.txt".to_owned(), vec![1, 2, 3, 4])];

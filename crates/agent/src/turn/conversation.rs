@@ -11,7 +11,9 @@ use std::time::Duration;
 use millrace_protocol::plan::{DEFAULT_PROVIDER_TIMEOUT, ResourceAmounts, Work};
 use millrace_protocol::work::Order;
 
-use super::{AgentBrief, Answer, ContextSettings, ForkedConversation, InheritedState, Machine, ReadLines};
+use super::{
+    AgentBrief, Answer, ContextSettings, ForkedConversation, InheritedState, Machine, ReadLines, UsageTotals,
+};
 use crate::approval::ApprovalRules;
 use crate::corpus::pages::AttemptPages;
 use crate::files::{AgentFiles, FilePath, Files, InvalidFilePath};
@@ -66,6 +68,8 @@ pub struct Conversation {
     pub context: Option<ContextSettings>,
     /// The reservation in the run's budget, in addition to the limits.
     pub allowance: ResourceAmounts,
+    /// The usage of the attempt before the conversation, and how long it took.
+    pub(crate) prepared: (UsageTotals, Duration),
     /// How long to wait for a provider that does not answer.
     pub provider_timeout: Duration,
 }
@@ -106,6 +110,7 @@ impl Conversation {
             is_recorded: false,
             context: None,
             allowance: ResourceAmounts::default(),
+            prepared: Default::default(),
             provider_timeout: DEFAULT_PROVIDER_TIMEOUT,
         }
     }
@@ -135,7 +140,9 @@ impl Conversation {
             Some(continued) => Machine::of_fork(brief, &continued.conversation, &continued.next),
             None => Machine::new(brief),
         };
+        let (spent, took) = take(&mut self.prepared);
         machine
+            .with_usage_before(&spent, took)
             .with_skills(take(&mut self.skills))
             .with_state(self.state.take())
             .with_notes(self.inherited.notes.clone())

@@ -13,6 +13,8 @@
 mod shorten;
 mod verify;
 
+pub(crate) use verify::select_affordable;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::future::pending;

@@ -326,7 +326,7 @@ pub(super) fn decode_step<T: DeserializeOwned>(name: &str, value: Value) -> Resu
 }
 
 /// Encodes the value of a step for the journal.
-pub(super) fn encode_step(value: &impl Serialize) -> Value {
+pub(crate) fn encode_step(value: &impl Serialize) -> Value {
     serde_json::to_value(value).expect("replies and results hold only texts and numbers")
 }
 

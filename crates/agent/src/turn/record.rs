@@ -220,6 +220,6 @@ pub(crate) struct BegunCallsStep {
 }
 
 /// Converts a duration to whole milliseconds, saturating.
-pub(super) fn to_millis(time: Duration) -> u64 {
+pub(crate) fn to_millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -98,7 +98,11 @@ pub struct ScriptedTask<'a> {
     pub policy: Option<VerificationPolicy>,
     /// `true` if the result is the deliverable of the run.
     pub is_final: bool,
-    /// The reservation of a verification.
+    /// The model that embeds documents and queries, if one does.
+    pub embeddings: Option<String>,
+    /// The cache of the machine.
+    pub cache: Option<PathBuf>,
+    /// The reservation of the attempt.
     pub allowance: ResourceAmounts,
     pub journal: MemoryHost,
     pub folder: TempDir,
@@ -135,6 +139,8 @@ impl<'a> ScriptedTask<'a> {
             verifier_error: None,
             policy: None,
             is_final: false,
+            embeddings: None,
+            cache: None,
             allowance: ResourceAmounts::default(),
             journal: MemoryHost::default(),
             folder: tempfile::tempdir().unwrap(),
@@ -164,7 +170,10 @@ impl<'a> ScriptedTask<'a> {
     pub async fn run(&mut self) -> Result<TaskResult, SessionError> {
         let spec = AgentSpec::parse(self.capability.as_bytes(), &BuiltInToolNames).unwrap();
         let (store, order, host) = self.prepare(spec.about.name.clone());
-        let env = SessionEnvironment::new(Arc::new(store), &mut self.journal);
+        let env = SessionEnvironment {
+            allowance: self.allowance,
+            ..SessionEnvironment::new(Arc::new(store), &mut self.journal)
+        };
         let session = AgentSession::prepare(&host, &spec, &order, env).await.unwrap();
         session.run_work().await
     }
@@ -215,6 +224,9 @@ impl<'a> ScriptedTask<'a> {
             std::fs::write(&path, script.to_string()).unwrap();
             models.insert(Capability::new("verifier").unwrap(), format!("script:{}", path.display()));
         }
+        if let Some(model) = &self.embeddings {
+            models.insert(Capability::new("embeddings").unwrap(), model.clone());
+        }
         let order = Order {
             models,
             is_final: self.is_final,
@@ -226,7 +238,9 @@ impl<'a> ScriptedTask<'a> {
             ..Order::new(run.clone(), run.lane(1), work, self.objective, capability)
         };
         let factory = ModelFactory { record_file: Some(self.cassette()), ..ModelFactory::default() };
-        let host = AgentHost::new(HostSettings { factory, ..HostSettings::default() }).unwrap();
+        let host =
+            AgentHost::new(HostSettings { factory, cache: self.cache.clone(), ..HostSettings::default() })
+                .unwrap();
         (store, order, host)
     }
 }

@@ -328,7 +328,7 @@ pub fn find_most_similar_request<'a>(
 }
 
 /// Splits a request into parts, in the order in which people read them.
-fn list_request_parts(request: &Request) -> [(&'static str, Value); 6] {
+fn list_request_parts(request: &Request) -> [(&'static str, Value); 7] {
     let value = |value: serde_json::Result<Value>| value.expect("a request is JSON");
     [
         ("answer", value(serde_json::to_value(&request.answer))),
@@ -337,6 +337,7 @@ fn list_request_parts(request: &Request) -> [(&'static str, Value); 6] {
         ("messages", value(serde_json::to_value(&request.messages))),
         ("max_output_tokens", request.max_output_tokens.into()),
         ("first_token_probabilities", request.first_token_probabilities.into()),
+        ("embeddings", request.embeddings.into()),
     ]
 }
 

@@ -121,6 +121,19 @@ pub fn ability_of_full_name(name: &str) -> ModelAbility {
     }
 }
 
+/// Returns `true` if a model's provider has an API for embeddings, or if the name can't be parsed, which is reported elsewhere.
+pub fn has_embeddings_api(name: &str) -> bool {
+    match parse_model_name(name) {
+        Ok(ParsedModelName::Model { provider, .. }) => match provider.api {
+            Api::Always(wire) => wire.has_embeddings(),
+            Api::OpenAi => true,
+            Api::Vertex => false,
+        },
+        Ok(ParsedModelName::Script(_)) => false,
+        Ok(ParsedModelName::Replay(_)) | Err(_) => true,
+    }
+}
+
 pub fn parse_model_name(name: &str) -> NameResult<ParsedModelName> {
     let name = name.trim();
     let (before, model) = match name.split_once(':') {

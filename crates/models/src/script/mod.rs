@@ -131,6 +131,7 @@ impl ScriptedModel {
             model: None,
             provider_state: None,
             first_token: scripted.first_token(view.request),
+            vectors: Vec::new(),
         })
     }
 

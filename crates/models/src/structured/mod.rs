@@ -256,6 +256,7 @@ fn rewrite_request_as_envelope(request: &Request) -> Request {
         max_output_tokens: request.max_output_tokens,
         first_token_probabilities: request.first_token_probabilities,
         is_least: request.is_least,
+        embeddings: request.embeddings,
     }
 }
 

@@ -23,6 +23,7 @@ pub(super) const API: WireApi = WireApi {
         true => format!("{base}/publishers/anthropic/models/{}:streamRawPredict", endpoint.model),
         false => format!("{}/v1/messages", base.trim_end_matches("/v1")),
     },
+    embeddings_url: None,
     key_header: Some("x-api-key"),
     call_ids: CallIdForm::Word(64),
     structured: |endpoint| [supports_output_schemas(&endpoint.model); 2].into(),

@@ -26,6 +26,7 @@ pub(super) const API: WireApi = WireApi {
         let model = endpoint.model.replace(':', "%3A").replace('/', "%2F");
         format!("{base}/model/{model}/converse-stream")
     },
+    embeddings_url: None,
     key_header: None,
     call_ids: CallIdForm::Word(64),
     structured: |_| (false, false),

@@ -110,8 +110,17 @@ pub(crate) fn normalize_conversation(request: &Request, ids: CallIdForm) -> Requ
     let tools = request.tools.iter().map(accepted_tool).collect();
     let (answer, is_least) = (answer.clone(), *is_least);
     let (max_output_tokens, first_token_probabilities) = (*max_output_tokens, *first_token_probabilities);
-    let messages = builder.messages;
-    Request { system, messages, tools, answer, max_output_tokens, first_token_probabilities, is_least }
+    let (messages, embeddings) = (builder.messages, request.embeddings);
+    Request {
+        system,
+        messages,
+        tools,
+        answer,
+        max_output_tokens,
+        first_token_probabilities,
+        is_least,
+        embeddings,
+    }
 }
 
 /// Returns a tool under a name that the provider accepts. Replies name it by its own again.

@@ -34,6 +34,8 @@ pub(super) struct WireApi {
     pub(super) framing: Framing,
     /// Returns the URL of requests; the second argument is the base URL without a slash at its end.
     pub(super) url: fn(&ModelEndpoint, &str) -> String,
+    /// Returns the URL of requests for embeddings, from the base URL without a slash at its end; `None` if the API has none.
+    pub(super) embeddings_url: Option<fn(&str) -> String>,
     /// The header with the key, if it is no bearer token.
     pub(super) key_header: Option<&'static str>,
     pub(super) call_ids: CallIdForm,

@@ -24,6 +24,7 @@ pub(super) const API: WireApi = WireApi {
         let publisher = if endpoint.dialect.is_vertex { "/publishers/google" } else { "" };
         format!("{base}{publisher}/models/{}:streamGenerateContent?alt=sse", endpoint.model)
     },
+    embeddings_url: None,
     key_header: Some("x-goog-api-key"),
     call_ids: CallIdForm::Text(64),
     structured: |_| (true, false),

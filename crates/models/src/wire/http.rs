@@ -35,6 +35,12 @@ pub(super) struct HttpSender {
 }
 
 impl HttpSender {
+    /// Returns the sender of requests for embeddings; `None` if the API has none. Their response is one JSON value.
+    pub(super) fn for_embeddings(endpoint: &ModelEndpoint, api: &WireApi) -> Option<Self> {
+        let url = api.embeddings_url?(endpoint.base_url.trim().trim_end_matches('/'));
+        Some(Self { url, framing: Framing::Sse, ..Self::new(endpoint, api) })
+    }
+
     pub(super) fn new(endpoint: &ModelEndpoint, api: &WireApi) -> Self {
         let secrets = endpoint.secrets();
         remember_secrets(&secrets);

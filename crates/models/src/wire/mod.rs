@@ -7,6 +7,7 @@
 //! ```text
 //! mod        the model behind an endpoint: conversation → body → http → events → reply
 //! ├─ openai_chat, openai_responses, anthropic, gemini, bedrock, ollama     one API each: a row of functions (`WireApi`)
+//! ├─ embeddings       requests for embeddings, which are no conversation
 //! ├─ endpoint         one model at one address
 //! ├─ conversation     the normal form of a conversation, from which each wire makes its messages
 //! ├─ turns            what the messages of several APIs have in common
@@ -42,6 +43,7 @@ use crate::negotiation::{
 mod anthropic;
 mod bedrock;
 mod conversation;
+mod embeddings;
 mod endpoint;
 mod error;
 mod events;
@@ -73,6 +75,13 @@ impl WireProtocol {
             Self::Gemini => &gemini::API,
             Self::Bedrock => &bedrock::API,
         }
+    }
+}
+
+impl WireProtocol {
+    /// `true` if the API has embeddings.
+    pub(crate) fn has_embeddings(self) -> bool {
+        self.api().embeddings_url.is_some()
     }
 }
 
@@ -144,6 +153,9 @@ const MAX_ADAPTATIONS: usize = 6;
 impl HttpModel {
     /// Sends a request, and sends it again without the parameters that the server refuses. A refused request costs nothing.
     async fn request_reply(&self, request: &Request, listener: &dyn DeltaListener) -> ReplyResult {
+        if request.embeddings {
+            return self.request_embeddings(request).await;
+        }
         let normal = normalize_conversation(request, self.endpoint.call_id_form());
         let sent = &*replace_unsent_images(&normal, self.endpoint.media_refusal());
         let mut refused_names = Vec::new();
@@ -182,6 +194,26 @@ impl HttpModel {
             reply.usage = Usage { cost_micros, ..estimate_usage(request, &reply.text, &reply.calls) };
         }
         Ok(reply)
+    }
+
+    async fn request_embeddings(&self, request: &Request) -> ReplyResult {
+        let Some(sender) = HttpSender::for_embeddings(&self.endpoint, self.api) else {
+            let message = format!("the API of {} has no embeddings", self.name());
+            return Err(ModelError::bad_request(message));
+        };
+        let mut body = embeddings::build_request_body(&self.endpoint.model, request);
+        merge_fields(&mut body, &self.endpoint.settings.extra_body);
+        match sender.send_request(body.to_string().into_bytes()).await.map_err(|failure| failure.error)? {
+            ResponseBody::Json(value) if value.get("error").is_some() => {
+                Err(error::model_error_from_body(&value, &sender.redactor))
+            }
+            ResponseBody::Json(value) => {
+                embeddings::read_reply(&value, request).map_err(|message| ModelError::Protocol { message })
+            }
+            ResponseBody::EventStream(_) => Err(ModelError::Protocol {
+                message: "the response to a request for embeddings is a stream of events".to_owned(),
+            }),
+        }
     }
 
     /// Learns from a refusal how to change the request, and returns its message. Fails if there is nothing to learn, or if another form

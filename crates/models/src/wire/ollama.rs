@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::conversation::CallIdForm;
 use super::conversation::{flat_messages, function_tool, tools_to_json};
 
+use super::embeddings;
 use super::endpoint::{Framing, ModelEndpoint, WireApi};
 
 use super::json::{items_of, json_to_text, read_text_at, set_field};
@@ -18,7 +19,8 @@ use crate::model::{FinishReason, Image, Message, Request, ToolCall};
 
 pub(super) const API: WireApi = WireApi {
     framing: Framing::JsonLines,
-    url: |_, base| format!("{}/api/chat", base.trim_end_matches("/v1").trim_end_matches("/api")),
+    url: |_, base| format!("{}/api/chat", embeddings::ollama_root(base)),
+    embeddings_url: Some(embeddings::ollama_url),
     key_header: None,
     call_ids: CallIdForm::Text(64),
     structured: |_| (true, false),

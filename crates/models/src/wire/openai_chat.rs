@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::conversation::CallIdForm;
 use super::conversation::{flat_messages, function_tool, tools_to_json};
 
+use super::embeddings;
 use super::endpoint::{Framing, ModelEndpoint, WireApi};
 
 use super::json::{has_field, items_of, json_to_text, read_number_at, read_text_at, set_field};
@@ -21,6 +22,7 @@ use crate::model::{FinishReason, Image, Message, Request, ToolCall};
 pub(super) const API: WireApi = WireApi {
     framing: Framing::Sse,
     url: |_, base| format!("{base}/chat/completions"),
+    embeddings_url: Some(embeddings::openai_url),
     key_header: None,
     call_ids: CallIdForm::Text(40),
     structured: |endpoint| (true, endpoint.is_openai_host()),

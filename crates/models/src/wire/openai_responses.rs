@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::conversation::CallIdForm;
 use super::conversation::tools_to_json;
+use super::embeddings;
 use super::endpoint::{Framing, ModelEndpoint, WireApi};
 
 use super::json::{has_field, items_of, json_to_text, read_text_at, set_field};
@@ -18,6 +19,7 @@ use crate::model::{FinishReason, Image, Message, Request};
 pub(super) const API: WireApi = WireApi {
     framing: Framing::Sse,
     url: |_, base| format!("{base}/responses"),
+    embeddings_url: Some(embeddings::openai_url),
     key_header: None,
     call_ids: CallIdForm::Text(64),
     structured: |_| (true, true),

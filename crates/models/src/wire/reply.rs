@@ -246,7 +246,16 @@ impl<'a> ReplyBuilder<'a> {
             Cow::Owned(redacted) => redacted,
         };
         let first_token = self.first_token.unwrap_or_default();
-        Some(Reply { text, calls, usage: self.usage, finish, model: None, provider_state, first_token })
+        Some(Reply {
+            text,
+            calls,
+            usage: self.usage,
+            finish,
+            model: None,
+            provider_state,
+            first_token,
+            vectors: Vec::new(),
+        })
     }
 
     fn unique_id(&self, slot: &ToolCallSlot, earlier: &[ToolCall]) -> String {

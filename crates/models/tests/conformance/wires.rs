@@ -317,6 +317,7 @@ pub fn expected(wire: WireProtocol) -> Reply {
         model: None,
         provider_state: None,
         first_token: Vec::new(),
+        vectors: Vec::new(),
     }
 }
 

@@ -172,7 +172,7 @@ impl<A: Answer> Driver<'_, A> {
             && let Some((_, value)) = self.host.replay(&name).await?
         {
             let step: VerifierStep = decode_step(VERIFIER_STEP, value)?;
-            machine.count_verification(&step.spent, Duration::from_millis(step.took_ms));
+            machine.count_side_usage(&step.spent, Duration::from_millis(step.took_ms));
             return Ok(Ok(step.calibration));
         }
         let is_over = self.host.peek().await?.is_some();
@@ -193,7 +193,7 @@ impl<A: Answer> Driver<'_, A> {
         verifier.remember(&calibration);
         let step = VerifierStep { calibration, spent, took_ms: to_millis(began.elapsed()) };
         self.host.record(VERIFIER_STEP, &encode_step(&step)).await?;
-        machine.count_verification(&step.spent, Duration::from_millis(step.took_ms));
+        machine.count_side_usage(&step.spent, Duration::from_millis(step.took_ms));
         Ok(Ok(step.calibration))
     }
 
@@ -266,7 +266,7 @@ impl<A: Answer> Driver<'_, A> {
 /// Counts a reply of the verifier.
 fn count_reply<A: Answer>(machine: &mut Machine<A>, calibration: &Calibration, step: &VerdictStep) {
     let spent = step.reply.as_ref().map(|reply| usage_of(&calibration.model, reply)).unwrap_or_default();
-    machine.count_verification(&spent, Duration::from_millis(step.took_ms));
+    machine.count_side_usage(&spent, Duration::from_millis(step.took_ms));
 }
 
 fn usage_of(model: &str, reply: &Reply) -> UsageTotals {
@@ -275,7 +275,7 @@ fn usage_of(model: &str, reply: &Reply) -> UsageTotals {
 }
 
 /// The first requests that these amounts pay for together, and `true` if they are all.
-fn select_affordable(
+pub(crate) fn select_affordable(
     requests: Vec<(usize, &Request)>,
     mut left: ResourceAmounts,
 ) -> (Vec<(usize, &Request)>, bool) {

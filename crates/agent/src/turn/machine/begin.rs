@@ -55,6 +55,13 @@ impl<A: Answer> Machine<A> {
         }
     }
 
+    /// Adds the usage of the attempt before the conversation.
+    #[must_use]
+    pub(in crate::turn) fn with_usage_before(mut self, spent: &UsageTotals, took: Duration) -> Self {
+        self.count_side_usage(spent, took);
+        self
+    }
+
     /// Begins with a given answer instead of a request to its model. Call it before the first step.
     #[must_use]
     pub(in crate::turn) fn with_given_answer(mut self, answer: A) -> Self {

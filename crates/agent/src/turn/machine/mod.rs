@@ -290,7 +290,8 @@ impl<A: Answer> Machine<A> {
     /// Feeds the model's reply and its duration.
     pub fn feed_reply(&mut self, reply: Reply, took: Duration) -> Result<(), UnexpectedInput> {
         self.require_waiting_for_reply("a reply")?;
-        let Reply { text, mut calls, usage, finish, model, provider_state, first_token: _ } = reply;
+        let Reply { text, mut calls, usage, finish, model, provider_state, first_token: _, vectors: _ } =
+            reply;
         self.count_request(model, usage, took);
         make_ids_unique(&mut calls, self.inherited_turns + self.turns - 1);
         self.last_input = usage.input_tokens;
@@ -419,8 +420,8 @@ impl<A: Answer> Machine<A> {
         self.spent.add_totals(&UsageTotals::from_model_usage(model, count_model_call(model, usage)));
     }
 
-    /// Counts the usage and the time of the verification of an answer.
-    pub(in crate::turn) fn count_verification(&mut self, spent: &UsageTotals, took: Duration) {
+    /// Counts usage and time beside the conversation: of the verification of an answer, and of embeddings before the first request.
+    pub(in crate::turn) fn count_side_usage(&mut self, spent: &UsageTotals, took: Duration) {
         self.spent.add_totals(spent);
         self.worked += took;
     }
