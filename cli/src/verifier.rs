@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millrace_agent::model::{ModelFactory, ModelSelection, open_model};
 use millrace_agent::verification::Verifier;
-use millrace_local_cluster::folders;
+use millrace_local_cluster::folders::worker_cache_folder;
 use millrace_models::provider::default_model_selection;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::subject::VERIFIER;
@@ -36,5 +36,5 @@ pub fn open_verifier(
     };
     let factory = ModelFactory { call_timeout, ..ModelFactory::default() };
     let model = open_model(&selection, &factory).map_err(CommandError::unusable_environment)?;
-    Ok(Some(Verifier::open(model, Some(folders::default_cache_folder()))))
+    Ok(Some(Verifier::open(model, Some(worker_cache_folder()))))
 }

@@ -259,12 +259,6 @@ fn check_open_file_limit() -> CheckResult {
     }
 }
 
-/// Returns the folder in which this user's workers cache what they learn about models.
-fn worker_cache_folder() -> PathBuf {
-    let set = std::env::var_os("MILLRACE_DOCUMENT_CACHE").filter(|folder| !folder.is_empty());
-    set.map_or_else(|| folders::default_cache_folder().join("documents"), PathBuf::from)
-}
-
 /// Checks the models, and shows what earlier runs learned about the parameters that their servers take.
 fn check_model_selection(texts: &[String]) -> Vec<CheckResult> {
     const NAME: &str = "model";
@@ -283,7 +277,7 @@ fn check_model_selection(texts: &[String]) -> Vec<CheckResult> {
             "choose a language model with --model or MILLRACE_MODEL",
         )];
     }
-    let factory = ModelFactory { cache: Some(worker_cache_folder()), ..ModelFactory::default() };
+    let factory = ModelFactory { cache: Some(folders::worker_cache_folder()), ..ModelFactory::default() };
     let opened: Result<Vec<_>, _> =
         chosen.selections().map(|selection| open_model(selection, &factory)).collect();
     let adapted = opened.iter().flatten().flat_map(|model| model.adaptations());

@@ -3,6 +3,7 @@
 use millrace_agent::model::{ModelFactory, open_model};
 use millrace_agent::session::ModelPreferences;
 use millrace_agent::verification::Verifier;
+use millrace_local_cluster::folders::worker_cache_folder;
 use millrace_protocol::ids::Capability;
 use millrace_protocol::result::Usage;
 use millrace_protocol::subject::VERIFIER;
@@ -24,7 +25,7 @@ pub(super) async fn check_verifier(texts: &[String]) -> Option<CheckResult> {
         return Some(CheckResult::new_ok(NAME, "none: only quotations and figures are verified"));
     }
     let model = open_model(selection, &ModelFactory::default()).ok()?;
-    let verifier = Verifier::open(model, Some(super::worker_cache_folder()));
+    let verifier = Verifier::open(model, Some(worker_cache_folder()));
     let is_remembered = verifier.remembered_calibration().is_some();
     if !is_remembered {
         let name = verifier.model().name();

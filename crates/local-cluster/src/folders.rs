@@ -22,6 +22,12 @@ pub fn default_cache_folder() -> PathBuf {
         .map_or_else(|| PathBuf::from(".millrace/cache"), |base| base.join(APPLICATION))
 }
 
+/// Returns the folder in which this user's workers cache documents, and what they learn about models.
+pub fn worker_cache_folder() -> PathBuf {
+    let set = env::var_os("MILLRACE_DOCUMENT_CACHE").filter(|folder| !folder.is_empty());
+    set.map_or_else(|| default_cache_folder().join("documents"), PathBuf::from)
+}
+
 /// Returns the folder of the user's settings: `$XDG_CONFIG_HOME/millrace` or `~/.config/millrace`, on all platforms.
 pub fn default_settings_folder() -> Option<PathBuf> {
     platform_folder("XDG_CONFIG_HOME", ".config", ".config").map(|base| base.join(APPLICATION))
