@@ -52,7 +52,7 @@ pub async fn answer_rpc(State(server): State<Arc<A2aServer>>, request: Request) 
                 let skills = read_skills(&operator).await.unwrap_or_default();
                 Ok(millrace_views::to_value(&server.card(&parts.headers, skills)))
             }
-            method => answer_method(&operator, method, params).await,
+            method => Box::pin(answer_method(&operator, method, params)).await,
         },
     };
     rpc_response(&match outcome {
