@@ -66,7 +66,7 @@ struct EditorAgent {
     /// Connected with the first session, so that a cluster that can't be reached is an error that the editor shows.
     cluster: OnceCell<ConnectedCluster>,
     sessions: Mutex<HashMap<SessionId, SharedSession>>,
-    /// What the editor offers.
+    /// The access to files that the editor offers.
     files: Mutex<FileSystemCapabilities>,
 }
 
@@ -188,7 +188,11 @@ impl EditorAgent {
     }
 
     async fn cluster(&self) -> Result<&ConnectedCluster, Error> {
-        let connecting = async || match &self.settings.cluster {
+        self.cluster.get_or_try_init(|| self.connect()).await.map_err(to_editor_error)
+    }
+
+    async fn connect(&self) -> Result<ConnectedCluster, CommandError> {
+        match &self.settings.cluster {
             ClusterChoice::Server(target) => {
                 let (bus, cluster_use) = target.use_cluster().await?;
                 Ok(ConnectedCluster { bus, is_extractive: false, _lasting: None, _cluster_use: cluster_use })
@@ -199,8 +203,7 @@ impl EditorAgent {
                 let bus = cluster.bus.clone();
                 Ok(ConnectedCluster { bus, is_extractive, _lasting: Some(cluster), _cluster_use: None })
             }
-        };
-        self.cluster.get_or_try_init(connecting).await.map_err(to_editor_error)
+        }
     }
 
     fn editor(&self, connection: &ConnectionTo<Client>, session: &acp::SessionId) -> Editor {

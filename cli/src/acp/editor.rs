@@ -1,5 +1,5 @@
 //! The connection to the editor, for one session: sends updates, asks for permissions, reads and writes files through it. Nothing here
-//! fails when the editor is gone: the run goes on, and the next process reports it.
+//! fails when the editor has ended: the run continues, and the next process reports it.
 
 use std::path::Path;
 

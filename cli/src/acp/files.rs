@@ -37,9 +37,9 @@ pub async fn deliver_files(
 ) -> Result<(), Fault> {
     let workspace = RunWorkspace::new(bus, run);
     let mut left: Vec<String> = Vec::new();
-    let mut writes_all = false;
+    let (mut writes_all, mut is_stopped) = (false, is_loaded);
     for (number, artifact) in artifacts.iter().enumerate() {
-        let is_offered = !is_loaded && number < MAX_OFFERED && artifact.bytes <= MAX_TEXT;
+        let is_offered = !is_stopped && number < MAX_OFFERED && artifact.bytes <= MAX_TEXT;
         let target = target_below(folder, &artifact.path).filter(|_| is_offered && editor.can_write_files());
         let text = match &target {
             Some(_) => workspace.read_file_version(&artifact.path, artifact.version).await?,
@@ -53,7 +53,10 @@ pub async fn deliver_files(
         match offer_file(editor, run, &artifact.path, (&target, text), writes_all).await {
             Offer::Written => {}
             Offer::AllWritten => writes_all = true,
-            Offer::Declined => left.push(markdown_line(artifact.path.as_str())),
+            declined @ (Offer::Declined | Offer::Stopped) => {
+                is_stopped = matches!(declined, Offer::Stopped);
+                left.push(markdown_line(artifact.path.as_str()));
+            }
             Offer::Failed(error) => {
                 left.push(format!("{} ({})", markdown_line(artifact.path.as_str()), single_line(&error)));
             }
@@ -74,6 +77,8 @@ enum Offer {
     /// Written, and the user wants the further ones without a question.
     AllWritten,
     Declined,
+    /// The user has cancelled the prompt, or the editor has ended.
+    Stopped,
     Failed(String),
 }
 
@@ -99,7 +104,7 @@ async fn offer_file(
         .content(vec![Diff::new(target, text.clone()).old_text(old).into()]);
     editor.send(SessionUpdate::ToolCall(call.clone()));
     let chosen = match is_permitted {
-        true => WRITE.to_owned(),
+        true => Some(WRITE.to_owned()),
         false => {
             use PermissionOptionKind::{AllowAlways, AllowOnce, RejectOnce};
             let options = vec![
@@ -107,19 +112,18 @@ async fn offer_file(
                 PermissionOption::new(WRITE_ALL, "Write all files of this run", AllowAlways),
                 PermissionOption::new(SKIP, "Do not write it", RejectOnce),
             ];
-            let chosen = editor.ask_permission(call.into(), options).await;
-            chosen.map_or_else(|| SKIP.to_owned(), |id| id.0.to_string())
+            editor.ask_permission(call.into(), options).await.map(|id| id.0.to_string())
         }
     };
     let finish = |status| editor.send(call_update(id, ToolCallUpdateFields::new().status(status)));
-    if chosen != WRITE && chosen != WRITE_ALL {
+    if !matches!(chosen.as_deref(), Some(WRITE | WRITE_ALL)) {
         finish(ToolCallStatus::Failed);
-        return Offer::Declined;
+        return if chosen.is_some() { Offer::Declined } else { Offer::Stopped };
     }
     match editor.write_text_file(target, text).await {
         Ok(()) => {
             finish(ToolCallStatus::Completed);
-            if chosen == WRITE_ALL { Offer::AllWritten } else { Offer::Written }
+            if chosen.as_deref() == Some(WRITE_ALL) { Offer::AllWritten } else { Offer::Written }
         }
         Err(error) => {
             finish(ToolCallStatus::Failed);

@@ -1,4 +1,4 @@
-//! Follows a run for an editor: sends what the log has of it and then each change, asks its questions, and at its end sends the report
+//! Follows a run for an editor: sends its log so far and then each change, asks its questions, and at its end sends the report
 //! and delivers the files.
 
 use std::collections::HashMap;
@@ -79,11 +79,11 @@ pub struct ShownRun {
 }
 
 impl ShownRun {
-    /// Sends what the log has of the run, and follows it from there if it has not ended. A run that was loaded begins with its
+    /// Sends the run as it is in the log, and follows it from there if it has not ended. A run that was loaded begins with its
     /// objective as a message of the user; `submitted` is the objective of one that no supervisor has started yet.
     pub async fn show_and_follow(self, loaded: Option<String>) -> Result<FollowedRun, Fault> {
         let past = read_all_tasks(&self.bus, &self.run).await?;
-        // What follows the last decision may be incomplete.
+        // The entries after the last decision may be incomplete.
         let is_decision = |update: &&TaskUpdate| matches!(update, TaskUpdate::Decision { .. });
         let last = past.iter().rfind(is_decision).map_or(0, TaskUpdate::sequence);
         let (run, editor) = (self.run.clone(), self.editor.clone());
@@ -113,7 +113,7 @@ struct Follower {
     is_loaded: bool,
     updates: RunUpdates,
     questions: QuestionTracker,
-    /// The questions that the editor is asked, with the tool calls that show them.
+    /// The open permission requests, with the tool calls that show them.
     asked: HashMap<QuestionId, (AbortHandle, ShownCall)>,
     asking: JoinSet<()>,
     /// The open questions that need a text, the oldest first.
@@ -125,7 +125,7 @@ struct Follower {
 /// The tool call by which an editor shows a question.
 #[derive(Debug, Clone)]
 enum ShownCall {
-    /// A call of an agent, whose result follows.
+    /// A call of an agent; its result comes later.
     OfAgent(ToolCallId),
     OfQuestion(ToolCallId),
 }

@@ -111,9 +111,10 @@ impl Prompt {
         folders: &[PathBuf],
     ) -> Result<Vec<ListedFile>, String> {
         let mut documents: Vec<ListedFile> = Vec::new();
-        let mut add = |listed: ListedFile| {
+        let mut add = |mut listed: ListedFile| {
             let taken: Vec<String> = documents.iter().map(|document| document.path.clone()).collect();
-            documents.push(ListedFile { path: free_path(&taken, &listed.path), ..listed });
+            listed.path = free_path(&taken, &listed.path);
+            documents.push(listed);
         };
         for attachment in self.attachments {
             match attachment {

@@ -1,7 +1,9 @@
-//! Questions of a run as permission requests: each decision that the question allows is an option. Questions that need a text are asked
-//! in a message, and the next prompt is the answer. Pure.
+//! Questions of a run as permission requests: each decision that the question allows is an option. A question that needs a
+//! text is a message, and the next prompt is its answer. Pure.
 
-use agent_client_protocol::schema::v1::{PermissionOption, PermissionOptionKind, ToolKind};
+use agent_client_protocol::schema::v1::{
+    PermissionOption, PermissionOptionId, PermissionOptionKind, ToolKind,
+};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::RunQuestion;
 use millrace_protocol::question::{Answer, AnswerKind, AnswerScope, Question, QuestionSubject};
@@ -107,7 +109,11 @@ fn choices_of(question: &Question) -> Vec<Choice> {
     use PermissionOptionKind::{AllowAlways, AllowOnce, RejectAlways, RejectOnce};
     let mut choices = Vec::new();
     let mut add = |id: &str, name: String, kind, answer, scope| {
-        choices.push(Choice { option: PermissionOption::new(id.to_owned(), name, kind), answer, scope });
+        choices.push(Choice {
+            option: PermissionOption::new(PermissionOptionId::new(id), name, kind),
+            answer,
+            scope,
+        });
     };
     let once = AnswerScope::Once;
     let reject = || Answer::Reject { message: NO_REASON.into() };

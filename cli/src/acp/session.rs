@@ -28,7 +28,7 @@ use super::prompt::Prompt;
 use crate::commands::run::EXTRACTIVE_NOTICE;
 use crate::commands::submit::refuse_full_cluster;
 use crate::documents::upload_documents;
-use crate::exit::CommandError;
+use crate::exit::{CommandError, CommandExit};
 use crate::questions::{AnswerRequest, OutcomeKind, send_answer};
 use crate::steer::{patience, send_command_and_await_decision};
 
@@ -270,7 +270,11 @@ impl EditorSession {
                     }
                 }
                 () = stop.cancelled() => {
-                    cancel_run(bus, run, by).await?;
+                    match cancel_run(bus, run, by).await {
+                        // The run has ended meanwhile.
+                        Err(error) if error.exit == CommandExit::Refused => {}
+                        sent => sent?,
+                    }
                     let ended = progress.wait_for(|now| matches!(now, RunProgress::Ended(_)));
                     // Its end is shown later, if it takes longer.
                     let _ = timeout(CANCEL_GRACE, ended).await;
@@ -281,7 +285,7 @@ impl EditorSession {
     }
 }
 
-/// Answers a question with a text. Returns `false` if the answer does not count; the user is told why.
+/// Answers a question with a text. Returns `false` if the answer does not count, after a message with the reason.
 async fn answer_in_text(
     bus: &Bus,
     run: &RunId,

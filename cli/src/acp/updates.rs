@@ -224,25 +224,55 @@ fn cut(text: &str, characters: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use millrace_agent::transcript::read_step;
+    use millrace_agent::transcript::{CallRequest, ModelCallOutcome};
     use millrace_protocol::ids::TaskId;
+    use millrace_protocol::result::{ModelUsage, Usage};
     use serde_json::json;
 
     use super::*;
 
-    fn entry(step: &str, value: Value) -> TranscriptEntry {
+    fn entry(step: TranscriptStep) -> TranscriptEntry {
         let task = TaskId::new("t").unwrap();
         TranscriptEntry {
             at: jiff::Timestamp::UNIX_EPOCH,
             sequence: 1,
             journal: JournalKey::Task(task, 1),
-            step: Some(step.to_owned()),
-            event: TranscriptEvent::Step(read_step(step, value)),
+            step: None,
+            event: TranscriptEvent::Step(step),
         }
     }
 
-    fn model_step(calls: &Value) -> TranscriptEntry {
-        entry("model.0", json!({ "text": "First I look.", "calls": calls, "finish": "stop", "usage": {} }))
+    fn model_call(arguments: Value) -> TranscriptEntry {
+        let calls = vec![CallRequest { id: "c1".into(), tool: "read_file".into(), arguments }];
+        entry(TranscriptStep::ModelCall(ModelCall {
+            judge: None,
+            turn: 0,
+            model: None,
+            messages: Vec::new(),
+            tools: Vec::new(),
+            is_compacted: false,
+            outcome: ModelCallOutcome::Reply,
+            text: "First I look.".into(),
+            calls,
+            finish: None,
+            usage: Usage::default(),
+            duration_ms: 0,
+        }))
+    }
+
+    fn tool_result(text: String) -> TranscriptEntry {
+        entry(TranscriptStep::ToolResult(ToolCallResult {
+            judge: None,
+            turn: 0,
+            index: 0,
+            tool: "read_file".into(),
+            call_id: "c1".into(),
+            text,
+            is_error: true,
+            usage: Usage::default(),
+            models: ModelUsage::default(),
+            duration_ms: 0,
+        }))
     }
 
     fn shown(updates: &[SessionUpdate]) -> Vec<Value> {
@@ -252,8 +282,8 @@ mod tests {
     #[test]
     fn calls_have_a_thought_before_them_and_end_with_their_results() {
         let mut updates = RunUpdates::new(&RunId::new("r").unwrap());
-        let calls = json!([{ "id": "c1", "tool": "read_file", "arguments": { "file_path": "/a\u{1b}[2J" } }]);
-        let sent = shown(&updates.add_entry(&model_step(&calls)));
+        let arguments = json!({ "file_path": "/a\u{1b}[2J" });
+        let sent = shown(&updates.add_entry(&model_call(arguments.clone())));
         assert_eq!(sent.len(), 2, "{sent:?}");
         assert_eq!(sent[0]["sessionUpdate"], "agent_thought_chunk");
         assert_eq!(sent[1]["toolCallId"], "r/t/1/0/c1");
@@ -262,13 +292,11 @@ mod tests {
         assert!(!sent[1]["title"].as_str().unwrap().contains('\u{1b}'), "{sent:?}");
 
         let question: QuestionId = "t/1/1".parse().unwrap();
-        let arguments = json!({ "file_path": "/a\u{1b}[2J" });
         let call = updates.call_of_question(&question, "read_file", &arguments);
         assert_eq!(call.map(|id| id.to_string()).as_deref(), Some("r/t/1/0/c1"));
         assert!(updates.call_of_question(&question, "read_file", &json!({})).is_none());
 
-        let result = json!({ "result": { "call_id": "c1", "text": "x".repeat(9_000), "is_error": true } });
-        let sent = shown(&updates.add_entry(&entry("tool.0.0.read_file", result)));
+        let sent = shown(&updates.add_entry(&tool_result("x".repeat(9_000))));
         assert_eq!(sent[0]["status"], "failed", "{sent:?}");
         let text = sent[0]["content"][0]["content"]["text"].as_str().unwrap();
         assert!(text.chars().count() == MAX_RESULT + 1 && text.ends_with('…'));
