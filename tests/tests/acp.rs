@@ -14,7 +14,7 @@ use agent_client_protocol::schema::v1::{
     RequestPermissionResponse, SelectedPermissionOutcome, SessionId, SessionNotification, StopReason,
     WriteTextFileRequest, WriteTextFileResponse,
 };
-use agent_client_protocol::{Agent, ByteStreams, Client, ConnectionTo, Error, Responder};
+use agent_client_protocol::{Agent, Client, ConnectionTo, Error, Lines, Responder};
 use millrace_client::{list_runs, read_document_list, read_plan};
 use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{EndReason, Submission};
@@ -25,10 +25,10 @@ use millrace_tests::cluster::{ClusterSetup, ProcessRole, TestCluster};
 use millrace_tests::machine::share_machine;
 use millrace_tests::wait_for_value;
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
-use tokio_util::compat::{TokioAsyncReadCompatExt, TokioAsyncWriteCompatExt};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -54,7 +54,17 @@ impl Editor {
         command.arg("acp").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut agent = command.spawn().unwrap();
         let (input, output) = (agent.stdin.take().unwrap(), agent.stdout.take().unwrap());
-        let transport = ByteStreams::new(input.compat_write(), output.compat());
+        let write = async |mut input: tokio::process::ChildStdin, line: String| {
+            input.write_all(format!("{line}\n").as_bytes()).await?;
+            Ok::<_, std::io::Error>(input)
+        };
+        let read = async |mut output: tokio::io::Lines<BufReader<tokio::process::ChildStdout>>| {
+            let line = output.next_line().await.transpose()?;
+            Some((line, output))
+        };
+        let output = BufReader::new(output).lines();
+        let (sink, stream) = (futures::sink::unfold(input, write), futures::stream::unfold(output, read));
+        let transport = Lines::new(Box::pin(sink), Box::pin(stream));
         let updates: Arc<Mutex<Vec<Value>>> = Arc::default();
         let (buffers, written) = (Files::default(), Files::default());
         let (asking, permissions) = mpsc::unbounded_channel();

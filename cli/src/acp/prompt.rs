@@ -1,7 +1,6 @@
 //! Prompts: their text is the objective of a run; embedded resources, links to files and images are its documents. A file is read as
 //! the editor has it, if the editor offers that, and otherwise from the disk below the folders of the session.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use agent_client_protocol::schema::v1::{ContentBlock, EmbeddedResourceResource, ResourceLink};
@@ -17,6 +16,8 @@ pub struct Prompt {
     /// The text, with the paths of documents where the user mentioned them.
     pub text: String,
     attachments: Vec<Attachment>,
+    /// The length of the text without the mentions at its end.
+    written: usize,
 }
 
 #[derive(Debug, PartialEq)]
@@ -38,7 +39,10 @@ impl Prompt {
         let mut prompt = Self::default();
         for block in blocks {
             match block {
-                ContentBlock::Text(text) => prompt.add_text(&text.text),
+                ContentBlock::Text(text) => {
+                    prompt.add_text(&text.text);
+                    prompt.written = prompt.text.len();
+                }
                 ContentBlock::ResourceLink(link) => prompt.add_link(&link, folder),
                 ContentBlock::Resource(embedded) => match embedded.resource {
                     EmbeddedResourceResource::TextResourceContents(text) => {
@@ -66,6 +70,11 @@ impl Prompt {
                 }
                 _ => return Err(unknown_block()),
             }
+        }
+        // Files that an editor attaches are no part of the question before them.
+        let written = prompt.text[..prompt.written].trim_end();
+        if written.ends_with(['.', '?', '!', '。', '？', '！']) {
+            prompt.text.truncate(written.len());
         }
         prompt.text = prompt.text.trim().to_owned();
         Ok(prompt)
@@ -238,6 +247,17 @@ mod tests {
                 content("7", b"two"),
             ]
         );
+    }
+
+    #[test]
+    fn files_behind_a_sentence_are_no_part_of_it() {
+        let file = json!({ "type": "resource_link", "name": "a", "uri": "file:///home/ann/work/a.md" });
+        let text = |before: &str| prompt(json!([{ "type": "text", "text": before }, file])).unwrap().text;
+        assert_eq!(text("When does it open? "), "When does it open?");
+        assert_eq!(text("Summarize"), "Summarize a.md");
+        let followed =
+            json!([{ "type": "text", "text": "Look. " }, file, { "type": "text", "text": " is wrong" }]);
+        assert_eq!(prompt(followed).unwrap().text, "Look. a.md is wrong");
     }
 
     #[test]
