@@ -45,6 +45,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "metrics",
             "serve",
             "mcp",
+            "acp",
             "bench",
         ],
     ),

@@ -11,6 +11,7 @@ macro_rules! note {
     ($($text:tt)*) => { $crate::view::print_stderr_line(&format!("millrace: {}", format_args!($($text)*))) };
 }
 
+mod acp;
 mod budget;
 mod commands;
 mod doctor;
@@ -45,9 +46,9 @@ use millrace_views::history;
 use tokio_util::sync::CancellationToken;
 
 use commands::{
-    answer, audit, backup, bench, completions, config, delete, eval, files, inbox, limits, list, logs, man,
-    mcp, memories, metrics, prune, replay, restore, resume, retention, run, schema, sessions, show, status,
-    steering, submit, token, trace, up, verify, watch, webhook,
+    acp as acp_command, answer, audit, backup, bench, completions, config, delete, eval, files, inbox,
+    limits, list, logs, man, mcp, memories, metrics, prune, replay, restore, resume, retention, run, schema,
+    sessions, show, status, steering, submit, token, trace, up, verify, watch, webhook,
 };
 use exit::{CommandError, CommandExit, CommandResult, run_until_interrupt};
 use settings::SettingsSources;
@@ -211,6 +212,8 @@ enum ProcessCommand {
     Metrics(metrics::MetricsArguments),
     /// Serve MCP to an assistant that starts this command
     Mcp(mcp::McpArguments),
+    /// Serve an editor that starts this command, by the Agent Client Protocol
+    Acp(Box<acp_command::AcpArguments>),
     /// Serve the HTTP API of a cluster
     Serve(Box<millrace_gateway::ServeArguments>),
 }
@@ -269,7 +272,7 @@ async fn dispatch_command(
 ) -> Result<ExitCode, CommandError> {
     // Processes of a cluster log what they do; commands for people log errors only.
     let level = match &command {
-        Command::Process(ProcessCommand::Mcp(_))
+        Command::Process(ProcessCommand::Mcp(_) | ProcessCommand::Acp(_))
         | Command::Work(_)
         | Command::Steering(_)
         | Command::Cluster(_)
@@ -382,6 +385,7 @@ impl ProcessCommand {
             Self::Worker(arguments) => millrace_worker::run_worker_from_args(arguments, shutdown).await?,
             Self::Critic(arguments) => millrace_critic::run_critic_from_args(arguments, shutdown).await?,
             Self::Metrics(arguments) => metrics::run_command(arguments, shutdown).await?,
+            Self::Acp(arguments) => return Box::pin(acp_command::run_command(*arguments, shutdown)).await,
             Self::Mcp(arguments) => return Box::pin(mcp::run_command(arguments, shutdown)).await,
             Self::Serve(arguments) => {
                 Box::pin(millrace_gateway::run_with_args(*arguments, shutdown)).await?;

@@ -47,6 +47,32 @@ impl<'a> From<&'a LocalOptions> for ClusterStart<'a> {
     }
 }
 
+/// A use of a cluster that keeps running in the background when the use ends.
+pub struct LastingCluster {
+    pub bus: Bus,
+    pub info: ClusterInfo,
+    /// `true` if it was started for this use.
+    pub is_new: bool,
+    _cluster_use: ClusterUse,
+}
+
+impl LastingCluster {
+    /// Joins the cluster on the data folder, or starts one, and lets it run until `millrace down`.
+    pub async fn join_or_start(options: &LocalOptions) -> Result<Self, CommandError> {
+        let unusable = CommandError::unusable_environment;
+        let (cluster_use, running) = ClusterUse::register(&options.data, false).await.map_err(unusable)?;
+        let (info, is_new) = match running {
+            Some(info) => {
+                cluster_use.keep_cluster_running().map_err(CommandError::unusable_environment)?;
+                (info, false)
+            }
+            None => (local::start_detached(options).await.map_err(describe_failed_start)?.info, true),
+        };
+        let bus = info.connect().await?;
+        Ok(Self { bus, info, is_new, _cluster_use: cluster_use })
+    }
+}
+
 /// The log output of the cluster of a session.
 struct ClusterOutput {
     log: AppendedLines,

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
+mod acp;
 mod admission;
 mod agent_takeover;
 mod agents;

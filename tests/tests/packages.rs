@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 /// The maximum number of packages that the command compiles on Linux, its own among them. A commit that raises it names the crate, its
 /// CPU seconds and its job.
-const MAX_PACKAGES: usize = 450;
+const MAX_PACKAGES: usize = 474;
 
 fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()

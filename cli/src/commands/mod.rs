@@ -1,6 +1,7 @@
 //! The commands, one file each. Each parses its arguments, calls [`millrace_client`], [`crate::steer`] or [`millrace_local_cluster`],
 //! and prints.
 
+pub mod acp;
 pub mod answer;
 pub mod audit;
 pub mod backup;

@@ -19,13 +19,12 @@ use crate::exit::{CommandError, CommandExit, CommandResult};
 use crate::interrupted::print_stopped_runs;
 use crate::invocation::command_hint;
 use crate::open_page::open_run_page;
-use crate::session::run_with_local_cluster;
+use crate::session::{LastingCluster, run_with_local_cluster};
 use crate::submission::{
     PendingSubmission, SubmissionArguments, open_models_to_check, warn_of_unprovided_capabilities,
 };
 use crate::target::ClusterTarget;
 use crate::view::{RunDisplay, print_stderr_line};
-use millrace_local_cluster::users::ClusterUse;
 use millrace_local_cluster::{self as local, ApiAddress, ClusterInfo, ClusterLifetime, LocalOptions};
 
 const EXAMPLES: &str = "\
@@ -129,7 +128,7 @@ fn capabilities_with_own_model(options: &LocalOptions) -> Result<Vec<String>, Co
 }
 
 /// The notice about a run that no language model answers.
-const EXTRACTIVE_NOTICE: &str = "millrace: no language model configured; using builtin:extractive, which only quotes your documents \
+pub const EXTRACTIVE_NOTICE: &str = "millrace: no language model configured; using builtin:extractive, which only quotes your documents \
                                  (choose a model with --model provider:model)";
 
 /// Submits a run to a cluster that keeps running in the background.
@@ -139,23 +138,14 @@ async fn submit_and_detach(
     json: bool,
     open: bool,
 ) -> CommandResult {
-    let unusable = CommandError::unusable_environment;
-    let (cluster_use, running) = ClusterUse::register(&options.data, false).await.map_err(unusable)?;
-    let bus = match running {
-        Some(info) => {
-            print_joined_cluster(&info, options, &pending);
-            cluster_use.keep_cluster_running().map_err(CommandError::unusable_environment)?;
-            let bus = info.connect().await?;
-            warn_of_missing_capabilities(&bus, &pending).await?;
-            bus
-        }
-        None => {
-            let info = local::start_detached(options).await.map_err(CommandError::unusable_environment)?.info;
-            info.connect().await?
-        }
-    };
-    refuse_full_cluster(&bus).await?;
-    let run = submit_run(&bus, &pending.into_submission(&bus).await?).await?;
+    let cluster = LastingCluster::join_or_start(options).await?;
+    let bus = &cluster.bus;
+    if !cluster.is_new {
+        print_joined_cluster(&cluster.info, options, &pending);
+        warn_of_missing_capabilities(bus, &pending).await?;
+    }
+    refuse_full_cluster(bus).await?;
+    let run = submit_run(bus, &pending.into_submission(bus).await?).await?;
     print_submitted_run(&run, json);
     if open {
         open_run_page(&options.api_url_path(), &run).await;

@@ -310,7 +310,7 @@ impl WatchedRun<'_> {
 }
 
 /// Returns the line about a run that stands still until a user resumes it.
-fn describe_pause(run: &RunId, plan: &Plan) -> Option<String> {
+pub fn describe_pause(run: &RunId, plan: &Plan) -> Option<String> {
     let resume = command_hint(&format!("resume {run}"));
     match plan.pause_reason()? {
         PauseReason::Provider(wait) => Some(format!(
@@ -350,7 +350,7 @@ async fn stop_watching(
 }
 
 /// `true` if nothing more happens in a run until it is resumed.
-fn is_at_rest(plan: &Plan) -> bool {
+pub fn is_at_rest(plan: &Plan) -> bool {
     is_paused_for_provider(plan) || is_interrupted(plan)
 }
 

@@ -9,7 +9,7 @@ use millrace_protocol::ids::RunId;
 use millrace_protocol::plan::{
     DeliverableRule, EndReason, Plan, ResourceKind, RunEnd, TaskState, tasks_without_budget,
 };
-use millrace_protocol::result::{TaskResult, Usage, VerifiedStatement};
+use millrace_protocol::result::{Artifact, TaskResult, Usage, VerifiedStatement};
 use millrace_protocol::safe_text::{self, single_line};
 use millrace_protocol::subject::PLANNER;
 use millrace_runtime::Bus;
@@ -66,6 +66,11 @@ impl RunReport {
     pub fn deliverable_markdown(&self) -> Option<String> {
         let result = self.deliverable.as_ref()?;
         Some(report_markdown(result, &self.end, self.history.plan.planning.fallback.is_some()))
+    }
+
+    /// Returns the files that the task of the deliverable made or changed.
+    pub fn artifacts(&self) -> &[Artifact] {
+        self.deliverable.as_ref().map_or(&[], |result| result.artifacts.as_slice())
     }
 
     pub fn result_json(&self) -> RunResult<'_> {

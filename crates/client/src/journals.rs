@@ -73,25 +73,40 @@ impl Journals {
     }
 }
 
+/// `true` if the journal is among the chosen ones; without a choice all are.
+fn is_chosen(chosen: Option<&Journals>, journal: &JournalKey) -> bool {
+    chosen.is_none_or(|journals| journals.contains(journal))
+}
+
 /// Returns the decisions of a run and the entries of the journals, oldest first, whether the run is in its lane or
 /// archived. Every entry that precedes the last decision is included.
 pub async fn read_task(bus: &Bus, run: &RunId, journals: &Journals) -> Result<Vec<TaskUpdate>, Fault> {
+    read_chosen(bus, run, Some(journals)).await
+}
+
+/// Like [`read_task`], with the entries of all journals of the run.
+pub async fn read_all_tasks(bus: &Bus, run: &RunId) -> Result<Vec<TaskUpdate>, Fault> {
+    read_chosen(bus, run, None).await
+}
+
+async fn read_chosen(bus: &Bus, run: &RunId, chosen: Option<&Journals>) -> Result<Vec<TaskUpdate>, Fault> {
     let lane = bus.lane_of_run(run);
     let mut subjects = vec![subject::topic_subject(lane, run, &Topic::Plan)];
-    match journals {
-        Journals::Task(task) => subjects.extend(subject::journals_of_task(lane, run, task)),
-        Journals::Planner => subjects.push(subject::journals_of_planner(lane, run)),
+    match chosen {
+        Some(Journals::Task(task)) => subjects.extend(subject::journals_of_task(lane, run, task)),
+        Some(Journals::Planner) => subjects.push(subject::journals_of_planner(lane, run)),
+        None => subjects = vec![subject::all_subjects_of_run(lane, run)],
     }
     let is_wanted = |topic: &Topic| match topic {
         Topic::Plan => true,
-        Topic::Journal(journal) => journals.contains(journal),
+        Topic::Journal(journal) => is_chosen(chosen, journal),
         Topic::Submitted | Topic::Control | Topic::Answer => false,
     };
     // The plan is read first, so that the journals hold every entry before its last decision.
     let mut records =
         archive::read_matching_from_log_or_archive(bus, lane, run, &subjects, is_wanted).await?;
     records.sort_by_key(|record| record.sequence);
-    decode(bus, &records, journals).await
+    decode(bus, &records, chosen).await
 }
 
 /// Sends the messages of a run that concern the journals, in the order of the log, from the first one after sequence
@@ -102,10 +117,28 @@ pub fn follow_task(
     journals: &Journals,
     after: u64,
 ) -> mpsc::Receiver<Result<Vec<TaskUpdate>, Fault>> {
+    follow_chosen(bus, run, Some(journals.clone()), after)
+}
+
+/// Like [`follow_task`], with the entries of all journals of the run.
+pub fn follow_all_tasks(
+    bus: &Bus,
+    run: &RunId,
+    after: u64,
+) -> mpsc::Receiver<Result<Vec<TaskUpdate>, Fault>> {
+    follow_chosen(bus, run, None, after)
+}
+
+fn follow_chosen(
+    bus: &Bus,
+    run: &RunId,
+    chosen: Option<Journals>,
+    after: u64,
+) -> mpsc::Receiver<Result<Vec<TaskUpdate>, Fault>> {
     let (sender, receiver) = mpsc::channel(16);
-    let (bus, run, journals) = (bus.clone(), run.clone(), journals.clone());
+    let (bus, run) = (bus.clone(), run.clone());
     tokio::spawn(async move {
-        if let Err(fault) = follow_into(&bus, &run, &journals, after, &sender).await {
+        if let Err(fault) = follow_into(&bus, &run, chosen.as_ref(), after, &sender).await {
             // If the receiver is gone, the fault concerns no one.
             let _ = sender.send(Err(fault)).await;
         }
@@ -116,7 +149,7 @@ pub fn follow_task(
 async fn follow_into(
     bus: &Bus,
     run: &RunId,
-    journals: &Journals,
+    chosen: Option<&Journals>,
     after: u64,
     sender: &mpsc::Sender<Result<Vec<TaskUpdate>, Fault>>,
 ) -> Result<(), Fault> {
@@ -132,14 +165,18 @@ async fn follow_into(
             LogStep::EndOfLog => continue,
             LogStep::Complete | LogStep::Deleted => return Ok(()),
         };
-        let updates = decode(bus, &records, journals).await?;
+        let updates = decode(bus, &records, chosen).await?;
         if !updates.is_empty() && sender.send(Ok(updates)).await.is_err() {
             return Ok(());
         }
     }
 }
 
-async fn decode(bus: &Bus, records: &[StreamRecord], journals: &Journals) -> Result<Vec<TaskUpdate>, Fault> {
+async fn decode(
+    bus: &Bus,
+    records: &[StreamRecord],
+    chosen: Option<&Journals>,
+) -> Result<Vec<TaskUpdate>, Fault> {
     let mut updates = Vec::new();
     for record in records.iter().filter(|record| !record.is_forged()) {
         let sequence = record.sequence;
@@ -147,7 +184,7 @@ async fn decode(bus: &Bus, records: &[StreamRecord], journals: &Journals) -> Res
             Some((_, _, Topic::Plan)) => {
                 updates.push(TaskUpdate::Decision { sequence, decision: bus.decode_record(record).await? });
             }
-            Some((_, _, Topic::Journal(journal))) if journals.contains(&journal) => {
+            Some((_, _, Topic::Journal(journal))) if is_chosen(chosen, &journal) => {
                 updates.push(TaskUpdate::Entry(Box::new(ReceivedEntry::read(bus, journal, record).await?)));
             }
             Some((_, _, Topic::Submitted | Topic::Control | Topic::Answer | Topic::Journal(_))) | None => {}

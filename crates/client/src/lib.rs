@@ -31,7 +31,9 @@ pub use decision::{
 };
 pub use earlier::{EarlierResults, EarlierRunError, read_earlier_run, read_results_of_run};
 pub use follow::{RunEndState, follow_run};
-pub use journals::{Journals, ReceivedEntry, TaskUpdate, follow_task, read_task};
+pub use journals::{
+    Journals, ReceivedEntry, TaskUpdate, follow_all_tasks, follow_task, read_all_tasks, read_task,
+};
 pub use millrace_runtime::fault::retry_transient;
 pub use read::{
     FindError, author_name, find_run, format_clock, list_runs, list_runs_from_log, read_decisions,
