@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ const MEANINGS: [&[&str]; 3] = [&["heav", "weigh", "mass"], &["batter", "power"]
 struct EmbeddingServer {
     address: String,
     texts: Arc<Mutex<Vec<String>>>,
+    changes_after: Arc<AtomicUsize>,
 }
 
 impl EmbeddingServer {
@@ -30,14 +32,15 @@ impl EmbeddingServer {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}/v1", listener.local_addr().unwrap());
         let texts: Arc<Mutex<Vec<String>>> = Arc::default();
-        let seen = texts.clone();
+        let changes_after = Arc::new(AtomicUsize::new(changes_after));
+        let (seen, changes) = (texts.clone(), changes_after.clone());
         // It ends with the process.
         std::thread::spawn(move || {
             for connection in listener.incoming().flatten() {
-                answer(connection, &seen, changes_after);
+                answer(connection, &seen, changes.load(Ordering::Relaxed));
             }
         });
-        Self { address, texts }
+        Self { address, texts, changes_after }
     }
 
     fn model(&self, name: &str) -> String {
@@ -195,13 +198,14 @@ async fn a_machine_embeds_a_document_once_per_model_and_dimension() {
         "one has changed"
     );
     assert_eq!(embedded(&|work| work.embeddings = Some(server.model("other"))).await, 2);
-    let larger = EmbeddingServer::start(0);
-    let mut work = task(Some(server.model("m").replace(&server.address, &larger.address)));
-    work.cache = Some(cache.path().to_owned());
-    work.run().await.unwrap();
-    assert_eq!(larger.take_texts().len(), 4, "vectors of another dimension are not mixed with these");
+    server.changes_after.store(0, Ordering::Relaxed);
+    assert_eq!(embedded(&|_| {}).await, 2, "the server has a model with another number of dimensions");
+    server.changes_after.store(usize::MAX, Ordering::Relaxed);
+    assert_eq!(embedded(&|_| {}).await, 0, "its vectors have not replaced these");
     for file in walk(&cache.path().join("vectors")) {
-        std::fs::write(file, "broken").unwrap();
+        let mut bytes = std::fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(file, bytes).unwrap();
     }
     assert_eq!(embedded(&|_| {}).await, 2, "damaged files are replaced");
 }
