@@ -212,7 +212,7 @@ enum ProcessCommand {
     Metrics(metrics::MetricsArguments),
     /// Serve MCP to an assistant that starts this command
     Mcp(mcp::McpArguments),
-    /// Serve an editor that starts this command, by the Agent Client Protocol
+    /// Serve an editor that starts this command (ACP)
     Acp(Box<acp_command::AcpArguments>),
     /// Serve the HTTP API of a cluster
     Serve(Box<millrace_gateway::ServeArguments>),

@@ -68,7 +68,8 @@ fn questions_of_two_runs_are_answered_in_any_order() {
     assert!(inbox.contains(&command), "{inbox}");
     assert!(!inbox.contains(&survey), "{inbox}");
     let listed = user.run_command(&["list"]).out;
-    assert!(listed.contains("running, 3 questions") && listed.contains("running, 1 question "), "{listed}");
+    assert!(listed.contains("waiting (question), 3 questions"), "{listed}");
+    assert!(listed.contains("waiting (question), 1 question "), "{listed}");
     let shown = user.run_command(&["show", &release]).out;
     assert!(shown.contains(&format!("question {region}: Which region?")), "{shown}");
 

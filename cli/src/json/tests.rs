@@ -93,7 +93,8 @@ fn close_objects(schema: &mut Value, is_part: bool) {
 #[test]
 fn every_command_prints_json_and_has_a_schema() {
     let cli = crate::Cli::command();
-    // The processes of a cluster log; `schema` prints JSON only, that of `mcp` is MCP's, and that of `trace --otlp` OTLP's.
+    // The processes of a cluster log; `schema` prints JSON only, those of `mcp` and `acp` are their
+    // protocols', and that of `trace --otlp` OTLP's.
     let without = [
         "supervisor",
         "worker",
@@ -101,6 +102,7 @@ fn every_command_prints_json_and_has_a_schema() {
         "metrics",
         "serve",
         "mcp",
+        "acp",
         "schema",
         "trace",
         "completions",
