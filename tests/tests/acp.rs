@@ -290,7 +290,7 @@ async fn prompts_answer_questions_and_are_cancelled_with_their_runs() {
         folder.path(),
         "name: asker\ndescription: Asks.\ninstructions: Ask.\ntools: [ask_user]\n",
         "rules:\n- turns:\n  - calls: [ask_user: {question: Which colour?}]\n  \
-         - calls: [ask_user: {question: \"Sure about {{last}}?\", options: [yes, no]}]\n  \
+         - calls: [ask_user: {question: \"Sure about {{last}}?\", options: [certain, unsure]}]\n  \
          - {text: \"Chosen: {{last}}\"}\n",
     );
     let bus = cluster.connect_bus().await;
@@ -323,7 +323,7 @@ async fn prompts_answer_questions_and_are_cancelled_with_their_runs() {
     select(asked, "option-1");
     assert_eq!(prompt.await.unwrap().unwrap().stop_reason, StopReason::EndTurn);
     editor.wait_for_text("Chosen: ").await;
-    assert!(editor.texts_of("agent_message_chunk").contains("yes"));
+    assert!(editor.texts_of("agent_message_chunk").contains("certain"));
     assert_eq!(list_runs(&bus).await.unwrap().len(), 2);
 
     // Mistakes are errors in a sentence.

@@ -13,6 +13,7 @@ use agent_client_protocol::schema::v1::{
     SessionListCapabilities, SessionUpdate,
 };
 use agent_client_protocol::{Agent, Client, ConnectionTo, Error, Stdio};
+use millrace_agent::builtin::Extractive;
 use millrace_client::list_runs;
 use millrace_local_cluster::LocalOptions;
 use millrace_local_cluster::users::ClusterUse;
@@ -23,9 +24,7 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use super::editor::Editor;
-use super::session::{
-    CONTINUE, DECLINE, EditorSession, FOLDER_LABEL, RunDefaults, SharedSession, is_extractive,
-};
+use super::session::{CONTINUE, ClusterTraits, DECLINE, EditorSession, FOLDER_LABEL, RunDefaults};
 use crate::exit::{CommandError, CommandExit};
 use crate::invocation::complete_hints;
 use crate::session::LastingCluster;
@@ -54,8 +53,7 @@ pub struct AgentSettings {
 
 struct ConnectedCluster {
     bus: Bus,
-    /// `true` if it has no language model.
-    is_extractive: bool,
+    traits: ClusterTraits,
     /// A local cluster does not stop as long as one of these is held.
     _lasting: Option<LastingCluster>,
     _cluster_use: Option<ClusterUse>,
@@ -65,7 +63,7 @@ struct EditorAgent {
     settings: AgentSettings,
     /// Connected with the first session, so that a cluster that can't be reached is an error that the editor shows.
     cluster: OnceCell<ConnectedCluster>,
-    sessions: Mutex<HashMap<SessionId, SharedSession>>,
+    sessions: Mutex<HashMap<SessionId, Arc<EditorSession>>>,
     /// The access to files that the editor offers.
     files: Mutex<FileSystemCapabilities>,
 }
@@ -195,13 +193,16 @@ impl EditorAgent {
         match &self.settings.cluster {
             ClusterChoice::Server(target) => {
                 let (bus, cluster_use) = target.use_cluster().await?;
-                Ok(ConnectedCluster { bus, is_extractive: false, _lasting: None, _cluster_use: cluster_use })
+                let traits = ClusterTraits::default();
+                Ok(ConnectedCluster { bus, traits, _lasting: None, _cluster_use: cluster_use })
             }
             ClusterChoice::Local(options) => {
                 let cluster = LastingCluster::join_or_start(options).await?;
-                let is_extractive = is_extractive(&cluster.info.models, &self.settings.defaults.models);
+                let has_model = !self.settings.defaults.models.is_empty();
+                let is_extractive = !has_model && cluster.info.models == [Extractive::NAME];
+                let traits = ClusterTraits { is_extractive, is_new: cluster.is_new };
                 let bus = cluster.bus.clone();
-                Ok(ConnectedCluster { bus, is_extractive, _lasting: Some(cluster), _cluster_use: None })
+                Ok(ConnectedCluster { bus, traits, _lasting: Some(cluster), _cluster_use: None })
             }
         }
     }
@@ -211,7 +212,7 @@ impl EditorAgent {
         Editor::new(connection.clone(), session.clone(), files)
     }
 
-    fn open_session(&self, session: SessionId, folder: PathBuf, more: Vec<PathBuf>) -> SharedSession {
+    fn open_session(&self, session: SessionId, folder: PathBuf, more: Vec<PathBuf>) -> Arc<EditorSession> {
         let opened = Arc::new(EditorSession::new(session.clone(), folder, more));
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         // The runs of one that is loaded again are not followed twice.
@@ -219,7 +220,7 @@ impl EditorAgent {
         opened
     }
 
-    fn find_session(&self, id: &acp::SessionId) -> Result<SharedSession, Error> {
+    fn find_session(&self, id: &acp::SessionId) -> Result<Arc<EditorSession>, Error> {
         let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let session = SessionId::new(&*id.0).ok().and_then(|id| sessions.get(&id).cloned());
         session.ok_or_else(|| {
@@ -287,8 +288,8 @@ impl EditorAgent {
     ) -> Result<PromptResponse, Error> {
         let session = self.find_session(&request.session_id)?;
         let editor = self.editor(connection, &request.session_id);
-        let ConnectedCluster { bus, is_extractive, .. } = self.cluster().await?;
-        let how = (&self.settings.defaults, stop, *is_extractive);
+        let ConnectedCluster { bus, traits, .. } = self.cluster().await?;
+        let how = (&self.settings.defaults, stop, *traits);
         let reason = session.carry_out_prompt(bus, &editor, request.prompt, how).await;
         reason.map(PromptResponse::new).map_err(to_editor_error)
     }

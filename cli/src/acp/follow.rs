@@ -232,7 +232,8 @@ impl Follower {
         for (asking, call) in gone.iter().filter_map(|id| self.asked.remove(id)) {
             asking.abort();
             let (id, status) = match call {
-                ShownCall::OfAgent(id) => (id, ToolCallStatus::InProgress),
+                ShownCall::OfAgent(id) if self.updates.is_open(&id) => (id, ToolCallStatus::InProgress),
+                ShownCall::OfAgent(_) => continue,
                 ShownCall::OfQuestion(id) => (id, ToolCallStatus::Completed),
             };
             self.shown.editor.send(call_update(id, ToolCallUpdateFields::new().status(status)));

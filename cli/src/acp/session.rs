@@ -2,11 +2,10 @@
 //! in the cluster, or the answer to a question of the run before.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_client_protocol::schema::v1::{ContentBlock, StopReason};
-use millrace_agent::builtin::Extractive;
 use millrace_agent::session::ModelPreferences;
 use millrace_client::{list_runs, submit_run};
 use millrace_plan_file::{PlanFile, RunDescription};
@@ -51,6 +50,15 @@ pub struct RunDefaults {
     pub approve_plan: bool,
     /// The author of commands and answers.
     pub by: String,
+}
+
+/// The properties of the cluster that a prompt depends on.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ClusterTraits {
+    /// `true` if it has no language model, and only quotes documents.
+    pub is_extractive: bool,
+    /// `true` if this process has started it, so that its workers may not have announced themselves yet.
+    pub is_new: bool,
 }
 
 /// A session that an editor has opened.
@@ -130,7 +138,7 @@ impl EditorSession {
         bus: &Bus,
         editor: &Editor,
         blocks: Vec<ContentBlock>,
-        (defaults, stop, is_extractive): (&RunDefaults, CancellationToken, bool),
+        (defaults, stop, traits): (&RunDefaults, CancellationToken, ClusterTraits),
     ) -> Result<StopReason, CommandError> {
         let _slot = {
             let mut slot = lock(&self.prompt);
@@ -167,7 +175,7 @@ impl EditorSession {
             }
             return self.wait_for_run(bus, &run, None, (&stop, &defaults.by)).await;
         }
-        let submitting = self.submit(bus, editor, prompt, (defaults, is_extractive));
+        let submitting = self.submit(bus, editor, prompt, (defaults, traits));
         let followed = tokio::select! {
             followed = submitting => followed?,
             () = stop.cancelled() => return Ok(StopReason::Cancelled),
@@ -190,9 +198,9 @@ impl EditorSession {
         bus: &Bus,
         editor: &Editor,
         prompt: Prompt,
-        (defaults, is_extractive): (&RunDefaults, bool),
+        (defaults, traits): (&RunDefaults, ClusterTraits),
     ) -> Result<FollowedRun, CommandError> {
-        if is_extractive {
+        if traits.is_extractive {
             if !prompt.has_attachments() && runs_of_session(bus, &self.id).await?.is_empty() {
                 return Err(refused!(
                     "there is nothing to answer from: no documents and no language model; mention files in the prompt, or \
@@ -205,7 +213,7 @@ impl EditorSession {
         let files = prompt.read_documents(editor, &self.folders).await.map_err(|why| refused!(why))?;
         let documents = if files.is_empty() { None } else { Some(upload_documents(bus, files).await?) };
         refuse_full_cluster(bus).await?;
-        if let Some(capability) = &defaults.capability
+        if let Some(capability) = defaults.capability.as_ref().filter(|_| !traits.is_new)
             && !registry::read_capability_names(bus).await?.contains(capability)
         {
             editor.say(&format!("No worker provides {capability} yet; the run waits for one."));
@@ -331,10 +339,3 @@ async fn runs_of_session(bus: &Bus, session: &SessionId) -> Result<Vec<(RunId, S
     }
     Ok(runs)
 }
-
-/// `true` if a cluster with these models only quotes documents.
-pub fn is_extractive(models: &[String], preferences: &ModelPreferences) -> bool {
-    preferences.is_empty() && models == [Extractive::NAME]
-}
-
-pub type SharedSession = Arc<EditorSession>;

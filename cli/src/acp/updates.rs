@@ -101,6 +101,11 @@ impl RunUpdates {
         calls.find(|call| call.arguments == *arguments).map(|call| call.id.clone())
     }
 
+    /// `true` if a tool call of an agent has no result yet.
+    pub fn is_open(&self, id: &ToolCallId) -> bool {
+        self.open.values().any(|call| call.id == *id)
+    }
+
     fn add_model_call(&mut self, journal: &JournalKey, call: &ModelCall) -> Vec<SessionUpdate> {
         // A call that was refused, or answered by the agent's own state, has its result in the next request.
         let results = call.messages.iter().filter_map(|message| {
@@ -199,8 +204,11 @@ fn thought(text: &str) -> Vec<SessionUpdate> {
 
 /// The protocol has three states of an entry: the text names the other ends.
 fn plan_entry(task: &Task) -> PlanEntry {
+    // An attempt that has been parked waits for a worker again.
+    let has_started = task.attempts.iter().any(|attempt| attempt.claimed_at.is_some());
     let (status, end) = match task.state() {
-        TaskState::Pending | TaskState::Ready => (PlanEntryStatus::Pending, ""),
+        TaskState::Pending | TaskState::Ready if !has_started => (PlanEntryStatus::Pending, ""),
+        TaskState::Pending | TaskState::Ready => (PlanEntryStatus::InProgress, ""),
         TaskState::Running
         | TaskState::NeedsReview
         | TaskState::Rerun
