@@ -50,7 +50,8 @@ impl Editor {
         let response = self.connection.send_request(request).block_task().await;
         match response.ok()?.outcome {
             RequestPermissionOutcome::Selected(selected) => Some(selected.option_id),
-            RequestPermissionOutcome::Cancelled | _ => None,
+            RequestPermissionOutcome::Cancelled => None,
+            _ => None,
         }
     }
 

@@ -27,17 +27,17 @@ const WRITE: &str = "write";
 const WRITE_ALL: &str = "write-all";
 const SKIP: &str = "skip";
 
-/// Offers the files to the user, and names those that are not written. Those of a run that was loaded are only named: they were
-/// offered when it ended.
+/// Offers the files to the user, and names those that are not written. Those of a run that had ended before are only named: they
+/// were offered when it ended.
 pub async fn deliver_files(
     editor: &Editor,
     folder: &Path,
     (bus, run): (&Bus, &RunId),
-    (artifacts, is_loaded): (&[Artifact], bool),
+    (artifacts, had_ended): (&[Artifact], bool),
 ) -> Result<(), Fault> {
     let workspace = RunWorkspace::new(bus, run);
     let mut left: Vec<String> = Vec::new();
-    let (mut writes_all, mut is_stopped) = (false, is_loaded);
+    let (mut writes_all, mut is_stopped) = (false, had_ended);
     for (number, artifact) in artifacts.iter().enumerate() {
         let is_offered = !is_stopped && number < MAX_OFFERED && artifact.bytes <= MAX_TEXT;
         let target = target_below(folder, &artifact.path).filter(|_| is_offered && editor.can_write_files());

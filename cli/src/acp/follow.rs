@@ -88,7 +88,7 @@ impl ShownRun {
         let last = past.iter().rfind(is_decision).map_or(0, TaskUpdate::sequence);
         let (run, editor) = (self.run.clone(), self.editor.clone());
         let is_loaded = loaded.is_some();
-        let mut follower = Follower::new(self, is_loaded);
+        let mut follower = Follower::new(self);
         let past = past.into_iter().filter(|update| update.sequence() <= last).collect();
         let updates = follower.fold(past).await?;
         if let Some(submitted) = loaded {
@@ -98,7 +98,7 @@ impl ShownRun {
         }
         editor.send_all(updates);
         if follower.updates.plan().run.end.is_some() {
-            let stop = follower.report().await;
+            let stop = follower.report(is_loaded).await;
             let (_, progress) = watch::channel(RunProgress::Ended(stop));
             return Ok(FollowedRun { run, progress, task: None });
         }
@@ -110,7 +110,6 @@ impl ShownRun {
 
 struct Follower {
     shown: ShownRun,
-    is_loaded: bool,
     updates: RunUpdates,
     questions: QuestionTracker,
     /// The open permission requests, with the tool calls that show them.
@@ -131,11 +130,10 @@ enum ShownCall {
 }
 
 impl Follower {
-    fn new(shown: ShownRun, is_loaded: bool) -> Self {
+    fn new(shown: ShownRun) -> Self {
         let updates = RunUpdates::new(&shown.run);
         Self {
             shown,
-            is_loaded,
             updates,
             questions: QuestionTracker::default(),
             asked: HashMap::new(),
@@ -181,7 +179,7 @@ impl Follower {
             };
             if self.updates.plan().run.end.is_some() {
                 self.follow_questions();
-                let stop = self.report().await;
+                let stop = self.report(false).await;
                 progress.send_replace(RunProgress::Ended(stop));
                 return;
             }
@@ -271,8 +269,9 @@ impl Follower {
         self.asked.insert(id, (self.asking.spawn(asking), call));
     }
 
-    /// Sends the report of a run that has ended, and delivers its files. Returns the reason for the end of the prompt.
-    async fn report(&mut self) -> StopReason {
+    /// Sends the report of a run that has ended, and delivers its files, which are only named if the run had ended before. Returns
+    /// the reason for the end of the prompt.
+    async fn report(&mut self, had_ended: bool) -> StopReason {
         let ShownRun { bus, run, editor, folder, .. } = &self.shown;
         let history = std::mem::take(&mut self.updates.history);
         let report = match RunReport::fetch_if_ended(bus, run, history).await {
@@ -289,7 +288,7 @@ impl Follower {
             editor.say(&report.summary_lines().join("\n\n"));
         }
         text.iter().for_each(|text| editor.say(text));
-        let files = (report.artifacts(), self.is_loaded);
+        let files = (report.artifacts(), had_ended);
         if let Err(fault) = deliver_files(editor, folder, (bus, run), files).await {
             editor.say(&format!("The files of the run can't be read: {fault}"));
         }
