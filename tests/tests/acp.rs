@@ -277,6 +277,9 @@ async fn killed_agent_loads_its_session_and_continues_the_run() {
     let listed = timeout(TIMEOUT, listing.block_task()).await.unwrap().unwrap().sessions;
     assert_eq!(listed.len(), 1);
     assert_eq!((&listed[0].session_id, listed[0].title.as_deref()), (&session, Some("Summarize a.txt")));
+    for mut editor in [editor, reader] {
+        editor.agent.kill().await.unwrap();
+    }
     cluster.stop_all();
 }
 
@@ -346,5 +349,6 @@ async fn prompts_answer_questions_and_are_cancelled_with_their_runs() {
     let relative = editor.connection.send_request(NewSessionRequest::new("work")).block_task();
     let error = timeout(TIMEOUT, relative).await.unwrap().unwrap_err();
     assert!(error.message.contains("absolute path"), "{error:?}");
+    editor.agent.kill().await.unwrap();
     cluster.stop_all();
 }

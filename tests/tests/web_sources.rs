@@ -43,7 +43,7 @@ const MILLS: [MillPage; 3] = [
         mill: "lower",
         weight: "503",
         title: "On the wheel",
-        line: 21,
+        line: 15,
         text: "The wheel of mill 3 weighs 503 kilograms.",
         place: Some("page 3"),
     },
