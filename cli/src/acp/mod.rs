@@ -15,10 +15,10 @@
 //!
 //! # Invariants
 //!
-//! - I341: A run of an editor's session outlives the process that the editor has started: the next one loads the session, asks the
+//! - I342: A run of an editor's session outlives the process that the editor has started: the next one loads the session, asks the
 //!   open questions again and reports the end of the same run. No model call is repeated.
 //!   (`tests/tests/acp.rs::killed_agent_loads_its_session_and_continues_the_run`)
-//! - I342: A file is written to the editor's folder only after its permission, and never outside of this folder.
+//! - I343: A file is written to the editor's folder only after its permission, and never outside of this folder.
 //!   (`tests/tests/acp.rs::killed_agent_loads_its_session_and_continues_the_run`,
 //!   `cli/src/acp/files.rs::targets_stay_below_the_folder_of_the_session`)
 
