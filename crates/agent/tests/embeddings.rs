@@ -104,8 +104,8 @@ fn requests(work: &ScriptedTask<'_>) -> Vec<Request> {
 /// The text of the search's result that the model sees.
 fn search_result(work: &ScriptedTask<'_>) -> String {
     let all = requests(work);
-    let results = all.iter().flat_map(|request| &request.messages).filter_map(Message::result);
-    results.last().unwrap().text.clone()
+    let mut results = all.iter().flat_map(|request| &request.messages).filter_map(Message::result);
+    results.next_back().unwrap().text.clone()
 }
 
 fn step_names(work: &ScriptedTask<'_>) -> Vec<String> {
