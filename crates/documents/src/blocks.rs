@@ -327,6 +327,15 @@ fn is_placeholder(shape: Node<'_, '_>) -> bool {
     properties.is_some_and(|properties| find_child(properties, "ph").is_some())
 }
 
+pub(crate) fn append_section(text: &mut String, heading: &str, section: &str) {
+    if !section.trim().is_empty() {
+        if !text.is_empty() && !text.ends_with("\n\n") {
+            text.push('\n');
+        }
+        text.push_str(&format!("## {heading}\n\n{section}"));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

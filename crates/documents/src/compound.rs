@@ -1,30 +1,18 @@
-//! Compound files (OLE): documents of Word, PowerPoint and Excel before 2007, Outlook messages, and encrypted office documents.
-//! Detects the kind by the streams in the root, and reads the title.
+//! Compound files (OLE): their streams, and the title.
 
 use std::io::{Cursor, Read};
 
 use cfb::CompoundFile;
 use encoding_rs::{Encoding, UTF_16LE, WINDOWS_1252};
 
-use crate::{ExtractError, ExtractedText, outlook, slides_97, word_97, workbook};
+use crate::ExtractError;
 
 /// The beginning of compound files.
 pub(crate) const MARK: &[u8] = &[0xd0, 0xcf, 0x11, 0xe0, 0xa1, 0xb1, 0x1a, 0xe1];
-/// The names of the main streams of the supported documents.
-const STREAMS: [&str; 6] =
-    ["EncryptedPackage", word_97::STREAM, slides_97::STREAM, outlook::PROPERTIES, "Workbook", "Book"];
 /// The maximum number of entries in the root.
 const MAX_ENTRIES: usize = 10_000;
 /// The maximum size of a stream.
 const MAX_STREAM: u64 = 64 * 1024 * 1024;
-
-/// `true` if a compound file has the name of a supported main stream.
-pub(crate) fn is_document(bytes: &[u8]) -> bool {
-    STREAMS.iter().any(|name| {
-        let name: Vec<u8> = name.encode_utf16().chain([0]).flat_map(u16::to_le_bytes).collect();
-        bytes.windows(name.len()).any(|window| window == name)
-    })
-}
 
 pub(crate) struct Compound<'a> {
     file: CompoundFile<Cursor<&'a [u8]>>,
@@ -58,20 +46,24 @@ impl Compound<'_> {
         self.file.read_root_storage().take(MAX_ENTRIES).map(|entry| entry.name().to_owned()).collect()
     }
 
-    fn read_title(&mut self) -> Option<String> {
+    pub fn read_title(&mut self) -> Option<String> {
         let bytes = self.read("/\u{5}SummaryInformation").ok()??;
         find_title(&bytes)
     }
 }
 
-pub(crate) fn extract_compound(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
+/// Opens a file, and reads it with a function that also gets the bytes.
+pub(crate) fn read_compound<T>(
+    bytes: &[u8],
+    read: impl FnOnce(&mut Compound<'_>, &[u8]) -> Result<T, ExtractError>,
+) -> Result<T, ExtractError> {
     match CompoundFile::open(Cursor::new(bytes)) {
-        Ok(file) => extract_document(&mut Compound { file }, bytes),
+        Ok(file) => read(&mut Compound { file }, bytes),
         Err(error) => {
             // Some programs, and a truncated download, leave out sectors that the file allocates.
             let padded = pad_to_allocation(bytes).ok_or_else(|| to_extract_error(error))?;
             let file = CompoundFile::open(Cursor::new(padded.as_slice())).map_err(to_extract_error)?;
-            extract_document(&mut Compound { file }, &padded)
+            read(&mut Compound { file }, &padded)
         }
     }
 }
@@ -84,28 +76,6 @@ fn pad_to_allocation(bytes: &[u8]) -> Option<Vec<u8>> {
     let size = tables.checked_mul(sector / 4)?.checked_add(1)?.checked_mul(sector)?;
     let is_padding = bytes.starts_with(MARK) && size > bytes.len() && size as u64 <= MAX_STREAM;
     is_padding.then(|| [bytes, &vec![0; size - bytes.len()]].concat())
-}
-
-/// Extracts the document of an open file with these bytes.
-fn extract_document(compound: &mut Compound<'_>, bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
-    if compound.has("/EncryptedPackage") {
-        return Err(ExtractError::Encrypted);
-    }
-    if compound.has(outlook::PROPERTIES) {
-        return outlook::extract_message(compound);
-    }
-    let title = compound.read_title();
-    if let Some(document) = compound.read(word_97::STREAM)? {
-        let text = word_97::format_document(compound, &document)?;
-        return Ok(ExtractedText::from_single_text(title, text));
-    }
-    if compound.has(slides_97::STREAM) {
-        return Ok(ExtractedText { title, parts: slides_97::format_slides(compound)? });
-    }
-    if compound.has("Workbook") || compound.has("Book") {
-        return workbook::extract_sheets(bytes);
-    }
-    Err(ExtractError::Damaged("it has no document of Word, PowerPoint, Excel or Outlook".into()))
 }
 
 /// Finds the title in a property set (MS-OLEPS).

@@ -1,13 +1,10 @@
 //! The binary formats: detection by content, and the parser of each.
-//!
-//! Text of e-mail messages: the headers that a reader sees, the body, and the names of the attachments.
 
-use mail_parser::{Address, Message, MessageParser, MimeHeaders};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ExtractError, ExtractedText, compound, notebook, office, open_document, pdf, publication, rich_text,
-    workbook,
+    ExtractError, ExtractedText, compound, mail, notebook, office, office_97, open_document, pdf,
+    publication, rich_text, workbook,
 };
 
 /// The number of bytes in which the marks of a format are searched.
@@ -96,7 +93,7 @@ pub fn detect_binary_format(bytes: &[u8], ending: Option<&str>) -> Option<Binary
         return match ending {
             "xls" => Some(BinaryFormat::Workbook),
             "doc" | "dot" | "ppt" | "pps" | "pot" | "msg" => Some(BinaryFormat::Compound),
-            _ => compound::is_document(bytes).then_some(BinaryFormat::Compound),
+            _ => office_97::is_document(bytes).then_some(BinaryFormat::Compound),
         };
     }
     // The second one is an archive without parts.
@@ -151,63 +148,17 @@ pub fn extract_text(format: BinaryFormat, bytes: &[u8]) -> Result<ExtractedText,
         BinaryFormat::Slides => office::extract_slides(bytes),
         BinaryFormat::Workbook => workbook::extract_sheets(bytes),
         BinaryFormat::OpenDocument => open_document::extract_open_document(bytes),
-        BinaryFormat::Compound => compound::extract_compound(bytes),
+        BinaryFormat::Compound => office_97::extract_compound(bytes),
         BinaryFormat::RichText => rich_text::extract_document(bytes),
         BinaryFormat::Notebook => notebook::extract_cells(bytes),
         BinaryFormat::Publication => publication::extract_sections(bytes),
-        BinaryFormat::Mail => extract_message(bytes),
+        BinaryFormat::Mail => mail::extract_message(bytes),
         BinaryFormat::Encrypted => Err(ExtractError::Encrypted),
     }
 }
 
 fn find(bytes: &[u8], mark: &[u8]) -> bool {
     bytes.windows(mark.len()).any(|window| window == mark)
-}
-
-pub(crate) fn extract_message(bytes: &[u8]) -> Result<ExtractedText, ExtractError> {
-    let no_message = || ExtractError::Damaged("it has no headers of an e-mail message".into());
-    let message = MessageParser::default().parse(bytes).ok_or_else(no_message)?;
-    if message.headers().is_empty() {
-        return Err(no_message());
-    }
-    let subject = message.subject().map(|subject| subject.trim().to_owned()).filter(|text| !text.is_empty());
-    let mut text = format_headers(&message);
-    for part in 0..message.text_body_count() {
-        if let Some(body) = message.body_text(part) {
-            text.push('\n');
-            text.push_str(body.trim_end());
-            text.push('\n');
-        }
-    }
-    for attachment in message.attachments() {
-        let name = attachment.attachment_name().unwrap_or("without a name");
-        text.push_str(&format!("\nAttachment: {name}\n"));
-    }
-    Ok(ExtractedText::from_single_text(subject, text))
-}
-
-fn format_headers(message: &Message<'_>) -> String {
-    let mut headers = String::new();
-    let mut add = |name: &str, value: Option<String>| {
-        if let Some(value) = value.filter(|value| !value.is_empty()) {
-            headers.push_str(&format!("{name}: {value}\n"));
-        }
-    };
-    add("From", message.from().map(format_addresses));
-    add("To", message.to().map(format_addresses));
-    add("Cc", message.cc().map(format_addresses));
-    add("Date", message.date().map(|date| date.to_rfc3339()));
-    add("Subject", message.subject().map(str::to_owned));
-    headers
-}
-
-fn format_addresses(addresses: &Address<'_>) -> String {
-    let format = |address: &mail_parser::Addr<'_>| match (address.name(), address.address()) {
-        (Some(name), Some(address)) => format!("{name} <{address}>"),
-        (Some(text), None) | (None, Some(text)) => text.to_owned(),
-        (None, None) => String::new(),
-    };
-    addresses.iter().map(format).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use encoding_rs::UTF_8;
 use roxmltree::Node;
 
 use crate::archive::{Archive, find_attribute, find_elements, find_title, parse_xml, resolve_target};
-use crate::blocks::{BlockWriter, ReferencedText, format_blocks, format_comment, join_words};
+use crate::blocks::{BlockWriter, ReferencedText, append_section, format_blocks, format_comment, join_words};
 use crate::chart::format_chart;
-use crate::format::extract_message;
+use crate::mail::extract_message;
 use crate::markdown::html_to_markdown;
 use crate::{ExtractError, ExtractedText, TextPart, rich_text};
 
@@ -75,15 +75,6 @@ fn extract_flat_text_document(bytes: &[u8]) -> Result<ExtractedText, ExtractErro
     let document = parse_xml("of XML", &xml)?;
     let text = find_elements(document.root(), "body").map(format_blocks).collect();
     Ok(ExtractedText::from_single_text(find_title(document.root()), text))
-}
-
-pub(crate) fn append_section(text: &mut String, heading: &str, section: &str) {
-    if !section.trim().is_empty() {
-        if !text.is_empty() && !text.ends_with("\n\n") {
-            text.push('\n');
-        }
-        text.push_str(&format!("## {heading}\n\n{section}"));
-    }
 }
 
 /// Extracts slides in their order, each with its comments and notes, and then the text of the slide masters that they use.

@@ -4,8 +4,7 @@ use encoding_rs::UTF_8;
 use roxmltree::{Document, Node};
 
 use crate::archive::{Archive, find_attribute, find_child, find_elements, find_title, has_name, parse_xml};
-use crate::blocks::{BlockText, BlockWriter, ReferencedText, format_blocks};
-use crate::office::append_section;
+use crate::blocks::{BlockText, BlockWriter, ReferencedText, append_section, format_blocks};
 use crate::{ExtractError, ExtractedText, TextPart};
 
 const CONTENT: &str = "content.xml";

@@ -3,9 +3,8 @@
 
 use encoding_rs::{Encoding, WINDOWS_1252};
 
-use crate::blocks::{CELL_BORDER, format_comment, join_words};
+use crate::blocks::{CELL_BORDER, append_section, format_comment, join_words};
 use crate::markdown::html_to_markdown;
-use crate::office::append_section;
 use crate::{ExtractError, ExtractedText};
 
 pub(crate) const MARK: &[u8] = b"{\\rtf";

@@ -4,9 +4,8 @@
 use encoding_rs::{UTF_16LE, WINDOWS_1252};
 
 use crate::ExtractError;
-use crate::blocks::{CELL_BORDER, join_words};
+use crate::blocks::{CELL_BORDER, append_section, join_words};
 use crate::compound::{Compound, read_u16, read_u32};
-use crate::office::append_section;
 use crate::text::decode_text;
 
 pub(crate) const STREAM: &str = "WordDocument";
