@@ -12,7 +12,7 @@ use agent_client_protocol::schema::v1::{
     PromptCapabilities, PromptRequest, PromptResponse, SessionCapabilities, SessionInfo,
     SessionListCapabilities, SessionUpdate,
 };
-use agent_client_protocol::{Agent, Client, ConnectionTo, Error, Stdio};
+use agent_client_protocol::{Agent, Client, ConnectionTo, Error, Responder, Stdio};
 use millrace_agent::builtin::Extractive;
 use millrace_client::list_runs;
 use millrace_local_cluster::LocalOptions;
@@ -91,69 +91,34 @@ pub async fn serve_editor(settings: AgentSettings, shutdown: CancellationToken) 
             agent_client_protocol::on_receive_request!(),
         )
         .on_receive_request(
-            async move |request: NewSessionRequest, responder, connection: ConnectionTo<Client>| {
-                let agent = Arc::clone(&creating);
-                tokio::spawn(async move {
-                    let created = agent.create_session(request).await;
-                    let session = created.as_ref().ok().map(|created| created.session_id.clone());
-                    responder.respond_with_result(created)?;
-                    session.iter().for_each(|session| agent.send_commands(&connection, session));
-                    Ok::<_, Error>(())
-                });
-                Ok(())
+            async move |request: NewSessionRequest, responder, connection| {
+                spawn(Arc::clone(&creating).answer_new_session(request, responder, connection))
             },
             agent_client_protocol::on_receive_request!(),
         )
         .on_receive_request(
-            async move |request: LoadSessionRequest, responder, connection: ConnectionTo<Client>| {
-                let agent = Arc::clone(&loading);
-                tokio::spawn(async move {
-                    let session = request.session_id.clone();
-                    let loaded = agent.load_session(request, &connection).await;
-                    responder.respond_with_result(loaded)?;
-                    agent.send_commands(&connection, &session);
-                    Ok::<_, Error>(())
-                });
-                Ok(())
+            async move |request: LoadSessionRequest, responder, connection| {
+                spawn(Arc::clone(&loading).answer_load_session(request, responder, connection))
             },
             agent_client_protocol::on_receive_request!(),
         )
         .on_receive_request(
             async move |request: ListSessionsRequest, responder, _| {
                 let agent = Arc::clone(&listing);
-                tokio::spawn(
-                    async move { responder.respond_with_result(agent.list_sessions(request).await) },
-                );
-                Ok(())
+                spawn(async move { responder.respond_with_result(agent.list_sessions(request).await) })
             },
             agent_client_protocol::on_receive_request!(),
         )
         .on_receive_request(
-            async move |request: PromptRequest, responder, connection: ConnectionTo<Client>| {
-                let agent = Arc::clone(&prompting);
-                tokio::spawn(async move {
-                    let stop = CancellationToken::new();
-                    let withdrawn = responder.cancellation();
-                    let carrying_out = agent.carry_out_prompt(request, &connection, stop.clone());
-                    tokio::pin!(carrying_out);
-                    let result = tokio::select! {
-                        result = &mut carrying_out => result,
-                        () = withdrawn.cancelled() => {
-                            stop.cancel();
-                            carrying_out.await
-                        }
-                    };
-                    responder.respond_with_result(result)
-                });
-                Ok(())
+            async move |request: PromptRequest, responder, connection| {
+                spawn(Arc::clone(&prompting).answer_prompt(request, responder, connection))
             },
             agent_client_protocol::on_receive_request!(),
         )
         .on_receive_notification(
             async move |notification: CancelNotification, _| {
                 let agent = Arc::clone(&cancelling);
-                tokio::spawn(async move { agent.cancel(&notification.session_id).await });
-                Ok(())
+                spawn(async move { agent.cancel(&notification.session_id).await })
             },
             agent_client_protocol::on_receive_notification!(),
         )
@@ -162,6 +127,12 @@ pub async fn serve_editor(settings: AgentSettings, shutdown: CancellationToken) 
         served = serving => served,
         () = shutdown.cancelled() => Ok(()),
     }
+}
+
+/// Handles a message in a task of its own.
+fn spawn<T: Send + 'static>(handling: impl Future<Output = T> + Send + 'static) -> Result<(), Error> {
+    tokio::spawn(handling);
+    Ok(())
 }
 
 /// The error that the editor shows.
@@ -183,6 +154,53 @@ impl EditorAgent {
             .session_capabilities(SessionCapabilities::new().list(SessionListCapabilities::new()));
         let info = Implementation::new("millrace", env!("CARGO_PKG_VERSION")).title("Millrace".to_owned());
         InitializeResponse::new(ProtocolVersion::V1).agent_capabilities(capabilities).agent_info(info)
+    }
+
+    async fn answer_new_session(
+        self: Arc<Self>,
+        request: NewSessionRequest,
+        responder: Responder<NewSessionResponse>,
+        connection: ConnectionTo<Client>,
+    ) -> Result<(), Error> {
+        let created = self.create_session(request).await;
+        let session = created.as_ref().ok().map(|created| created.session_id.clone());
+        responder.respond_with_result(created)?;
+        session.iter().for_each(|session| self.send_commands(&connection, session));
+        Ok(())
+    }
+
+    async fn answer_load_session(
+        self: Arc<Self>,
+        request: LoadSessionRequest,
+        responder: Responder<LoadSessionResponse>,
+        connection: ConnectionTo<Client>,
+    ) -> Result<(), Error> {
+        let session = request.session_id.clone();
+        let loaded = self.load_session(request, &connection).await;
+        responder.respond_with_result(loaded)?;
+        self.send_commands(&connection, &session);
+        Ok(())
+    }
+
+    /// Carries out a prompt, which the editor can also withdraw as a request.
+    async fn answer_prompt(
+        self: Arc<Self>,
+        request: PromptRequest,
+        responder: Responder<PromptResponse>,
+        connection: ConnectionTo<Client>,
+    ) -> Result<(), Error> {
+        let stop = CancellationToken::new();
+        let withdrawn = responder.cancellation();
+        let carrying_out = self.carry_out_prompt(request, &connection, stop.clone());
+        tokio::pin!(carrying_out);
+        let result = tokio::select! {
+            result = &mut carrying_out => result,
+            () = withdrawn.cancelled() => {
+                stop.cancel();
+                carrying_out.await
+            }
+        };
+        responder.respond_with_result(result)
     }
 
     async fn cluster(&self) -> Result<&ConnectedCluster, Error> {
