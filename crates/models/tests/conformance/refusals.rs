@@ -316,3 +316,21 @@ async fn wordings_that_were_put_aside_lead_to_what_the_table_says() {
     let (failures, all) = failures_in(include_str!("refusals/put_aside.json")).await;
     assert!(failures.is_empty(), "{} of {all}:\n{}", failures.len(), failures.join("\n"));
 }
+
+/// The page lists each wording by its source, with a mark for those that were put aside.
+#[test]
+fn page_of_refusals_lists_the_wordings_of_both_halves() {
+    let sources = |table: &str, mark: &str| -> Vec<String> {
+        let wordings: Vec<Wording> = serde_json::from_str(table).unwrap();
+        wordings.into_iter().map(|wording| format!("{}{mark}", wording.source)).collect()
+    };
+    let at_hand = sources(include_str!("refusals/at_hand.json"), "");
+    let mut tables = [at_hand, sources(include_str!("refusals/put_aside.json"), " ○")].concat();
+    let page = include_str!("../../../../docs/refusals.md");
+    let rows = page.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let mut listed: Vec<&str> =
+        rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next()).map(str::trim).collect();
+    tables.sort();
+    listed.sort_unstable();
+    assert_eq!(listed, tables);
+}
